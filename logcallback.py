@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -37,6 +38,14 @@ from harness.train.run.recorder import Observations, Recorder
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
 WARMUP_STEPS = 10
+# Sums over an epoch, unknown where its first part was trained by an attempt that kept no sums.
+OF_WHOLE_EPOCHS = ("epoch_time_s", "payload_bytes", "network_sent_bytes", "energy_j")
+
+
+def best_of_trainer(args: TrainingArguments) -> str | None:
+    """The metric by which the stock Trainer selects, as --best_metric names it."""
+    smaller = args.metric_for_best_model is not None and args.greater_is_better is False
+    return f"{args.metric_for_best_model}:min" if smaller else args.metric_for_best_model
 
 
 class LogCallback(Recorder):
@@ -64,13 +73,17 @@ class LogCallback(Recorder):
         self.quality: dict[str, Any] = {}
         self.rank_quality: dict[str, Any] = {}
         self.quality_update: int | None = None  # at which it was evaluated
+        self.sets: dict[str, tuple[int | None, float]] = {}  # then: samples and seconds, by prefix
+        self.no_numbers: set[str] = set()  # metrics that are none, once they have been named
         self.losses = rows.LoggedLoss()
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
         self.observed_before: dict[str, Any] = {}  # by an earlier attempt
         self.finite = True  # the weights; the Trainer's log hides a loss that is not
         self.lock: Lock | None = None  # of the folder, without a context
-        self.earlier_wall_s = self.save_time_s = self.ended_s = self.reported_s = 0.0
+        self.save_time_s = self.ended_s = self.reported_s = 0.0
+        self.earlier_wall_s: float | None = 0.0
+        self.rest_only = False  # of an epoch is trained: nobody knows the part before
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -167,6 +180,10 @@ class LogCallback(Recorder):
         self.quality, self.rank_quality = {}, {}
         self.losses.epoch_begins()
         self.updates_before = state.global_step
+        epoch, resumed = state.epoch or 0.0, state.global_step == self.first_update > 0
+        self.rest_only = self.context is None and resumed and abs(epoch - round(epoch)) > 1e-6
+        if self.rest_only:  # its first updates are a share of all that were made
+            self.updates_before -= round(state.global_step * (epoch % 1) / epoch)
         for measure in self.measures:
             measure.epoch_begins()
         self.clock.start()
@@ -223,7 +240,7 @@ class LogCallback(Recorder):
         strategy_fields = self.observations.epoch_fields
         short = self._fed(state) - (self.train_samples or math.inf)
         steps = rows.steps(self.clock.steps(), strategy_fields.get("samples"), short)
-        first_epoch = self.updates_before == self.first_update
+        first_epoch = self.updates_before <= self.first_update
         untimed = self.clock.untimed if first_epoch else 0
         timed = steps[untimed:]
         epoch, waited_s = round(state.epoch or 0, 6), self.clock.data_wait_s
@@ -241,6 +258,7 @@ class LogCallback(Recorder):
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
             row |= rows.merged(m.run_fields(everyone, row) for m in self.measures)
+            row |= dict.fromkeys(OF_WHOLE_EPOCHS if self.rest_only else ())
             if first_epoch:
                 # What was seen in the first step is known now.
                 self._write_environment(state)
@@ -313,15 +331,27 @@ class LogCallback(Recorder):
             values["trainer_eval_loss"] = values.pop("loss")
         samples = values.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
         if self.quality_update != state.global_step:
-            self.quality = {}  # several test sets share the weights
+            self.quality, self.sets = {}, {}  # several test sets share the weights
         self.quality_update = state.global_step
-        self.quality |= rows.quality_of(values, samples, eval_s)
+        self.sets[next((k for k in values if k.endswith("runtime")), "")] = samples, eval_s
+        self.quality |= rows.quality_of(values, *rows.over_sets(self.sets.values()))
+        self._name_others(state, values)
         self.rank_quality = self.observations.rank_metrics(args)
         if self.clock.running:
             self.clock.resume()
         elif "runtime" in values:
             self._write_row()  # one test set; of several no one says which is the last
         self.ended_s = time.perf_counter()
+
+    def _name_others(self, state: TrainerState, values: dict[str, Any]) -> None:
+        """Metrics that are no numbers, once, on rank 0."""
+        new = {k: v for k, v in rows.no_numbers(values).items() if k not in self.no_numbers}
+        self.no_numbers |= {*new}
+        if new and state.is_world_process_zero:
+            named = ", ".join(f"{name} ({type(value).__name__})" for name, value in new.items())
+            print(
+                f"harness: metrics that are no numbers are not recorded: {named}", file=sys.stderr
+            )
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         began_s = self.clock.last_s if self.clock.running else self.ended_s
@@ -335,7 +365,8 @@ class LogCallback(Recorder):
         if self.attempt:
             attempts.require(self.folder)
         self.rank_row.write(self.rank_quality, {})
-        wall_s = self.earlier_wall_s + time.perf_counter() - self.began_s
+        earlier_s, own_s = self.earlier_wall_s, time.perf_counter() - self.began_s
+        wall_s = None if earlier_s is None else earlier_s + own_s
         more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
         if (row := self.row.write(self.quality, more)) is not None:
             self.quality, self.last_row = {}, row
@@ -349,7 +380,7 @@ class LogCallback(Recorder):
             return
         attempts.require(self.folder)
         self._write_environment(state)  # what was exchanged is known now
-        best = self.context.settings.best_metric if self.context else args.metric_for_best_model
+        best = self.context.settings.best_metric if self.context else best_of_trainer(args)
         trained = state.global_step > self.first_update  # not: only the test was still to be done
         facts = {
             **self.observations.test_metrics,

@@ -6,12 +6,13 @@ A run that is interrupted and started again is one run: its time is the sum of i
 from __future__ import annotations
 
 import errno
+import itertools
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, cast
 
 from harness.core.records import (
@@ -20,10 +21,11 @@ from harness.core.records import (
     RunFolder,
     append_row,
     read_json,
-    total,
     write_json,
 )
 from harness.core.records.disk import DiskError
+from harness.core.records.summary import QUALITY as QUALITY
+from harness.core.records.summary import Rows, of_rows, sum_of
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
@@ -32,9 +34,6 @@ from harness.core.topology import accumulated, own_batch
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
-
-# Rows as read from files: any field may be missing, which means unknown and never ends a run.
-Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -116,9 +115,9 @@ def lost(
     rows: Sequence[AttemptStart | AttemptEnd], update: int, opened: Opened, now_unix: float
 ) -> dict[str, float | int | None]:
     """The cost of the interruption of the attempt before; all null for the first attempt."""
-    starts = starts_of(rows)
+    starts, known = starts_of(rows), {"counted_unix": opened.counted_unix}
     if not starts:
-        return {"gap_s": None, "lost_s": None, "redone_updates": None}
+        return {**known, "gap_s": None, "lost_s": None, "redone_updates": None}
     started_unix = starts[-1].get("unix") or 0.0
     # The first end is that of the attempt; processes that failed before they began another one
     # have left the further ends.
@@ -133,12 +132,28 @@ def lost(
         gap_s = max(min(gap_s, opened.unix - opened.launcher_unix), 0.0)
     discarded_s = ended_unix - max(opened.counted_unix or 0.0, started_unix)
     discarded_s = max(min(discarded_s, ends[0].get("wall_s") or discarded_s), 0.0)
+    discarded_s += _discarded_before(rows, opened.counted_unix or 0.0)
     reached = ends[0].get("update")
     return {
+        **known,
         "gap_s": gap_s,
         "lost_s": discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix,
         "redone_updates": None if reached is None else max(reached - update, 0),
     }
+
+
+def _discarded_before(rows: Sequence[AttemptStart | AttemptEnd], counted_unix: float) -> float:
+    """The time of attempts before the last one that counted until now: where a run goes on from an
+    older checkpoint than the last attempt did, or from none.
+    """
+    discarded_s, until_unix = 0.0, math.inf
+    took_s = {end.get("attempt"): end.get("wall_s") for end in ends_of(rows)}
+    for start, following in reversed([*itertools.pairwise(starts_of(rows))]):
+        until_unix = min(until_unix, following.get("counted_unix") or 0.0)
+        span_s = max(until_unix - max(start.get("unix") or 0.0, counted_unix), 0.0)
+        # No longer than it took, whatever was set on the clock.
+        discarded_s += min(span_s, took_s.get(start.get("attempt")) or span_s)
+    return discarded_s
 
 
 def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
@@ -152,8 +167,8 @@ def _interruptions(folder: RunFolder) -> dict[str, Any]:
     starts = starts_of(_attempts(folder))
     return {
         "restarts": sum(row.get("gap_s") is not None for row in starts),
-        "lost_s": _total(starts, "lost_s"),
-        "redone_updates": int(_total(starts, "redone_updates")),
+        "lost_s": sum_of(starts, "lost_s"),
+        "redone_updates": int(sum_of(starts, "redone_updates")),
     }
 
 
@@ -162,7 +177,7 @@ def total_elapsed_s(folder: RunFolder) -> float | None:
     rows = _attempts(folder)
     if any(row.get("wall_s") is None for row in ends_of(rows)):
         return None
-    return total_wall_s(folder) + _total(starts_of(rows), "gap_s")
+    return total_wall_s(folder) + sum_of(starts_of(rows), "gap_s")
 
 
 def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) -> None:
@@ -326,17 +341,18 @@ def end(
 
 def total_wall_s(folder: RunFolder) -> float:
     """Time spent in all attempts that have ended, as far as it is known."""
-    return _total(ends_of(_attempts(folder)), "wall_s")
+    return sum_of(ends_of(_attempts(folder)), "wall_s")
 
 
-def wall_s_before(folder: RunFolder) -> float:
+def wall_s_before(folder: RunFolder) -> float | None:
     """Time spent before this attempt; where the rows of earlier ones are lost, at least what the
-    last epoch's says.
+    last epoch's says, and None if it says nothing.
     """
+    if not _are_lost(folder):
+        return total_wall_s(folder)
     rows, _ = folder.read_epochs()
-    if rows and _are_lost(folder):
-        return max(total_wall_s(folder), rows[-1].get("wall_s") or 0.0)
-    return total_wall_s(folder)
+    said_s = rows[-1].get("wall_s") if rows else None
+    return None if said_s is None else max(total_wall_s(folder), said_s)
 
 
 def _are_lost(folder: RunFolder) -> bool:
@@ -364,15 +380,6 @@ def tell_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     write_json(folder.progress, {**facts, "unix": time.time()}, durable=False)
 
 
-# Taken from the last epoch's row.
-QUALITY = (
-    "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
-    "precision_macro", "recall_macro", "f1_macro",
-)  # fmt: skip
-MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
-SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
-
-
 def write_summary(
     folder: RunFolder,
     outcome: str,
@@ -383,75 +390,34 @@ def write_summary(
     """The same fields for a run that finished and for one that did not get far."""
     own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone
     rows = [believable("epochs", row, own) for row in folder.read_epochs()[0]]
-    last: Mapping[str, Any] = rows[-1] if rows else {}
-    timed_s, samples = _total(rows, "timed_s"), int(_total(rows, "samples"))
-    rate = _total(rows, "timed_samples") / timed_s if timed_s else None
-    last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
-    share = per_gpu / last_rate if per_gpu and last_rate else None
-    train_time_s, elapsed_s = _total(rows, "epoch_time_s"), total_elapsed_s(folder)
-    wall_s = total_wall_s(folder)
-    sums = {name: total([row.get(name) for row in rows]) for name in SUMS}
-    energy_j, probe = sums["energy_j"], probe_of(folder)
+    known, elapsed_s = of_rows(rows), total_elapsed_s(folder)
+    train_time_s, wall_s = known["train_time_s"], total_wall_s(folder)
+    probe = probe_of(folder)
     write_json(
         folder.summary,
         {
+            **{name: rows[-1][name] for name in (own_metrics(rows[-1]) if rows else ())},
             "schema": SCHEMA,
             "outcome": outcome,
             "reason": reason,
-            **{name: last[name] for name in own_metrics(last)},
-            "epochs_done": len(rows),
-            "updates": last.get("updates"),
-            "samples": samples,
-            **{name: last[name] for name in QUALITY if name in last},
+            **known,
             **best_of(rows, best_metric),
-            "train_samples_per_s": rate,
-            "train_samples_per_s_per_gpu": rate * share if rate and share else None,
-            "train_time_s": train_time_s,
-            "eval_time_s": _total(rows, "eval_time_s"),
             # Of a killed attempt whose last progress is lost nobody knows the time.
-            "wall_s": None if _are_lost(folder) or wall_s < train_time_s else wall_s,
+            "wall_s": None if _are_lost(folder) or wall_s < (train_time_s or 0) else wall_s,
             **_interruptions(folder),
             "goodput_share": goodput_share(train_time_s, elapsed_s),
             **total_cpu_time(folder),
-            "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
-            "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
             "comm_share": probe.get("comm_share") if probe is not None else None,
-            **sums,
-            **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
-            "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
-            "joules_per_sample": energy_j / samples if energy_j is not None and samples else None,
             **(facts or {}),
         },
     )
 
 
-def goodput_share(train_time_s: float, elapsed_s: float | None) -> float | None:
+def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float | None:
     """Unknown where an attempt that is not recorded must have trained, too."""
-    return train_time_s / elapsed_s if elapsed_s and elapsed_s >= train_time_s else None
-
-
-def _total(rows: Rows, name: str) -> float:
-    """The sum of the known values."""
-    return sum(row.get(name) or 0 for row in rows)
-
-
-def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
-    """The mean weighted by timed seconds; None if an epoch with timed steps lacks a value."""
-    timed = [(v, row["timed_s"]) for row, v in zip(rows, values, strict=True) if row.get("timed_s")]
-    known = [(value, seconds) for value, seconds in timed if value is not None]
-    return fmean(*zip(*known, strict=True)) if known and len(known) == len(timed) else None
-
-
-def _largest(rows: Rows, name: str) -> float | None:
-    """The largest value of all ranks and epochs."""
-    values = (value for row in rows for value in row.get(name) or [])
-    return max((value for value in values if value is not None), default=None)
-
-
-def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
-    """Mean over an epoch and its devices; None where it is unknown."""
-    gauge: Mapping[str, float] = (row.get("gpu") or {}).get("utilisation_percent") or {}
-    return gauge.get("mean")
+    if train_time_s is None or not elapsed_s or elapsed_s < train_time_s:
+        return None
+    return train_time_s / elapsed_s
 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:

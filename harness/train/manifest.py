@@ -42,7 +42,7 @@ def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
         if path.is_file():
             files[str(path.relative_to(folder))] = path.stat().st_size, checksum(path)
     content = plain({**facts, FILES: files})
-    write_json(manifest, {**content, OWN: _of_json(content)})
+    write_json(manifest, {**content, OWN: json_checksum(content)})
 
 
 def damage(manifest: Path, contents: bool = True) -> str | None:
@@ -55,7 +55,7 @@ def damage(manifest: Path, contents: bool = True) -> str | None:
         return f"{manifest.name} is missing or cannot be read"
     if OWN not in content:
         return f"{manifest.name} has no checksum"
-    if content.pop(OWN) != _of_json(content):
+    if content.pop(OWN) != json_checksum(content):
         return f"{manifest.name} has changed since it was written"
     for name, (length, written) in content[FILES].items():
         file = manifest.parent / name
@@ -69,5 +69,6 @@ def damage(manifest: Path, contents: bool = True) -> str | None:
     return None
 
 
-def _of_json(content: Mapping[str, Any]) -> str:
+def json_checksum(content: Mapping[str, Any]) -> str:
+    """Of what it says, however it is laid out."""
     return xxhash.xxh3_64(json.dumps(content, sort_keys=True).encode()).hexdigest()

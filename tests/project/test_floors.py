@@ -276,6 +276,11 @@ def test_files_are_short(file: Path) -> None:
     assert len(file.read_text("utf-8").splitlines()) <= MOST_LINES
 
 
+def test_files_of_tests_are_short() -> None:
+    lines = {f: len(f.read_text("utf-8").splitlines()) for f in (ROOT / "tests").rglob("*.py")}
+    assert {file for file, count in lines.items() if count > MOST_LINES} == set()
+
+
 WORDS = [(r"\b(texts?|images?)\b", "data"), (r"\b(bert|vit)\b", "script")]
 
 

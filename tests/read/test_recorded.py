@@ -42,8 +42,12 @@ def edit_rows(of: Callable[[list[str]], list[str]], file: str = "epochs.jsonl") 
     return change
 
 
-def in_row(**changes: Any) -> Change:
-    return edit_rows(lambda lines: [json.dumps(json.loads(lines[0]) | changes), *lines[1:]])
+def in_row(number: int = 0, **changes: Any) -> Change:
+    def change(lines: list[str]) -> list[str]:
+        lines[number] = json.dumps(json.loads(lines[number]) | changes)
+        return lines
+
+    return edit_rows(change)
 
 
 def cut(file: str) -> Change:
@@ -75,7 +79,19 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "no rows": (removed("epochs.jsonl"), "has 0 rows, summary.json counts 4"),
     "rows that nobody counted": (lambda p: none_counted(p), "epochs.jsonl has no row beside the"),
     "less than its part": (edit("summary.json", wall_s=0.001), "wall_s (0.001) is less than its"),
-    "another run's rows": (in_row(epoch_time_s=99.0), "that of another run: its epochs took"),
+    "another run's rows": (in_row(epoch_time_s=99.0), "do not belong together: train_time_s is 1"),
+    "another accuracy": (edit("summary.json", accuracy=0.5), "together: accuracy is 0.3"),
+    "another accuracy in its row": (in_row(-1, accuracy=0.5), "together: accuracy is 0.5 by the"),
+    "another f1": (edit("summary.json", f1=0.5), "together: f1 is 0.37"),
+    "another loss": (edit("summary.json", eval_loss=0.01), "together: eval_loss is 1.6"),
+    "another rate": (edit("summary.json", train_samples_per_s=9e3), "train_samples_per_s is"),
+    "another best value": (edit("summary.json", best_value=0.99), "best_value (accuracy) is 0.38"),
+    "another best epoch": (edit("summary.json", best_epoch=1.5), "best_epoch (accuracy) is"),
+    "more updates": (edit("summary.json", updates=9999), "together: updates is "),
+    "more samples": (edit("summary.json", samples=9999), "together: samples is "),
+    "more samples in a row": (in_row(samples=9999), "together: samples is "),
+    "another batch in a row": (in_row(effective_batch=999), "effective_batch of epoch 1 is 999, b"),
+    "another batch": (edit("environment.json", effective_batch=999), "effective_batch is 999, but"),
     "another run's settings": (edit("settings.json", lr=0.25), "settings.json is that of another"),
     "negative rate": (edit("summary.json", train_samples_per_s=-100.0), "expected number >= 0"),
     "no rate": (edit("summary.json", train_samples_per_s=0), "is 0 in a finished run"),
@@ -230,7 +246,8 @@ def test_what_interruptions_leave_is_believed(tmp_path: Path) -> None:
         removed(file)(path)
     assert recorded(RunFolder(path)).problem is None
     path = whole(tmp_path, "inside")
-    edit_rows(lambda r: [*r[:3], json.dumps(json.loads(r[3]) | {"epoch": 3.4})])(path)
+    in_row(3, epoch=3.4)(path)
+    edit("summary.json", best_epoch=3.4)(path)
     assert recorded(RunFolder(path)).problem is None
 
 
@@ -238,7 +255,8 @@ def test_a_script_of_one_s_own_may_count_in_per_cent(tmp_path: Path) -> None:
     run = record(tmp_path / "own")
     settings = json.loads(run.settings.read_text())
     edit("summary.json", accuracy=87.5)(run.path)
-    assert recorded(run).problem is not None
+    in_row(-1, accuracy=87.5)(run.path)
+    assert "expected number from 0 to 1" in (recorded(run).problem or "")
     run.settings.write_text(json.dumps({k: v for k, v in settings.items() if k != "script"}))
     assert recorded(run).problem is None
 

@@ -34,7 +34,7 @@ def make_sweep(plan: Plan) -> Plan:
         for seed, accuracy in ((1, 0.8), (2, 0.9)):
             folder = plan.run(
                 setup, 4, seed, devices, accuracy=accuracy, train_time_s=4920.0,
-                top5_accuracy=top5, epochs=epochs(0.5, accuracy, seconds=2460.0),
+                top5_accuracy=top5, epochs=epochs(0.5, accuracy, seconds=2460.0, loss=0.5),
                 environment={"nodes": devices, "processes_per_node": 1, "dirty": seed == 2},
             )  # fmt: skip
             if devices == 2:

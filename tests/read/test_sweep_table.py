@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from harness.read.records.sweeps import read_sweep
 from harness.read.tables.columns import number_text
 from harness.read.tables.results import fairness
 from tests.support.paired import Verb
-from tests.support.records import TARGET, Plan, epochs, lines, row_of, timed_epochs
+from tests.support.records import TARGET, Plan, epochs, lines, record, row_of, timed_epochs
 
 
 def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
@@ -206,6 +207,20 @@ def test_memory_of_a_small_model_has_three_digits(gib: float, text: str) -> None
     assert number_text("peak_memory_gib", gib) == text
 
 
+def test_counts_of_one_s_own_have_no_decimals(tmp_path: Path, table: Verb) -> None:
+    for name, value, text in (
+        ("mistakes", 15.0, "15"), ("mistakes", 1500, "1,500"), ("mistakes", 15.25, "15.25"),
+        ("kappa", 1.0, "1.0000"), ("kappa", -4.0, "-4.0000"), ("kappa", 0.0, "0.0000"),
+        ("eval_loss", 2.0, "2.0000"),
+    ):  # fmt: skip
+        assert number_text(name, value) == text
+    run = record(tmp_path / "run")
+    rows = [{"epoch": 1.0, "mistakes": 15, "kappa": 0.5}]
+    lines(run.epochs, rows)
+    run.summary.write_text(json.dumps({"schema": 1, "outcome": "finished", **rows[0]}))
+    assert {"15", "0.5000"} <= {*table(tmp_path).split()}
+
+
 def test_neither_weak_nor_strong(plan: Plan) -> None:
     plan.run("1_1", environment={"effective_batch": 4})
     plan.run("1_2", devices=2, environment={"effective_batch": 6})  # neither 8 nor 4
@@ -352,7 +367,7 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
 
 
 def test_a_row_a_run(plan: Plan) -> None:
-    plan.run("1_1", 8, seed=7, accuracy=0.8, epochs=timed_epochs(0.95))
+    plan.run("1_1", 8, seed=7, accuracy=0.8, epochs=timed_epochs(0.95, 0.8))
     plan.run("1_2", 8, seed=7, outcome="failed", reason="why", devices=2, accuracy=0.1)
     plan.planned("2_1", 8, seed=7, skipped="needs 2 nodes")
     done, failed, skipped = load_sweep_runs(plan.write(target=TARGET)).to_dict("records")

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.core.command_line import parse
 from harness.core.records import SCHEMA, RunFolder
+from harness.core.records.summary import of_rows
 from harness.core.settings import as_mapping
 from harness.read import load_sweep
 
@@ -75,10 +76,13 @@ def record(
     return folder
 
 
-def epochs(*accuracies: float, seconds: float = 2.0) -> list[dict[str, Any]]:
+def epochs(
+    *accuracies: float, seconds: float = 2.0, loss: float | None = None
+) -> list[dict[str, Any]]:
     return [
-        {"epoch": n + 1.0, "accuracy": a, "eval_loss": 1 - a, "train_loss": 1.5 - a, "samples": 200,
-         "epoch_time_s": seconds, "wall_s": 3 * seconds * (n + 1), "unix": 1000.0 + n}
+        {"epoch": n + 1.0, "accuracy": a, "eval_loss": 1 - a if loss is None else loss,
+         "train_loss": 1.5 - a, "samples": 200, "epoch_time_s": seconds,
+         "wall_s": 3 * seconds * (n + 1), "unix": 1000.0 + n}
         for n, a in enumerate(accuracies)
     ]  # fmt: skip
 
@@ -98,9 +102,7 @@ def with_epochs(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What a summary says of these rows."""
-    times = [row["epoch_time_s"] for row in rows if row.get("epoch_time_s") is not None]
-    known = {"train_time_s": math.fsum(times)} if len(times) == len(rows) else {}
-    return {"epochs_done": len(rows), **known}
+    return {name: value for name, value in of_rows(rows).items() if value is not None}
 
 
 def with_ranks(folder: Path, *rows: dict[str, Any]) -> None:

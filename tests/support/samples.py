@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ def check_pairs(source: Source) -> None:
 def content(data: DatasetDict) -> str:
     """The checksum of all samples and their classes, in order."""
     column = "image" if "image" in data["train"].features else "text"
-    return checksum([(split, np.array(split["label"])) for split in data.values()], [column])
+    return checksum([(split, np.array(split["label"])) for split in data.values()], [column])[0]
 
 
 def text_batches(folder: Path, lengths: Any, pair: bool = True, side: str = "right") -> TextBatches:
@@ -65,3 +66,14 @@ def stored(image: Image.Image, kind: str) -> dict[str, Any]:
     file = io.BytesIO()
     image.save(file, kind)
     return {"bytes": file.getvalue(), "path": f"ramp.{kind.lower()}"}
+
+
+def columns(table: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in table] for name in table[0]}
+
+
+def write_csv(file: Path, table: list[dict[str, Any]], delimiter: str = ",") -> None:
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, table[0], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(table)

@@ -30,6 +30,13 @@ TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "t
          "energy_j", "compute_skew", "slowest_rank")  # fmt: skip
 
 
+GRID = """
+# Question: which?
+script: vit
+grid: {setup: [1_1, 1_2, 2_1], lr: [0.001, 0.002]}
+seeds: [2, 4]
+baseline: {setup: 1_1}
+"""
 STARTED: list[subprocess.Popen[str]] = []  # runners; conftest ends those that a failed test leaves
 
 

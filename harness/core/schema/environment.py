@@ -158,7 +158,9 @@ class CalibrationRecord(TypedDict):
     bf16_gain: Annotated[Amount | None,
         "how many times as fast the passes of one batch of this run's model are with `--precision "
         "bf16`, in a few passes before training; null for another precision than fp32, where "
-        "products are not at least 1.3 times as fast in bf16, and where it cannot be tried"]
+        "products are not at least 1.3 times as fast in bf16, where it cannot be tried or two "
+        "passes of each take longer than 3 s, and where other programs disturbed them: they gain "
+        "more than the products do"]
 
 
 class FlopsRecord(TypedDict):
@@ -233,6 +235,11 @@ class DataRecord(TypedDict, total=False):
     unused_test_splits: Annotated[list[str],
         "splits named as test sets that are not used because they give no class; left out without "
         "any"]
+    empty_test_splits: Annotated[list[str], "those of them that have no rows; left out without any"]
+    test_samples_in_training: Annotated[Count,
+        "test samples whose input (text or image, to the byte) is that of a training sample"]
+    validation_samples_in_training: Annotated[Count,
+        "likewise of the validation samples; only with `--validation_split`"]
     data_checksum: Annotated[str | None,
         "SHA-256 (16 digits) over the classes and the content of all samples; in the published "
         "records of sets of 4,000 samples or more, over the content of evenly spaced ones"]

@@ -61,7 +61,8 @@ class EpochRow(TypedDict):
     learning_rate: Annotated[Amount | None, "of the epoch's last update"]
     train_loss: Annotated[Loss | None,
         "mean over all samples fed on all ranks in this epoch, with dropout on and the weights "
-        "changing"]
+        "changing; of LogCallback alone from the Trainer's log, and null where that does not cover "
+        "exactly the epoch, as where it was resumed inside it"]
     grad_norm: Annotated[Ratio | None,
         "mean over the updates of the gradient norm before clipping; with local_sgd and diloco "
         "each rank has its own and all count; null without clipping, and if all were skipped"]
@@ -70,9 +71,10 @@ class EpochRow(TypedDict):
     skipped_updates: Annotated[Amount | None,
         "updates that fp16 skipped because the gradient overflowed; 0 in other formats; null "
         "without clipping"]
-    epoch_time_s: Annotated[Seconds,
+    epoch_time_s: Annotated[Seconds | None,
         "the training part of the epoch on rank 0's clock: includes data loading and the first "
-        "steps (compilation), excludes evaluation and saving; summed over all attempts"]
+        "steps (compilation), excludes evaluation and saving; summed over all attempts; null, as "
+        "other sums over the epoch, where LogCallback alone was resumed inside it"]
     train_samples_per_s: Annotated[PerSecond | None, "`timed_samples` / `timed_s`"]
     train_samples_per_s_per_gpu: Annotated[PerSecond | None, "that / number of devices"]
     timed_steps: Annotated[Count,
@@ -153,13 +155,15 @@ class EpochRow(TypedDict):
     precision_macro: NotRequired[MACRO]
     recall_macro: NotRequired[MACRO]
     f1_macro: NotRequired[MACRO]
-    eval_samples: NotRequired[Annotated[Count | None, "size of the evaluation set"]]
+    eval_samples: NotRequired[Annotated[Count | None,
+        "size of the evaluation set; of several ones (LogCallback alone) all together"]]
     eval_time_s: NotRequired[Annotated[Seconds | None,
-        "from the end of the epoch's training to the end of its evaluation"]]
+        "from the end of the epoch's training to the end of its evaluation, on all sets"]]
     eval_samples_per_s: NotRequired[Annotated[PerSecond | None, "`eval_samples` / `eval_time_s`"]]
     attempt: Annotated[Count, "the attempt that wrote the row"]
-    wall_s: Annotated[Seconds,
-        "time since the run began, everything included, summed over all attempts"]
+    wall_s: Annotated[Seconds | None,
+        "time since the run began, everything included, summed over all attempts; null where it "
+        "went on from an attempt that is not recorded here, as with LogCallback in a new folder"]
     unix: Annotated[Unix, "when the row was written"]
 
 
@@ -168,7 +172,8 @@ class RankRow(TypedDict):
 
     epoch: Annotated[Amount, "as in epochs.jsonl"]
     rank: Annotated[Count, "0 to processes - 1"]
-    epoch_time_s: Annotated[Seconds, "as in epochs.jsonl, on this rank's clock"]
+    epoch_time_s: Annotated[Seconds,
+        "the training part of the epoch on this rank's clock, in the attempt that ended it"]
     step_time_median_s: Annotated[Seconds | None, "as in epochs.jsonl, on this rank's clock"]
     step_time_p95_s: Annotated[Seconds | None, "as in epochs.jsonl, on this rank's clock"]
     data_wait_s: Annotated[Seconds, "time that this rank spent waiting for its batches"]
@@ -242,13 +247,16 @@ class AttemptStart(TypedDict):
     gap_s: Annotated[Seconds | None,
         "from the last sign of life of the attempt before to the opening of the run, where the "
         "same launcher started both; null elsewhere"]
+    counted_unix: NotRequired[Annotated[Unix | None,
+        "when the checkpoint from which it continued was complete; null without one"]]
     lost_s: Annotated[Seconds | None,
         "what the interruption of the attempt before cost: its time after the checkpoint from "
-        "which this one continued (or after its start), `gap_s`, and the time from opening the "
-        "run until training went on; null for the first"]
+        "which this one continued (or all of it), `gap_s`, and the time from opening the run until "
+        "training went on; and the time of earlier attempts that counted until now, if that "
+        "checkpoint is older than the one of the attempt before; null for the first"]
     redone_updates: Annotated[Count | None,
-        "updates that the attempt before had made after `from_update` and that are made again; "
-        "null for the first, and where unknown"]
+        "updates after `from_update` that had counted when the attempt before ended, whichever "
+        "attempt had made them, and that are made again; null for the first, and where unknown"]
 
 
 class AttemptEnd(TypedDict):
@@ -318,13 +326,15 @@ class SummaryRecord(TypedDict):
         "the epoch whose weights were tested: the best one with `--save best`, else the last"]]
     train_samples_per_s: Annotated[PerSecond | None, "over the timed steps of all epochs"]
     train_samples_per_s_per_gpu: Annotated[PerSecond | None, "that / number of devices"]
-    train_time_s: Annotated[Seconds | None, "sum of `epoch_time_s`"]
+    train_time_s: Annotated[Seconds | None, "sum of `epoch_time_s`; null where one is unknown"]
     eval_time_s: Annotated[Seconds | None, "sum of `eval_time_s`"]
     save_time_s: NotRequired[Annotated[Seconds,
         "time spent writing checkpoints in the last attempt"]]
     wall_s: Annotated[Seconds | None,
         "everything, from opening the run to its end, summed over all attempts; a killed attempt "
-        "counts as far as it had reported"]
+        "counts as far as it had reported; null where that is less than the training took, and "
+        "where the run went on from an attempt that is not recorded here, as with LogCallback in a "
+        "new folder"]
     restarts: Annotated[Count,
         "attempts that the launcher itself started, after a process or a node was lost or one had "
         "joined"]

@@ -160,7 +160,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
     others, before = [], 0
     for row in rows:
         steps_s = row["timed_s"] / row["timed_steps"] * (row["updates"] - before)
-        others.append(row["wall_s"] - steps_s - (row["eval_time_s"] or 0.0))
+        others.append((row["wall_s"] or 0.0) - steps_s - (row["eval_time_s"] or 0.0))
         before = row["updates"]
     probe_s = run.measured_link.get("took_s") or 0.0
     if probe_s:
@@ -168,7 +168,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
     if (start_s := others[0] - probe_s) > 0:
         yield START, start_s
     ends = [
-        after - row["wall_s"] - (saving_s or 0.0) / (epochs or 1)
+        after - (row["wall_s"] or 0.0) - (saving_s or 0.0) / (epochs or 1)
         for row, after in zip(rows, others[1:], strict=False)
     ]
     if ends and statistics.mean(ends) > 0:

@@ -16,16 +16,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
+from harness.core.attempts import best_of, own_metrics, starts_of
 from harness.core.identity import stem
 from harness.core.process import printable
 from harness.core.records import (
     FINISHED,
     SCHEMA,
     RunFolder,
-    sum_known,
 )
 from harness.core.records.archives import is_archived
-from harness.core.schema.checks import check_fields
+from harness.core.records.summary import of_rows
+from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import (
     AttemptEnd,
@@ -41,6 +42,7 @@ from harness.core.strategies import SENT_DIRECTLY
 # The outcome of a record that is not believed; it never stands in a file.
 UNREADABLE = "unreadable"
 MOST_NAMED = 10  # of them, on the screen
+NEARLY = 1 - 1e-6  # of sums that were rounded
 
 # A folder that a run of this project has made: its set-up, and below it the name of the run.
 SETUP_FOLDER = re.compile(r"\d+_\d+(_[A-Za-z0-9.-]+)?")
@@ -239,19 +241,61 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
         raise UserError(f"epochs.jsonl has {len(rows)} rows{torn}, summary.json counts {done:g}")
     if record.is_ours and not rows and summary.get("outcome") == FINISHED:
         raise UserError("epochs.jsonl has no row beside the summary of a finished run")
-    own_s = sum_known(row.get("epoch_time_s") for row in rows)
-    total_s = summary.get("train_time_s")
-    if own_s is None or total_s is None:
-        return
-    wall_s = summary.get("wall_s")
-    if record.is_ours and wall_s is not None and wall_s < total_s * (1 - 1e-6):
+    total_s, wall_s = summary.get("train_time_s"), summary.get("wall_s")
+    if record.is_ours and total_s is not None and wall_s is not None and wall_s < total_s * NEARLY:
         raise UserError(
             f"summary.json: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
         )
-    if not math.isclose(own_s, total_s, rel_tol=1e-6, abs_tol=1e-6):
+    if rows:
+        _check_values(rows, summary)
+    _check_batches(record)
+
+
+def _check_values(rows: Sequence[EpochRow], summary: Mapping[str, Any]) -> None:
+    """The summary says what its rows say, as far as both know."""
+    own = {name: rows[-1].get(name) for name in {*own_metrics(rows[-1])} - {*fields("summary")}}
+    known = of_rows(rows) | own
+    if not known["eval_time_s"]:
+        del known["eval_time_s"]  # no row tells of an evaluation
+    for name, by_rows in known.items():
+        told = summary.get(name)
+        if is_number(told) and is_number(by_rows) and not _close(told, by_rows):
+            raise _differ(name, by_rows, told)
+    metric = summary.get("best_metric")
+    best = [best_of(rows, f"{metric}{way}") for way in ("", ":min")] if metric else []
+    for name in ("best_value", "best_epoch"):
+        told = summary.get(name)
+        if best and told is not None and told not in (values := [one[name] for one in best]):
+            raise _differ(f"{name} ({metric})", values[0], told)
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def _differ(name: str, by_rows: Any, told: Any) -> UserError:
+    return UserError(
+        f"epochs.jsonl and summary.json do not belong together: {name:.60} is {by_rows!s:.25} by "
+        f"the rows and {told!s:.25} in the summary"
+    )
+
+
+def _check_batches(record: Recorded) -> None:
+    """The effective batch of each row is that of the attempt that wrote it."""
+    starts = starts_of(attempts_of(record.folder))
+    batches = {start.get("attempt"): start.get("effective_batch") for start in starts}
+    for row in record.epochs:
+        batch, own = batches.get(row.get("attempt")), row.get("effective_batch")
+        if None not in (batch, own) and batch != own:
+            raise UserError(
+                f"epochs.jsonl: effective_batch of epoch {row['epoch']:g} is {own}, but "
+                f"{batch} in attempts.jsonl"
+            )
+    batch = record.environment.get("effective_batch")
+    last = starts[-1].get("effective_batch") if starts else None
+    if None not in (batch, last) and batch != last:
         raise UserError(
-            f"epochs.jsonl is that of another run: its epochs took {own_s:g} s, those of "
-            f"summary.json {total_s:g} s"
+            f"environment.json: effective_batch is {batch}, but {last} in attempts.jsonl"
         )
 
 

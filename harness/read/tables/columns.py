@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from harness.core.attempts import QUALITY
+from harness.core.schema.checks import fields
 from harness.core.settings import UserError
 from harness.read.labels import (
     STRATEGY,
@@ -271,4 +272,6 @@ def decimals(name: str, value: float) -> int:
     if name.endswith(("_s", "_ms")) or "_per_s" in name:
         rate = "_per_s" in name
         return 0 if size >= (100 if rate else 1000) else 1 if size >= 10 else 2 if size >= 1 else 3
+    if value > 1 and value == round(value) and name not in fields("summary"):
+        return 0  # a count of one's own
     return 4 if size < 10 else 2

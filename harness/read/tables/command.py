@@ -212,8 +212,9 @@ def _cell_of(run: pd.Series[Any], name: str) -> str:
 def _shown(name: str, value: Any) -> str:
     if pd.isna(value):
         return UNKNOWN
-    form = "{}" if name.startswith("setting ") else COLUMNS.get(name, "{:.4f}")
-    return form.format(value)
+    if name.startswith("setting "):
+        return str(value)
+    return COLUMNS[name].format(value) if name in COLUMNS else columns.number_text(name, value)
 
 
 def _show_sweep(selector: str, options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,24 +17,24 @@ from typing import Any
 
 import datasets
 import numpy as np
+import xxhash
 
 from harness.core.provenance import DATA_FILES, check_dataset
 from harness.core.records.redact import redacted
-from harness.core.settings import Settings, UserError, share_of
+from harness.core.settings import Settings, UserError
 from harness.core.tasks import task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
 from harness.train.data.csv_files import csv_options, is_csv, options_of_folder
 from harness.train.data.models import explain
+from harness.train.data.splits import choose
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
 LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
-TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 FEW = 50  # a column of text with no more values is one of classes
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-HELD_OUT = 0.2  # share of the training split to test on if there is no test split
 
 
 @dataclass
@@ -80,6 +81,7 @@ def load(settings: Settings) -> Source:
         splits = datasets.DatasetDict({"train": splits[first]})
     _check_header(settings, splits["train"])
     label = _label_column(settings, splits["train"])
+    _check_single(splits["train"], label)
     inputs = _input_columns(settings, splits["train"], label)
     sets, origins = choose(settings, splits, label)
     _check_labels(splits, sets, label)
@@ -89,6 +91,8 @@ def load(settings: Settings) -> Source:
             for data in sets.values():
                 if missing := _without(data, column):
                     raise _lacking(column, "text", missing, data, splits)
+    digest, counts = checksum(list(zip(sets.values(), classes, strict=True)), inputs)
+    repeated = dict(zip(sets, counts, strict=True))
     facts = {
         "dataset": redacted(name),
         "input_columns": inputs,
@@ -96,7 +100,12 @@ def load(settings: Settings) -> Source:
         "classes": len(labels),
         **({"alike_classes": alike} if (alike := _alike(labels, classes)) else {}),
         **origins,
-        "data_checksum": checksum(list(zip(sets.values(), classes, strict=True)), inputs),
+        **{
+            f"{which}_samples_in_training": n
+            for which, n in repeated.items()
+            if which != "training"
+        },
+        "data_checksum": digest,
     }
     return Source(sets, inputs, labels, classes, facts)
 
@@ -301,6 +310,17 @@ def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
     return [", ".join(each) for each in same.values() if len(each) > 1]
 
 
+def _check_single(data: datasets.Dataset, label: str) -> None:
+    feature = data.features[label]
+    if not isinstance(feature, (datasets.Value, datasets.ClassLabel)):
+        several = isinstance(feature, (list, datasets.List, datasets.LargeList))
+        kind = "lists (several classes for a sample)" if several else type(feature).__name__
+        raise UserError(
+            f"column {label} holds {kind}, not one class for each sample: name another with "
+            "--label_column"
+        )
+
+
 def _check_labels(
     splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str
 ) -> None:
@@ -349,152 +369,38 @@ def _without(data: datasets.Dataset, column: str) -> list[int]:
     ]
 
 
-def checksum(sets: list[tuple[datasets.Dataset, np.ndarray]], inputs: list[str]) -> str:
-    """SHA-256 of the classes and the content of all samples, in order."""
-    digest = hashlib.sha256()
-    for data, labels in sets:
+def checksum(
+    sets: list[tuple[datasets.Dataset, np.ndarray]], inputs: list[str]
+) -> tuple[str, list[int]]:
+    """SHA-256 of the classes and the content of all samples, in order; and of how many samples of
+    each set the content stands in the first set, too.
+    """
+    digest, first, repeated = hashlib.sha256(), set[int](), [0] * len(sets)
+    for number, (data, labels) in enumerate(sets):
         digest.update(labels.tobytes())
-        content = data.select_columns(inputs)
-        for column in inputs:
-            if isinstance(content.features[column], datasets.Image):
-                # The encoded bytes as stored: decoding would cost as much as preparing.
-                content = content.cast_column(column, datasets.Image(decode=False))
-        for rows in content.iter(batch_size=1000):
-            for sample in zip(*(rows[column] for column in inputs), strict=True):
-                for value in sample:
-                    digest.update(_bytes(value) + b"\0")
-    return digest.hexdigest()[:16]
+        for contents in _contents(data, inputs):
+            digest.update(b"".join(contents))
+            short = [*map(xxhash.xxh3_64_intdigest, contents)]
+            if number == 0:
+                first.update(short)
+            else:
+                repeated[number] += sum(map(first.__contains__, short))
+    return digest.hexdigest()[:16], repeated
+
+
+def _contents(data: datasets.Dataset, inputs: list[str]) -> Iterator[list[bytes]]:
+    """Of each sample, 1,000 at a time."""
+    content = data.select_columns(inputs)
+    for column in inputs:
+        if isinstance(content.features[column], datasets.Image):
+            # The encoded bytes as stored: decoding would cost as much as preparing.
+            content = content.cast_column(column, datasets.Image(decode=False))
+    for rows in content.iter(batch_size=1000):
+        samples = zip(*(map(_bytes, rows[column]) for column in inputs), strict=True)
+        yield [b"".join(value + b"\0" for value in sample) for sample in samples]
 
 
 def _bytes(value: Any) -> bytes:
     if isinstance(value, dict):
         return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
     return str(value).encode("utf-8")
-
-
-def choose(
-    settings: Settings, splits: datasets.DatasetDict, label: str
-) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-    """The sets, and where they come from: the test set first, the others from the rest."""
-    rest, test, test_from, unused = _test_set(settings, splits, label)
-    split = settings.validation_split
-    validation = None
-    facts: dict[str, Any] = {"test_from": test_from}
-    if unused:
-        facts["unused_test_splits"] = unused
-    if split is not None and (share := share_of(split)) is not None:
-        train, validation = _hold_out(rest, share, settings)
-        facts["validation_from"] = f"{share:g} of the training samples"
-    else:
-        train = _draw(rest, settings.train_size, "train_size", settings.data_seed)
-        if split is not None:
-            validation = _named("validation_split", split, splits, label)
-            facts["validation_from"] = f"split {split}"
-            _check_validation(split, validation, facts["validation_from"] == test_from)
-    test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
-    facts["test_samples"] = len(test)
-    sets = {"training": train, "test": test}
-    if validation is not None:
-        facts["validation_samples"] = len(validation)
-        sets["validation"] = validation
-    return sets, facts
-
-
-def _test_set(
-    settings: Settings, splits: datasets.DatasetDict, label: str
-) -> tuple[datasets.Dataset, datasets.Dataset, str, list[str]]:
-    """(the rest, for training; the test set; where it comes from; splits passed over for it)."""
-    train, split = splits["train"], settings.test_split
-    unused: list[str] = []
-    if split is not None and share_of(split) is None:
-        return train, _named("test_split", split, splits, label), f"split {split}", unused
-    for name in TEST_SPLITS if split is None else ():
-        if name in splits:
-            if len(splits[name]) and _has_labels(splits, name, label):
-                return train, splits[name], f"split {name}", unused
-            unused.append(name)
-    share = HELD_OUT if split is None else float(split)
-    order = np.random.default_rng([settings.data_seed, 2]).permutation(len(train))
-    held_out = round(len(train) * share)
-    if held_out == 0 or held_out == len(train):
-        raise UserError(
-            f"--dataset {settings.dataset}: {len(train)} samples are too few to hold out {share:g}"
-        )
-    return (
-        train.select(np.sort(order[held_out:])),
-        train.select(np.sort(order[:held_out])),
-        f"{share:g} of split train",
-        unused,
-    )
-
-
-def _hold_out(
-    data: datasets.Dataset, share: float, settings: Settings
-) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """(training set, validation set): the second is this share of both together.
-
-    A training set of a given size is the same as without a validation set: it is drawn from the
-    front of an order, and the validation set from its end.
-    """
-    size, count = settings.train_size, len(data)
-    together = count if size == "all" else round(int(size or 0) / (1 - share))
-    held_out = round(together * share) if size == "all" else together - int(size or 0)
-    if together > count:
-        raise UserError(
-            f"--train_size {size} and --validation_split {share:g} need {together} samples, the "
-            f"data have {count}: use --train_size {int(count * (1 - share))} or all"
-        )
-    if held_out == 0 or held_out == together:
-        raise UserError(
-            f"--validation_split {share:g}: {together} training samples are too few to hold it out"
-        )
-    order = _order(data, settings.data_seed)
-    validation = data.select(np.sort(order[count - held_out :]))
-    if size == "all":
-        return data.select(np.sort(order[: count - held_out])), validation
-    return _draw(data, size, "train_size", settings.data_seed), validation
-
-
-def _check_validation(name: str, validation: datasets.Dataset, is_test: bool) -> None:
-    if is_test:
-        raise UserError(
-            f"--validation_split {name}: that is the test set; name another with --test_split, "
-            "or a share such as 0.1 to hold out a part of train"
-        )
-    if len(validation) == 0:
-        raise UserError(f"--validation_split {name}: that split is empty")
-
-
-def _named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> datasets.Dataset:
-    """The split of this name, if it exists and has classes."""
-    if name not in splits or name == "train":
-        raise UserError(
-            f"--{flag} {name}: the splits are {', '.join(splits)}; "
-            "a share such as 0.2 holds out a part of train"
-        )
-    if len(splits[name]) and not _has_labels(splits, name, label):
-        raise UserError(f"--{flag} {name}: its samples have no class (column {label})")
-    return splits[name]
-
-
-def _has_labels(splits: datasets.DatasetDict, name: str, label: str) -> bool:
-    """The test split of a benchmark may come without its labels: all of them -1 or null."""
-    if label not in splits[name].column_names:
-        return False
-    found, trained = (set(splits[of].with_format(None)[label][:]) for of in (name, "train"))
-    return not found <= {None, *({-1, "-1"} - trained)}
-
-
-def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:
-    """A subset, drawn by the seed alone."""
-    if len(data) == 0:
-        raise UserError(f"the split for --{flag} is empty")
-    if size == "all":
-        return data
-    if size > len(data):
-        raise UserError(f"--{flag} {size}: the data have {len(data)} samples; use --{flag} all")
-    return data.select(_order(data, seed)[:size])
-
-
-def _order(data: datasets.Dataset, seed: int) -> np.ndarray:
-    return np.random.default_rng([seed, 3]).permutation(len(data))

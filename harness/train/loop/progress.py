@@ -20,10 +20,10 @@ from rich.progress import (
 from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
-from harness.core.attempts import gpu_utilisation_percent
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
 from harness.core.records.disturbed import disturbance
+from harness.core.records.summary import gpu_utilisation_percent
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.measure.calibration import WORTH_SAYING
@@ -78,12 +78,21 @@ class Console(TrainerCallback):
             text = f"{'; '.join(alike[:MOST_ALIKE])}{'; ...' if alike[MOST_ALIKE:] else ''}"
             differing = "classes that differ in case, blanks or as 1, 1.0 alone"
             yield f"warning: {differing} (samples): {text}"
-        if unused := data.get("unused_test_splits"):
-            names = f"split{'s' * (len(unused) > 1)} {', '.join(unused)}"
-            yield (
-                f"warning: no class is given in {names}, which this does not use: the test set is "
-                f"{data['test_from']}"
-            )
+        empty = data.get("empty_test_splits", [])
+        without = [name for name in data.get("unused_test_splits", []) if name not in empty]
+        for lack, unused in (("class is given", without), ("row is", empty)):
+            if unused:
+                names = f"split{'s' * (len(unused) > 1)} {', '.join(unused)}"
+                yield (
+                    f"warning: no {lack} in {names}, which this does not use: the test set is "
+                    f"{data['test_from']}"
+                )
+        for which in ("test", "validation"):
+            if repeated := data.get(f"{which}_samples_in_training"):
+                yield (
+                    f"warning: {repeated:,} of {data[f'{which}_samples']:,} {which} samples are "
+                    "training samples, too: their quality is not that of new ones"
+                )
 
     def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
         settings, device = self.context.settings, observed["device"]

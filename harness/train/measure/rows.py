@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.core.records import append_row, read_rows
+from harness.core.records import append_row, read_rows, total
 
 GIB = 2**30  # bytes
 # Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
@@ -159,6 +159,16 @@ def quality_of(metrics: dict[str, Any], samples: int | None, eval_s: float) -> d
         "eval_time_s": eval_s,
         "eval_samples_per_s": samples / eval_s if samples else None,
     }
+
+
+def no_numbers(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation that no row can hold."""
+    return {name: value for name, value in metrics.items() if not isinstance(value, (int, float))}
+
+
+def over_sets(sets: Collection[tuple[int | None, float]]) -> tuple[int | None, float]:
+    """Samples and seconds of several test sets together."""
+    return total([samples for samples, _ in sets]), math.fsum(seconds for _, seconds in sets)
 
 
 def stock_rate(history: list[dict[str, Any]]) -> float | None:

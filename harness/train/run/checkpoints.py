@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,16 @@ from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_json
 from harness.core.records.disk import draft_of, sync
+from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.context import COMPLETE, Context
-from harness.train.manifest import FILES, checksum, damage, write_manifest
+from harness.train.manifest import FILES, checksum, damage, json_checksum, write_manifest
 from harness.train.session import barrier, broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
 NAME = re.compile(r"checkpoint-[0-9]{1,18}")
 RANDOM = "rng_state_{}.pth"  # of a rank, by the Trainer
-ROWS = "rows"  # of a checkpoint: how many were recorded before it, and the epoch of the last
+ROWS = "row_checksums"  # of a checkpoint: those of the rows that were recorded before it
 ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
 
 
@@ -52,44 +52,57 @@ def _update(checkpoint: Path) -> int:
 
 
 def sound_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints whose checksums hold, oldest first; the others are named and removed."""
-    whole = whole_checkpoints(folder)
-    rows = _recorded(folder)
-    problems = {path.name: damage(path / COMPLETE) or _rows_missing(path, rows) for path in whole}
+    """Checkpoints whose checksums hold and that the rows fit, oldest first; the others are named
+    and removed. UserError where rows are not those that were written.
+    """
+    whole, rows = whole_checkpoints(folder), _recorded(folder)
+    damaged = {path.name: damage(path / COMPLETE) for path in whole}
+    marks = {path: read_json(path / COMPLETE) or {} for path in whole if not damaged[path.name]}
+    for path, mark in marks.items():
+        _refuse_changed(RunFolder(folder).epochs, path.name, mark.get(ROWS, []), rows)
     sound = []
     for path in whole:
-        best = None if problems[path.name] else (read_json(path / COMPLETE) or {}).get("best")
-        if best is not None and problems.get(best, "it is missing"):
-            problems[path.name] = f"its best epoch is {best}"
-        if problems[path.name] is None:
+        name, best = path.name, marks.get(path, {}).get("best")
+        if damaged[name]:
+            problem = f"{name} is damaged and not used ({damaged[name]})"
+        elif len(rows) < len(marks[path].get(ROWS, [])):
+            # A run that went on from there would end without them.
+            problem = f"{name} is not used: epochs.jsonl lacks rows that were written before it"
+        elif best is not None and folder / best not in sound and best != name:
+            problem = f"{name} is not used: its best epoch is {best}, which is not used either"
+        else:
             sound.append(path)
-    for name, problem in filter(itemgetter(1), problems.items()):
-        print(f"harness: {name} is damaged and not used ({problem})", file=sys.stderr)
-        shutil.rmtree(folder / name, ignore_errors=True)
+            continue
+        print(f"harness: {problem}", file=sys.stderr)
+        shutil.rmtree(path, ignore_errors=True)
     if whole and not sound:
         print("harness: no checkpoint is left: training starts from the beginning", file=sys.stderr)
     return sound
 
 
-def _recorded(folder: Path) -> list[float | None]:
-    """The epochs that have a row."""
-    return [row.get("epoch") for row in RunFolder(folder).read_epochs()[0]]
+def _recorded(folder: Path) -> list[str]:
+    """The checksums of the rows."""
+    return [json_checksum(row) for row in RunFolder(folder).read_epochs()[0]]
 
 
-def _rows_missing(checkpoint: Path, rows: list[float | None]) -> str | None:
-    """A run that went on from there would end without the rows that have been lost since."""
-    known = (read_json(checkpoint / COMPLETE) or {}).get(ROWS) or [0, None]
-    if known[0] and (len(rows) < known[0] or rows[known[0] - 1] != known[1]):
-        return "epochs.jsonl lacks rows that were written before it"
-    return None
+def _refuse_changed(file: Path, checkpoint: str, written: list[str], rows: list[str]) -> None:
+    """Rows that are lost at the end are made again; others would be believed or in disorder."""
+    changed = (n for n, pair in enumerate(zip(written, rows, strict=False), 1) if len({*pair}) > 1)
+    if (number := next(changed, None)) is not None:
+        raise UserError(
+            f"{file}: row {number} is not as it was when {checkpoint} was written: restore the "
+            "file, or use --rerun to start afresh; the old record is kept aside"
+        )
 
 
 def usable_checkpoint(folder: Path, world: World) -> Path | None:
     """The last one that is as it was written on every node (a collective); all have it then."""
-    sound: list[Path] = broadcast(sound_checkpoints(folder) if world.rank == 0 else [])
+    sound = broadcast(_sound_or_why_not(folder) if world.rank == 0 else [])
+    if isinstance(sound, UserError):
+        raise sound
     hand_out(sound, COMPLETE, world)
     while sound:
-        last = sound.pop()
+        last: Path = sound.pop()
         damaged = [name for name in gather(_damaged_here(last, world)) if name]
         if not damaged:
             return last
@@ -102,6 +115,14 @@ def usable_checkpoint(folder: Path, world: World) -> Path | None:
                 file=sys.stderr,
             )
     return None
+
+
+def _sound_or_why_not(folder: Path) -> list[Path] | UserError:
+    """For all ranks: each of them ends with the error."""
+    try:
+        return sound_checkpoints(folder)
+    except UserError as error:
+        return error
 
 
 def _damaged_here(checkpoint: Path, world: World) -> str | None:
@@ -195,7 +216,6 @@ def complete(
             "epoch": int((state.epoch or 0) + 1e-6),
             "samples": epoch_so_far.get("samples", 0),
         }
-        rows = _recorded(folder.parent)
         facts = {
             "fingerprint": context.fingerprint,
             "processes": args.world_size,
@@ -203,7 +223,7 @@ def complete(
             ELSEWHERE: {name: of for rank in everyone for name, of in rank["files"].items()},
             "position": position,
             "epoch": epoch_so_far,
-            ROWS: [len(rows), rows[-1] if rows else None],
+            ROWS: _recorded(folder.parent),
         }
         write_manifest(folder / COMPLETE, facts)
         sync(folder.parent)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError, share_of
 from harness.train.data import sources
 from harness.train.data.sources import Source, load
-from tests.support.samples import check_pairs, rows, settings, texts
+from harness.train.loop.progress import Console
+from harness.train.run.recorder import Recorder
+from tests.support.declared import assert_declared
+from tests.support.ranks import script
+from tests.support.samples import WORDS, check_pairs, columns, rows, settings, texts, write_csv
 
 
 def numbers(data: Dataset | None) -> set[int]:
@@ -145,3 +152,121 @@ def test_what_is_a_share() -> None:
     for wrong in ("0", "1.0", "-0.1", "7", "1st", "train"):
         with pytest.raises(UserError, match=f"--validation_split {wrong}"):
             resolve(Settings(script="bert", validation_split=wrong))
+
+
+def test_where_the_test_samples_come_from(tmp_path: Path) -> None:
+    sizes = {"train": 20, "validation": 5, "test": 6, "extra": 7}
+    for name, count in sizes.items():
+        write_csv(tmp_path / f"{name}.csv", rows(count, first=100 * count))
+    # "extra" is not a name that a folder's files are sorted by: it goes to disk as a split.
+    splits = {n: Dataset.from_list(rows(c, first=100 * c)) for n, c in sizes.items()}
+    DatasetDict(splits).save_to_disk(tmp_path / "disk")
+    for requested, where, train, test in (
+        (None, "split test", 20, 6),
+        ("validation", "split validation", 20, 5),
+        ("extra", "split extra", 20, 7),
+        ("0.25", "0.25 of split train", 15, 5),
+        (".1", "0.1 of split train", 18, 2),
+    ):
+        source = load(settings(tmp_path / "disk", test_split=requested))
+        result = (source.facts["test_from"], len(source.train), len(source.test))
+        assert result == (where, train, test)
+        assert not set(texts(source.train)) & set(texts(source.test))
+    # A folder with one split under another name than train.
+    (tmp_path / "only").mkdir()
+    write_csv(tmp_path / "only" / "test.csv", rows(10))
+    assert len(load(settings(tmp_path / "only")).train) == 8
+
+
+@pytest.mark.parametrize("missing", [-1, None, "column"])
+def test_a_test_split_without_labels_is_passed_over(missing: Any, tmp_path: Path) -> None:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
+    full = columns([{**row, "label": WORDS.index(row["label"])} for row in rows(20)])
+    data = Dataset.from_dict(full, features=features)
+    hidden = Dataset.from_dict({**full, "label": [None if missing == "column" else missing] * 20},
+                               features=features)  # fmt: skip
+    hidden = hidden.remove_columns("label") if missing == "column" else hidden
+    DatasetDict({"train": data, "test": hidden, "validation": data}).save_to_disk(tmp_path / "a")
+    assert load(settings(tmp_path / "a")).facts["test_from"] == "split validation"
+    DatasetDict({"train": data, "test": hidden}).save_to_disk(tmp_path / "b")
+    facts = load(settings(tmp_path / "b")).facts
+    assert (facts["test_from"], facts["unused_test_splits"]) == ("0.2 of split train", ["test"])
+    with pytest.raises(UserError, match="label"):  # asked for by name, it is not replaced
+        load(settings(tmp_path / "b", test_split="test"))
+
+
+def test_minus_1_is_a_class_where_training_has_it_or_other_rows_have_another(
+    tmp_path: Path,
+) -> None:
+    signs = [{"text": f"text {i}", "label": (-1, 1)[i >= 1100]} for i in range(1200)]
+    for labels in (signs, signs[:1100]):
+        test = Dataset.from_list(labels)
+        DatasetDict({"train": Dataset.from_list(signs), "test": test}).save_to_disk(tmp_path / "a")
+        source = load(settings(tmp_path / "a"))
+        assert (source.facts["test_from"], len(source.test)) == ("split test", len(labels))
+        assert "unused_test_splits" not in source.facts
+
+
+@pytest.mark.process
+def test_a_run_warns_of_a_test_split_that_is_not_used(tmp_path: Path) -> None:
+    table = [{"text": f"text {i}", "label": i % 2} for i in range(60)]
+    hidden = [{**row, "label": -1} for row in table]
+    for name, content in (("train", table), ("test", hidden)):
+        write_csv(tmp_path / f"{name}.csv", content)
+    sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
+    done = script("bert", "--tiny", "--dataset", str(tmp_path), *sizes, cwd=tmp_path)
+    said = "warning: no class is given in split test, which this does not use: the test set is "
+    assert done.code == 0 and f"  {said}0.2 of split train\n" in done.out
+    (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")
+    assert_declared("environment", json.loads(environment.read_text()), environment)
+
+
+def test_an_empty_split_is_passed_over_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.from_list(rows(20))
+    # Handed over directly: datasets itself cannot read a file without rows.
+    splits = DatasetDict({"train": data, "test": data.select([])})
+    monkeypatch.setattr(sources, "_read", lambda settings: splits)
+    facts = load(settings("x")).facts
+    assert (facts["test_from"], facts["empty_test_splits"]) == ("0.2 of split train", ["test"])
+    with pytest.raises(UserError, match="--test_size is empty"):
+        load(settings("x", test_split="test"))
+    splits["train"], splits["test"] = splits["test"], splits["train"]
+    with pytest.raises(UserError, match="--train_size is empty"):
+        load(settings("x"))
+
+
+def test_samples_of_training_in_the_test_set_are_counted(tmp_path: Path) -> None:
+    """By their input, whatever class they have there."""
+    data, beyond = rows(200), rows(20, first=200)
+    again = [{**row, "label": "bad"} for row in data[:6]]
+    splits = {"train": data, "test": [*again, *beyond], "validation": [*beyond, data[7]]}
+    made = {name: Dataset.from_list(content) for name, content in splits.items()}
+    DatasetDict(made).save_to_disk(tmp_path)
+    facts = load(settings(tmp_path)).facts
+    assert facts["test_samples_in_training"] == 6 and facts["test_samples"] == 26
+    assert "validation_samples_in_training" not in facts
+    facts = load(settings(tmp_path, validation_split="validation")).facts
+    counts = [facts[f"{which}_samples_in_training"] for which in ("test", "validation")]
+    assert counts == [6, 1]
+
+
+def test_what_a_run_says_of_its_splits() -> None:
+    """An empty split was named as one without classes."""
+    facts = {
+        "train_samples": 90, "left_out_samples": 0, "test_samples": 1200, "classes": 2,
+        "dataset": "d", "test_from": "0.2 of split train", "unused_test_splits": ["test", "dev"],
+        "empty_test_splits": ["dev"], "test_samples_in_training": 1100,
+    }  # fmt: skip
+    context: Any = SimpleNamespace(data_facts=facts)
+    _, *warnings = Console(Recorder(), context)._about_data()
+    assert warnings == [
+        "warning: no class is given in split test, which this does not use: the test set is "
+        "0.2 of split train",
+        "warning: no row is in split dev, which this does not use: the test set is "
+        "0.2 of split train",
+        "warning: 1,100 of 1,200 test samples are training samples, too: their quality is not "
+        "that of new ones",
+    ]
+    none = {"unused_test_splits": [], "empty_test_splits": [], "test_samples_in_training": 0}
+    context.data_facts = facts | none
+    assert len([*Console(Recorder(), context)._about_data()]) == 1

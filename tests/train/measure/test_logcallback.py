@@ -11,18 +11,21 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
+from harness.core.attempts import best_of
 from harness.core.locks import Lock
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from harness.core.settings import UserError
-from logcallback import LogCallback
+from harness.read.records.recorded import recorded
+from logcallback import LogCallback, best_of_trainer
 from tests.support.ranks import ran, ranks
 from tests.support.recorded import (
     alone,
@@ -228,6 +231,9 @@ def test_two_test_sets_are_both_recorded(tmp_path: Path) -> None:
     for row in rows:
         for name in ("near_loss", "near_accuracy", "far_loss", "far_accuracy"):
             assert row[name] is not None, name
+        # Of both sets together, as there is one field: it was that of the last.
+        assert row["eval_samples"] == 8 + 12
+        assert row["eval_samples_per_s"] == pytest.approx(20 / row["eval_time_s"])
     assert rows[0]["far_loss"] != rows[1]["far_loss"]
 
 
@@ -338,6 +344,53 @@ def test_resuming_doubles_no_row(update: int, how: str, tmp_path: Path) -> None:
     assert summary["attempts"] == 2 and summary["outcome"] == "finished"
     assert summary["wall_s"] == pytest.approx(attempts[1]["wall_s"] + attempts[3]["wall_s"])
     assert rows[2]["wall_s"] > rows[0]["wall_s"]
+    # What the first attempt had of the second epoch is known as samples alone.
+    assert [row["samples"] for row in rows] == [16, 16, 16]
+    whole = update == 8
+    for name in ("train_loss", "epoch_time_s"):
+        assert [row[name] is not None for row in rows] == [True, whole, True], name
+    assert (summary["train_time_s"] is not None) == (summary["goodput_share"] is not None) == whole
+    assert recorded(RunFolder(Path(folder))).problem is None
+
+
+def resumed_elsewhere(folder: str) -> None:
+    with contextlib.suppress(BrokenOffError):
+        train(folder, callbacks=[BreakOff(4)], save_strategy="epoch")
+    again = trainer_for(f"{folder}-new", output_dir=f"{folder}-checkpoints")
+    again.train(resume_from_checkpoint=True)
+
+
+def test_a_run_that_goes_on_in_a_new_folder_does_not_know_its_time(tmp_path: Path) -> None:
+    """It was that of the last attempt, as if the first epoch had taken none."""
+    folder, _ = alone(tmp_path, resumed_elsewhere)
+    (row,) = rows_of(f"{folder}-new")
+    assert (row["epoch"], row["wall_s"], row["train_loss"] > 0) == (2, None, True)
+    assert summary_of(f"{folder}-new")["wall_s"] is None
+    assert recorded(RunFolder(Path(f"{folder}-new"))).problem is None
+
+
+def test_metrics_that_are_no_numbers_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They vanished without a word."""
+    callback, rank0 = LogCallback(tmp_path), TrainerState(is_world_process_zero=True)
+    callback._name_others(rank0, {"loss": 0.5, "matrix": [[1, 2]], "best": "cat", "whole": 7})
+    callback._name_others(rank0, {"matrix": [[1, 2]], "loss": 0.5})
+    assert capsys.readouterr().err == (
+        "harness: metrics that are no numbers are not recorded: matrix (list), best (str)\n"
+    )
+    callback._name_others(TrainerState(is_world_process_zero=False), {"other": "x"})
+    assert capsys.readouterr().err == ""
+
+
+def test_the_best_epoch_is_that_of_the_trainer() -> None:
+    """Of a metric that is better where it is smaller, the worst epoch was called the best."""
+    rows = [{"epoch": 1, "rmse": 0.2}, {"epoch": 2, "rmse": 0.1}, {"epoch": 3, "rmse": 0.3}]
+    for greater, best in ((False, 2), (True, 3), (None, 3)):
+        args: Any = SimpleNamespace(metric_for_best_model="eval_rmse", greater_is_better=greater)
+        assert best_of(rows, best_of_trainer(args))["best_epoch"] == best
+    args = SimpleNamespace(metric_for_best_model=None, greater_is_better=None)
+    assert best_of_trainer(args) is None
 
 
 class KilledInSave(TrainerCallback):

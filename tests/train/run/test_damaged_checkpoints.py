@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from transformers import TrainerCallback, TrainerState
 
 from harness.core.records import RunFolder, append_row
+from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.read.records.recorded import recorded
 from harness.train.manifest import write_manifest
@@ -19,6 +21,7 @@ from harness.train.run.checkpoints import (
     remove_broken,
     require_sound,
     sound_checkpoints,
+    usable_checkpoint,
     whole_checkpoints,
 )
 from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
@@ -68,7 +71,10 @@ def test_a_checkpoint_needs_the_best_one(
     plant("one bit", best / "model.safetensors")
     assert sound_checkpoints(tmp_path) == [first]
     told = capsys.readouterr().err
-    assert "checkpoint-24 is damaged and not used (its best epoch is checkpoint-16)" in told
+    assert (
+        "checkpoint-24 is not used: its best epoch is checkpoint-16, which is not used either"
+        in told
+    )
     shutil.rmtree(first)
     checkpoints(tmp_path, {16: "checkpoint-8"})
     assert sound_checkpoints(tmp_path) == []
@@ -110,12 +116,64 @@ def test_a_checkpoint_is_not_used_without_the_rows_before_it(
     rows = folder.epochs.read_text().splitlines(keepends=True)
     folder.epochs.write_text("".join(rows[:2]))
     assert sound_checkpoints(tmp_path) == whole[:1]
-    assert "checkpoint-3 is damaged and not used (epochs.jsonl lacks" in capsys.readouterr().err
-    folder.epochs.write_text("".join([rows[0], rows[2]]))
+    # It is intact: it does not fit the rows.
+    told = capsys.readouterr().err
+    assert "checkpoint-3 is not used: epochs.jsonl lacks" in told and "damaged" not in told
+    folder.epochs.unlink()
     assert sound_checkpoints(tmp_path) == []
     (tmp_path / "checkpoint-4").touch()
     remove_broken(tmp_path)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-mine"]
+
+
+def test_rows_that_were_changed_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    """An edited row would stay in the record, and rows after a missing one lie in disorder."""
+    folder = RunFolder(tmp_path)
+    context: Any = SimpleNamespace(
+        args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
+    )
+    for epoch in (1, 2, 3):
+        append_row(folder.epochs, {"epoch": float(epoch), "accuracy": 0.25})
+    (tmp_path / "checkpoint-3").mkdir()
+    complete(tmp_path / "checkpoint-3", context, TrainerState(global_step=3), {})
+    append_row(folder.epochs, {"epoch": 4.0, "accuracy": 0.25})  # killed before its checkpoint
+    whole = [tmp_path / "checkpoint-3"]
+    assert usable_checkpoint(tmp_path, World()) == whole[0]
+    rows = folder.epochs.read_text().splitlines(keepends=True)
+    edited = rows[1].replace("0.25", "0.9")
+    for number, changed in ((2, [rows[0], edited, *rows[2:]]), (2, [rows[0], *rows[2:]]),
+                            (2, [rows[0], edited]), (1, ['{"ep', *rows[1:]])):  # fmt: skip
+        folder.epochs.write_text("".join(changed))
+        with pytest.raises(UserError) as refused:
+            usable_checkpoint(tmp_path, World())
+        assert str(refused.value) == (
+            f"{folder.epochs}: row {number} is not as it was when checkpoint-3 was written: "
+            "restore the file, or use --rerun to start afresh; the old record is kept aside"
+        )
+        assert folder.epochs.read_text() == "".join(changed) and whole[0].exists()
+    folder.epochs.write_text("".join(rows) + '{"epo')  # torn by the kill
+    assert sound_checkpoints(tmp_path) == whole
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_row_that_was_edited_between_kill_and_restart_is_refused(
+    count: int, tmp_path: Path
+) -> None:
+    argv = [*ARGV, "--o", str(tmp_path)]
+    broken_off(count, argv, 11, "kill", "vit")
+    folder = only_run(tmp_path)
+    written = folder.epochs.read_text()
+    first, rest = written.split("\n", 1)
+    edited = json.dumps(json.loads(first) | {"accuracy": 1.0})
+    folder.epochs.write_text(f"{edited}\n{rest}")
+    done = script("vit", *argv, count=count)
+    assert done.code == 2, done.err
+    assert done.err.count("row 1 is not as it was when checkpoint-8 was written: restore") == 1
+    assert "Traceback" not in done.err and folder.outcome() != "finished"
+    folder.epochs.write_text(written)
+    assert script("vit", *argv, count=count).code == 0
+    assert recorded(folder).problem is None and len(recorded(folder).epochs) == 3
 
 
 @pytest.mark.process

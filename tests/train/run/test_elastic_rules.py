@@ -177,7 +177,28 @@ def test_what_breaking_off_has_cost(
 ) -> None:
     opened = attempts.Opened(180.0, counted, launcher)
     result = attempts.lost(rows, 40, opened, now_unix=185.0)
-    assert result == {"gap_s": gap, "lost_s": lost, "redone_updates": redone}
+    assert result == {
+        "counted_unix": counted, "gap_s": gap, "lost_s": lost, "redone_updates": redone,
+    }  # fmt: skip
+
+
+def test_a_restart_from_an_older_checkpoint_loses_what_earlier_attempts_kept() -> None:
+    """It had the updates of two attempts and the time of one."""
+    # 60 s to update 50, 30 s of them kept to update 25; from there 20 s to update 40, none kept.
+    second = {**START, "attempt": 2, "unix": 200.0, "from_update": 25, "counted_unix": 130.0}
+    rows: Any = [START, END, second, {**END, "attempt": 2, "unix": 220.0, "update": 40}]
+    cost = {}
+    for update, counted in ((25, 130.0), (10, 112.0), (0, None)):
+        result = attempts.lost(rows, update, attempts.Opened(230.0, counted), now_unix=235.0)
+        cost[update] = result["lost_s"], result["redone_updates"]
+    assert cost == {25: (20 + 5, 15), 10: (20 + 5 + 18, 30), 0: (20 + 5 + 30, 40)}
+    ahead: Any = [START, END, {**second, "counted_unix": 9e9}, rows[-1]]
+    assert attempts.lost(ahead, 0, attempts.Opened(230.0), 235.0)["lost_s"] == 20 + 5 + 62
+    # The third began at update 0: what was lost then is not lost once more.
+    third = {**START, "attempt": 3, "unix": 300.0, "from_update": 0, "counted_unix": None}
+    rows += [third, {**END, "attempt": 3, "unix": 310.0, "update": 8}]
+    result = attempts.lost(rows, 0, attempts.Opened(320.0, None), now_unix=325.0)
+    assert (result["lost_s"], result["redone_updates"]) == (10 + 5, 8)
 
 
 def test_goodput_is_the_share_of_updates_that_count(tmp_path: Path) -> None:

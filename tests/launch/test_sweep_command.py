@@ -1,50 +1,29 @@
-"""The command line of a sweep and what a person sees of it; no training."""
+"""The command line of a sweep, and what it refuses before anything starts; no training."""
 
 from __future__ import annotations
 
-import io
 import json
-import re
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from harness.core import attempts
 from harness.core.records import (
     FINISHED,
-    RUNNING,
-    SCHEMA,
-    SKIPPED,
     RunFolder,
-    append_row,
     read_json,
     write_json,
 )
-from harness.core.settings import UserError, as_mapping
+from harness.core.settings import UserError
 from harness.launch import places
 from harness.launch import sweep as sweep_module
-from harness.launch.ahead import ahead, skipped
-from harness.launch.outcome import State, settled
-from harness.launch.places import Machine, Options
+from harness.launch.outcome import settled
+from harness.launch.places import Machine
 from harness.launch.plan import plan
-from harness.launch.runner import Worker
-from harness.launch.screen import Screen, as_typed, progress_of, short, time_left_s, window
-from harness.launch.sweep import choose, overridden
+from harness.launch.sweep import overridden
 from harness.launch.sweepfile import load
-from tests.support.sweeps import ROOT, jobs_of, sweep_file
+from tests.support.sweeps import GRID, ROOT, jobs_of, sweep_file
 from tests.support.sweeps import harness_sweep as main
-
-GRID = """
-# Question: which?
-script: vit
-grid: {setup: [1_1, 1_2, 2_1], lr: [0.001, 0.002]}
-seeds: [2, 4]
-baseline: {setup: 1_1}
-"""
 
 
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
@@ -219,175 +198,6 @@ def test_a_run_with_an_outcome_is_not_run_again() -> None:
     assert settled("finished", "all") is None
 
 
-def states_of(tmp_path: Path, out: Path) -> list[State]:
-    return [State(job) for job in jobs_of(tmp_path, GRID, out)]
-
-
-def text_of(screen: Screen, width: int, height: int) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(screen.picture(height))
-    return file.getvalue()
-
-
-def test_the_table_of_a_sweep_that_goes_on(tmp_path: Path) -> None:
-    states = states_of(tmp_path, tmp_path / "out")
-    screen = Screen("which?", states)
-    folder = states[0].job.folder
-    write_json(folder.settings, {"schema": SCHEMA, **as_mapping(states[0].job.settings)})
-    append_row(
-        folder.epochs,
-        {"epoch": 1.0, "accuracy": 0.91234, "eval_loss": 0.5, "train_samples_per_s": 1234.5},
-    )
-    write_json(folder.progress, {"epoch": 1.5})
-    states[0].state, states[0].began_s = RUNNING, time.monotonic() - 75
-    states[1].state, states[1].took_s = "oom", 12.0
-    states[2].state, states[2].took_s = "finished", 100.0
-    states[4].state = SKIPPED
-    text = text_of(screen, 100, 40)
-    (line,) = [line for line in text.splitlines() if "running" in line]
-    assert re.search(r"1\.5/3 +0\.9123 +0\.5000 +1,23[45] +1:15", line), line
-    assert "setup=1_1 lr=0.001 seed=2" in line
-    # 1 run of 1_1 has taken 12 s, one of 1_2 100 s: three of each to go, and 2_1 like any.
-    assert "1 finished, 1 failed, 1 skipped, 8 to go" in text and " left" in text
-    # No wider and no higher than the terminal.
-    narrow = text_of(screen, 80, 10)
-    assert "... and 7 more" in narrow and "running" in narrow
-    assert len(narrow.splitlines()) <= 10
-    assert max(len(line) for line in narrow.splitlines()) <= 80
-
-
-@pytest.mark.parametrize("color", [True, False])
-def test_on_a_terminal_the_table_is_drawn_over_itself(
-    color: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if not color:
-        monkeypatch.setenv("NO_COLOR", "1")
-    states = states_of(tmp_path, tmp_path)
-    states[0].state = "finished"
-    file = io.StringIO()
-    screen = Screen("which?", states)
-    screen.console = Console(file=file, force_terminal=True, width=100, height=30)
-    with screen:
-        screen.note("the table shows it")
-        screen.print("a failure")
-        screen.show()
-    text = file.getvalue()
-    assert "a failure" in text and "the table shows it" not in text
-    assert "finished" in text and "\x1b[" in text
-    assert ("\x1b[32m" in text) == color  # green, unless the user wants none
-
-
-def test_elsewhere_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    states = states_of(tmp_path, tmp_path)[:3]
-    with Screen("which?", states) as screen:
-        screen.note("one [bold]")
-        screen.print("two")
-        screen.show()
-        screen.note("three", ended=True)  # nothing is known yet
-        states[0].state, states[0].took_s = "finished", 50.0
-        screen.note("four", ended=True)
-    lines = capsys.readouterr().out.splitlines()
-    expected = ["one [bold]", "two", "three", "four; about 1:40 left"]
-    assert [line[9:] for line in lines] == expected
-
-
-class Reporting(Worker):
-    def work(self) -> None:
-        raise NotImplementedError
-
-    def stop_at_failure(self) -> None:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize(
-    ("launch", "shares", "said"),
-    [
-        (None, (None, None), ""),
-        ({"cpu_busy_share": 0.2}, (0.2, 0.3), ""),
-        ({"cpu_busy_share": 0.9}, (0.2, 0.7), "; disturbed: other programs used 45% of the cores"),
-        (
-            {"cpu_busy_share": 0.4}, (0.0, 0.1),
-            "; disturbed: other programs used 40% of the cores before it began",
-        ),
-        ({"packed": True}, (None, None), "; disturbed: other runs beside it (--pack)"),
-    ],
-)  # fmt: skip
-def test_a_run_that_others_disturbed_says_so_when_it_ends(
-    launch: Any, shares: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state = states_of(tmp_path, tmp_path)[0]
-    folder = state.job.folder
-    write_json(folder.environment, {"schema": SCHEMA, "launch": launch})
-    for epoch, share in enumerate(shares, 1):
-        row = {"epoch": epoch, "epoch_time_s": 2.0, "others_cpu_share": share}
-        append_row(folder.epochs, row)
-    write_json(folder.summary, {"schema": SCHEMA, "outcome": FINISHED, "accuracy": 0.5})
-    state.state = FINISHED
-    worker = Reporting([state], Options(), tmp_path, Screen("which?", [state], in_turn=False))
-    worker.report(state, 3.0, tmp_path / "log.txt")
-    assert capsys.readouterr().out.endswith(f"finished after 3.0 s, accuracy 0.5000{said}\n")
-
-
-def test_a_resumed_run_took_what_all_of_its_attempts_took(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, two, three = states_of(tmp_path, tmp_path)[:3]
-    folder = one.job.folder
-    for took_s in (100.0, 20.0):
-        attempts.begin(folder, 0, 1)
-        attempts.end(folder, "interrupted", "SIGTERM", took_s)
-    write_json(folder.summary, {"schema": SCHEMA, "outcome": "failed", "reason": "why"})
-    one.state = "failed"
-    worker = Reporting([one, two], Options(), tmp_path, Screen("which?", [one, two]))
-    worker.report(one, 21.0, tmp_path / "log.txt")
-    assert "failed after 2:00 in 2 attempts, why; it printed nothing" in capsys.readouterr().out
-    (tmp_path / "log.txt").touch()
-    worker.report(one, 130.0, tmp_path / "log.txt")
-    assert "failed after 2:10 in 2 attempts, why; its output is in" in capsys.readouterr().out
-    # Another one has 50 s of its attempts behind it.
-    two.state, two.before_s, two.began_s = "running", 50.0, time.monotonic() - 20
-    assert time_left_s([one, two]) == pytest.approx(60, abs=1)
-    three.state, three.before_s, three.began_s = two.state, two.before_s, two.began_s
-    assert progress_of(three)[-1] == "1:10"
-
-
-@pytest.mark.parametrize(("limit_s", "text"), [(90.0, "90s"), (1800.0, "30m"), (7200.0, "2h")])
-def test_a_limit_is_told_as_it_is_typed(limit_s: float, text: str) -> None:
-    assert as_typed(limit_s) == text and sweep_module._seconds(text) == limit_s
-
-
-def test_the_window_follows_what_runs(tmp_path: Path) -> None:
-    states = states_of(tmp_path, tmp_path)
-    assert window(states, 99) == states
-    states[10].state = RUNNING
-    assert states[10] in window(states, 4) and len(window(states, 4)) == 4
-    states[10].state = "finished"
-    assert window(states, 4) == states[:4]  # around the next to run
-    for state in states:
-        state.state = "finished"
-    assert window(states, 4) == states[-4:]
-
-
-def test_time_left_is_that_of_like_runs(tmp_path: Path) -> None:
-    states = states_of(tmp_path, tmp_path)[:4]  # 1_1 twice, 1_2 twice
-    assert time_left_s(states) is None
-    states[0].state, states[0].took_s = "finished", 10.0
-    assert time_left_s(states) == 30.0  # nothing is known of 1_2: like any
-    states[2].state, states[2].took_s = "finished", 50.0
-    assert time_left_s(states) == 60.0
-    assert [short(s) for s in (5.4, 65, 7200)] == ["5 s", "1:05", "2:00:00"]
-
-
-def test_a_reason_is_said_once(tmp_path: Path) -> None:
-    states = states_of(tmp_path, tmp_path)
-    for state in states[4:6]:
-        state.state, state.reason = SKIPPED, "needs 2 nodes"
-    assert skipped(states) == ["skipped: setup=2_1 lr=0.001 seed=2 and 1 more: needs 2 nodes"]
-    assert choose(states, [], [], slice(None)) == states
-
-
 BUSY = {"cpu_busy_share": 0.9, "gpu_processes": 1}
 
 
@@ -527,72 +337,6 @@ def test_what_was_measured_elsewhere_is_shown_where_nothing_can_start(
     write_json(folder.summary, {"outcome": FINISHED})
     assert main(argv) == 0 and main([*argv, "--dry_run"]) == 0
     assert capsys.readouterr().err.count("\n") == 1
-
-
-FOUR = "script: vit\nseeds: [1, 2, 3, 4]"
-
-
-def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
-    states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
-    assert ahead(states, None)[0] == "0 done before, 4 to go"
-    for state, outcome in zip(states, ("finished", "failed", "interrupted"), strict=False):
-        state.job.folder.write_settings({})
-        write_json(state.job.folder.summary, {"outcome": outcome, "wall_s": 100.0})
-    assert ahead(states, None)[0] == "2 done before, 2 to go, about 3:20"
-    assert ahead(states, "all")[0] == "0 done before, 4 to go, about 6:40"
-    states[3].state = "skipped"
-    assert ahead(states, None)[0] == "2 done before, 1 to go, about 1:40"
-
-
-def test_the_time_of_the_header_is_a_bound_where_runs_are_skipped(tmp_path: Path) -> None:
-    states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
-    time = "4 to go, about 1:40 by the header of the file"
-    assert ahead(states, None, 100.0) == (f"0 done before, {time}", 100.0)
-    states[3].state = "skipped"  # the header may have counted it
-    time = "3 to go, at most 1:40 by the header of the file"
-    assert ahead(states, None, 100.0) == (f"0 done before, {time}", 100.0)
-
-
-def test_what_takes_long_is_asked_for_at_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "# Time: 30 s on 8 cores; --tiny 2 h on 2 cores\nscript: vit\nseeds: [1, 2]\n"
-    file = sweep_file(tmp_path, text)
-    flags = [str(file), "--tiny", "-o", str(tmp_path / "out")]
-    asked, started = list[str](), list[str]()
-
-    def answer(question: str) -> str:
-        asked.append(question)
-        return "n"
-
-    monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr("harness.launch.sweep._work", lambda *_: started.append("started") or 0)
-    assert main(flags) == 0 and started == ["started"] and asked == []  # no terminal
-    assert "0 done before, 2 to go, about 2:00:00 by the header" in capsys.readouterr().out
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert main(flags) == 2 and len(started) == 1 and asked == ["Start? [y/N] "]
-    assert "not started" in capsys.readouterr().err
-
-    def ended(_: str) -> str:
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", ended)  # Ctrl-D
-    assert main(flags) == 2 and len(started) == 1
-    assert "not started" in capsys.readouterr().err
-
-    def interrupted(_: str) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("builtins.input", interrupted)
-    capsys.readouterr()
-    assert main(flags) == 130 and len(started) == 1
-    said = capsys.readouterr()
-    assert said.out.endswith("\n\n") and said.err == "harness sweep: stopped by SIGINT\n"
-    assert main([*flags, "--yes"]) == 0 and len(started) == 2
-    monkeypatch.setattr("builtins.input", lambda _: "y")
-    assert main(flags) == 0 and len(started) == 3
-    assert main([a for a in flags if a != "--tiny"]) == 0 and len(started) == 4  # 30 s
 
 
 def test_a_sweep_says_before_it_starts_that_hivemind_is_missing(

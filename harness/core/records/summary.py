@@ -1,0 +1,77 @@
+"""What a summary says of the epochs: made of their rows alone, so that a reader can compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from harness.core.records import total
+
+# Rows as read from files: any field may be missing, which means unknown and never ends a run.
+Rows = Sequence[Mapping[str, Any]]
+
+# Taken from the last epoch's row.
+QUALITY = (
+    "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
+    "precision_macro", "recall_macro", "f1_macro",
+)  # fmt: skip
+MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
+SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
+
+
+def of_rows(rows: Rows) -> dict[str, Any]:
+    """The fields of a summary that are computed from the rows alone."""
+    last: Mapping[str, Any] = rows[-1] if rows else {}
+    samples = _whole_sum(rows, "samples")
+    timed_s, timed_samples = sum_of(rows, "timed_s"), _whole_sum(rows, "timed_samples")
+    rate = timed_samples / timed_s if timed_s and timed_samples is not None else None
+    last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
+    share = per_gpu / last_rate if per_gpu and last_rate else None
+    sums = {name: total([row.get(name) for row in rows]) for name in SUMS}
+    energy_j = sums["energy_j"]
+    return {
+        "epochs_done": len(rows),
+        "updates": last.get("updates"),
+        "samples": None if samples is None else int(samples),
+        **{name: last[name] for name in QUALITY if name in last},
+        "train_samples_per_s": rate,
+        "train_samples_per_s_per_gpu": rate * share if rate and share else None,
+        "train_time_s": _whole_sum(rows, "epoch_time_s"),
+        "eval_time_s": sum_of(rows, "eval_time_s"),
+        "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
+        "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
+        **sums,
+        **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
+        "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
+        "joules_per_sample": energy_j / samples if energy_j is not None and samples else None,
+    }
+
+
+def sum_of(rows: Rows, name: str) -> float:
+    """The sum of the known values."""
+    return sum(row.get(name) or 0 for row in rows)
+
+
+def _whole_sum(rows: Rows, name: str) -> float | None:
+    """The sum; None where a row does not know it."""
+    return None if any(row.get(name) is None for row in rows) else sum_of(rows, name)
+
+
+def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
+    """The mean weighted by timed seconds; None if an epoch with timed steps lacks a value."""
+    timed = [(v, row["timed_s"]) for row, v in zip(rows, values, strict=True) if row.get("timed_s")]
+    known = [(value, seconds) for value, seconds in timed if value is not None]
+    return fmean(*zip(*known, strict=True)) if known and len(known) == len(timed) else None
+
+
+def _largest(rows: Rows, name: str) -> float | None:
+    """The largest value of all ranks and epochs."""
+    values = (value for row in rows for value in row.get(name) or [])
+    return max((value for value in values if value is not None), default=None)
+
+
+def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
+    """Mean over an epoch and its devices; None where it is unknown."""
+    gauge: Mapping[str, float] = (row.get("gpu") or {}).get("utilisation_percent") or {}
+    return gauge.get("mean")

@@ -1,0 +1,153 @@
+"""CSV files are read as the text that they hold, or refused with the line that does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from harness.core.settings import UserError
+from harness.train.data.sources import load
+from tests.support.samples import WORDS, check_pairs, rows, settings, write_csv
+
+EXTRA = "values and the header 2: quote texts that contain"
+
+
+CARD = """---
+configs:
+- {config_name: one, data_files: train.csv}
+- {config_name: other, data_files: train.csv, sep: ";"}
+- {config_name: bare, data_files: train.csv, sep: ";", skiprows: 1, names: [n, review, mood]}
+---
+"""
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text,text,label\n" + "one,two,x\nthree,four,y\n" * 10)
+    with pytest.raises(UserError, match=r"a\.csv has several columns named text: rename all but"):
+        load(settings(file))
+
+
+def test_semicolons_separate_columns_too(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", [{**row, "text": f"{row['text']}, so"} for row in rows(20)], ";")
+    assert sorted(load(settings(tmp_path / "a.csv")).train["text"])[0] == "text 0, so"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([f"words {i},{WORDS[i % 2]}" for i in range(20)], "the first line has 'good'"),
+        ([f"words {i},{i % 2}" for i in range(20)], "the first line has '0'"),
+    ],
+)
+def test_a_file_without_header_is_refused(lines: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=f"{said}.*put a line with names, such as text,label"):
+        load(settings(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("sep", [",", ";", "\t", "|"])
+def test_separators_and_columns_of_classes_are_found(sep: str, tmp_path: Path) -> None:
+    table = [
+        {"id": i, "review": f"r {i}, so; or", "mood": ["a", "b", "c"][i % 3]} for i in range(60)
+    ]
+    write_csv(tmp_path / "a.csv", table, sep)
+    source = load(settings(tmp_path / "a.csv"))
+    assert (source.inputs, source.labels) == (["review"], ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["text {i}, so,{y}"] * 20, f"line 2 has 3 {EXTRA} commas"),  # pandas: an index, silently
+        (["text {i}, so,{y}", *["text {i},{y}"] * 19], f"line 2 has 3 {EXTRA} commas"),
+        (['"two\nlines {i}",{y}', "", "text {i},{y},,5"], f"line 5 has 4 {EXTRA} commas"),
+        (["text {i},{y}"] * 10_000 + ["t,1,5"], f"line 10002 has 3 {EXTRA} commas"),
+        (["text {i},{y},"] * 20, "line 2 has 3 .* remove the commas at the ends of lines"),
+        (["text {i}|{y}|5"], f"line 2 has 3 {EXTRA} |, and give each column a name"),
+    ],
+)
+def test_rows_longer_than_the_header_are_refused(
+    lines: list[str], said: str, tmp_path: Path
+) -> None:
+    header = "review|sentiment" if "|" in lines[0] else "review,sentiment"
+    body = [line.format(i=i, y=WORDS[i % 2]) for i, line in enumerate(lines)]
+    (tmp_path / "a.csv").write_text("\n".join([header, *body]) + "\n")
+    for dataset in (tmp_path, tmp_path / "a.csv"):
+        with pytest.raises(UserError, match=rf"a\.csv cannot be read: {said.replace('|', '[|]')}"):
+            load(settings(dataset))
+
+
+def test_rows_of_a_folder_with_other_files_or_configurations_are_checked(tmp_path: Path) -> None:
+    lines = ["review;mood", *(f"{i};r {i};{WORDS[i % 2]}" for i in range(20))]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    (tmp_path / "notes.json").write_text("{}")
+    said = rf"train\.csv cannot be read: line 2 has 3 {EXTRA} semicolons"
+    with pytest.raises(UserError, match=said):
+        load(settings(tmp_path))  # pandas: the first value an index, silently
+    (tmp_path / "README.md").write_text(CARD)
+    with pytest.raises(UserError, match=said):
+        load(settings(tmp_path, dataset_config="other"))
+    with pytest.raises(
+        UserError, match=r"train\.csv has only one column.*separate columns by commas$"
+    ):
+        load(settings(tmp_path, dataset_config="one"))
+    source = load(settings(tmp_path, dataset_config="bare", text_column="review"))
+    assert source.labels == ["bad", "good"] and len(source.all_labels) == 20
+
+
+def test_csv_files_beside_other_files_are_read_as_text(tmp_path: Path) -> None:
+    table = [{"text": f"t {i}", "label": ("01", "1", "NA")[i % 3]} for i in range(60)]
+    write_csv(tmp_path / "train.csv", table, ";")
+    (tmp_path / "notes.json").write_text("{}")
+    assert load(settings(tmp_path)).labels == ["01", "1", "NA"]
+
+
+def test_the_rows_tell_the_separator_too(tmp_path: Path) -> None:
+    header = "review, full, long;mood"
+    lines = [f"r {i}{', so' * (i % 3)};{WORDS[i % 2]}" for i in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join([header, *lines]))
+    source = load(settings(tmp_path / "a.csv"))
+    assert (source.inputs, source.labels) == (["review, full, long"], ["bad", "good"])
+    # Of two that fit, that which makes more columns.
+    lines = [f"r {i}|x,{WORDS[i % 2]},{i}" for i in range(20)]
+    (tmp_path / "b.csv").write_text("\n".join(["text|x,label,n", *lines]))
+    assert load(settings(tmp_path / "b.csv")).inputs == ["text|x"]
+
+
+def test_old_line_ends_are_read(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", rows(20))
+    text = (tmp_path / "a.csv").read_text().replace("\r\n", "\n").replace("\n", "\r")
+    (tmp_path / "a.csv").write_text(text, newline="")
+    check_pairs(load(settings(tmp_path / "a.csv")))
+
+
+@pytest.mark.parametrize(
+    ("name", "sep", "known"),
+    [("a.csv", "~", "commas, semicolons, tabs or [|]"), ("a.tsv", ",", "tabs")],
+)
+def test_a_file_of_one_column_is_refused(name: str, sep: str, known: str, tmp_path: Path) -> None:
+    write_csv(tmp_path / name, rows(20), sep)
+    said = f"{name} has only one column, 'text{sep}label': separate columns by {known}"
+    with pytest.raises(UserError, match=f"{said}$"):
+        load(settings(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "count"), [("year", ["2019", "2020"], 2), ("mood", ["good"], 1)]
+)
+def test_where_no_column_has_classes_their_values_are_counted(
+    column: str, values: list[str], count: int, tmp_path: Path
+) -> None:
+    table = [{"review": f"r {i}", column: values[i % len(values)]} for i in range(20)]
+    write_csv(tmp_path / "a.csv", [*table, {"review": "r", column: ""}])
+    said = f"no column of classes among review, {column} "
+    with pytest.raises(UserError) as raised:
+        load(settings(tmp_path / "a.csv"))
+    assert f"{said}(distinct values: review 21, {column} {count}): name one" in str(raised.value)
+    words = Dataset.from_dict({"words": [["a"], ["b"]] * 10})
+    words.save_to_disk(tmp_path / "lists")
+    with pytest.raises(UserError, match="no column of classes among words: name one"):
+        load(settings(tmp_path / "lists"))
