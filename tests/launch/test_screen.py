@@ -202,6 +202,9 @@ def test_a_reason_is_said_once(tmp_path: Path) -> None:
     assert choose(states, [], [], slice(None)) == states
 
 
+FOUR = "script: vit\nseeds: [1, 2, 3, 4]"
+
+
 def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
     states = [State(job) for job in jobs_of(tmp_path, FOUR, tmp_path / "out")]
     assert ahead(states, None)[0] == "0 done before, 4 to go"
