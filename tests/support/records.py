@@ -102,7 +102,8 @@ def with_epochs(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What a summary says of these rows."""
-    return {name: value for name, value in of_rows(rows).items() if value is not None}
+    known = {name: value for name, value in of_rows(rows).items() if value is not None}
+    return {name: value for name, value in known.items() if value or name != "eval_time_s"}
 
 
 def with_ranks(folder: Path, *rows: dict[str, Any]) -> None:
