@@ -192,5 +192,5 @@ def test_a_copied_baseline_counts_once(tmp_path: Path) -> None:
     run = timed(tmp_path, 8, 1, 2)
     started(tmp_path)
     as_renamed_runs(tmp_path)
-    ((base,), _) = runs_beside(read_group("RUN", str(run), None))
+    (base,) = runs_beside(read_group("RUN", str(run), None))
     assert len(base.finished) == 2
