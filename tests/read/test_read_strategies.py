@@ -18,9 +18,11 @@ from matplotlib.figure import Figure
 
 from harness.cli import main
 from harness.core.settings import UserError
-from harness.read.figures.catalogue import draw
+from harness.read.compare.answers import answers
+from harness.read.figures.catalogue import draw, figure_for
 from harness.read.figures.panels import Styles
 from harness.read.labels import shown_axes, strategy_text
+from harness.read.records.selection import read_sweep_part
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, row_of
@@ -357,9 +359,22 @@ def test_what_the_figure_needs(
 
 
 def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:
+    """One that has a single value, as where each entry of `runs` gives it, does not vary."""
     plan.measured(DDP | {"lr": 0.1}, 40)
-    with pytest.raises(UserError, match="lr varies too"):
-        draw("strategies", read_sweep(plan.write()))
+    plan.measured(FAR | {"lr": 0.1}, 8)
+    sweep = read_sweep(plan.write())
+    assert figure_for(sweep) == "strategies" and draw("strategies", sweep)
+    assert [sweep.short_name_of(group) for group in sweep.groups] == ["ddp", "diloco h50"]
+    (answer,) = answers(sweep)
+    assert answer.startswith("diloco h50 against ddp: ")
+    plan.measured(FAR | {"lr": 0.2}, 8)
+    sweep = read_sweep(plan.write())
+    with pytest.raises(UserError, match=r"lr varies too.*/sizes:lr=0.1$"):
+        draw("strategies", sweep)
+    with pytest.raises(UserError, match="strategy, lr varies too"):
+        draw("propagation", sweep)
+    part = read_sweep_part(f"{sweep.folder}:lr=0.1")
+    assert figure_for(part) == "strategies" and draw("strategies", part)
 
 
 def test_without_a_link_there_is_nothing_to_draw(plan: Links) -> None:

@@ -187,7 +187,7 @@ def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
     case = ""
     if len(pairs) > 1:
         cases = _cases(sweep, pairs[0])
-        axes = [heading_of(axis) for axis in shown_axes(sweep.axes) if axis in cases]
+        axes = [heading_of(axis) for axis in shown_axes(sweep.varied) if axis in cases]
         case = f" in {len(pairs)} cases of {listed(axes, ', ', MOST_AXES)}"
     base = _way(sweep, pairs[0].base, pairs[0])
     disturbed = _disturbed_sides({way: [pair.group for pair in pairs],

@@ -15,7 +15,7 @@ from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
-from harness.read.labels import STRATEGY, shown_axes
+from harness.read.labels import STRATEGY, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
 from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
 from harness.read.records.groups import Group
@@ -27,6 +27,7 @@ DELAY = "delay between the nodes, one way (ms)"
 COLUMN_WIDTH = 4.6  # inches
 MISS_ROW = 0.085  # of a panel's height: a line of small text
 PANEL_HEIGHT = 2.1  # inches
+MOST_NAMED = 4
 # Measure -> its name, as the panels of strategies show it: what one waits for comes first.
 TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
 
@@ -38,6 +39,16 @@ def _linked(sweep: SweepResults) -> list[Group]:
     if not linked:
         raise NothingToDraw(NO_LINK)
     return linked
+
+
+def _check_axes(sweep: SweepResults, *shown: str) -> None:
+    if others := [axis for axis in shown_axes(sweep.varied) if axis not in shown]:
+        value = next(v for g in sweep.groups if (v := g.label.get(others[0])) is not None)
+        one = f"{others[0]}={plain_text(value)}"
+        raise NothingToDraw(
+            f"{listed(others, ', ', MOST_NAMED)} varies too, and this figure has no place for it: "
+            f"select one value, as in {sweep.folder}:{one}"
+        )
 
 
 def _link(group: Group) -> Link:
@@ -56,8 +67,7 @@ def _slowest_last(link: Link) -> tuple[float, str]:
 def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
     """Samples per second, each run a point; dashed: the baseline."""
     linked = _linked(sweep)
-    if others := [axis for axis in sweep.axes if axis not in ("script", "setup", "link")]:
-        raise NothingToDraw(f"{', '.join(others)} varies too")
+    _check_axes(sweep, "script", "setup", "link")
     if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
         raise NothingToDraw("links of several set-ups or machines do not go into one line")
     rates = sorted({replace(_link(group), delay_ms=0.0) for group in linked}, key=_slowest_last)
@@ -180,11 +190,7 @@ def _cells(sweep: SweepResults) -> list[Cell]:
             f"{sweep.file}: has no target, and the figure shows the time to it: write for example "
             "target: {metric: accuracy, value: 0.9} into the sweep file"
         )
-    shown = ("script", "strategy", "setup", "link")
-    if others := [axis for axis in shown_axes(sweep.axes) if axis not in shown]:
-        raise NothingToDraw(
-            f"{sweep.file}: {', '.join(others)} varies too: there is no figure for it"
-        )
+    _check_axes(sweep, "script", STRATEGY, "setup", "link")
     if not any(group.values(measure) for group in linked for measure in TIMES):
         raise NothingToDraw(f"no epoch of any run has a number named {sweep.target.metric}")
     return [

@@ -7,7 +7,6 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -42,6 +41,7 @@ from harness.read.figures.panels import (
     without_place,
 )
 from harness.read.labels import MACHINE, column_of, duration, heading_of, shown_axes
+from harness.read.records.comparable import TARGET, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
@@ -180,15 +180,28 @@ class TradeOff(NamedTuple):
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     """Accuracy over time and over energy; the line: what nothing else beats in both."""
-    groups = [group for group in sweep.groups if group.values(QUALITY)]
-    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
-    if not costs:
+    measured = [group for group in sweep.groups if group.values(QUALITY)
+                and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
+    if not measured:
         raise NothingToDraw("no finished run has accuracy and a time")
-    names, of_names, notes = _named_styles(sweep, groups, styles)
-    counts = Counter(map(partial(_given, sweep), groups))
+    given = [axis for axis in GIVEN if len({axis_text(group, axis) for group in measured}) > 1]
+    by_case: dict[str, list[Group]] = {}
+    for group in measured:
+        by_case.setdefault(_case(group, given), []).append(group)
+    groups, reasons = [], list[str]()
+    for of_case in by_case.values():
+        ranked, why = _comparable(sweep, of_case)
+        groups += ranked
+        reasons += why
+    notes = [f"left out, as not comparable with the others: {'; '.join(reasons)}"] * bool(reasons)
+    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
+    names, of_names, more = _named_styles(sweep, groups, styles)
+    notes += more
+    counts = Counter(_case(group, given) for group in groups)
     cases = [case for case, number in counts.items() if number > 1]
     if not cases:
-        raise NothingToDraw(f"no two groups have the same {', '.join(GIVEN)}: nothing to choose")
+        none = f"no two groups have the same {', '.join(GIVEN)}: nothing to choose"
+        raise NothingToDraw("; ".join([none, *notes]))
     drawn_cases = cases[: kit.MOST_PANELS // len(costs)]
     wide = kit.panels_per_row(len(drawn_cases))
     shown = [(*cost, case) for cost in costs for case in drawn_cases]
@@ -199,7 +212,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         points = [
             _point(drawn, place, sweep, group, (measure, unit), of_names[name])
             for group, name in zip(groups, names, strict=True)
-            if _given(sweep, group) == case and group.values(measure)
+            if _case(group, given) == case and group.values(measure)
         ]
         if not points:
             place.set_visible(False)
@@ -220,10 +233,29 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
 GIVEN = ("script", "model", "dataset", "train_size", "link", MACHINE)
 
 
-def _given(sweep: SweepResults, group: Group) -> str:
-    varied = {*sweep.axes, *([MACHINE] if len(sweep.machines) > 1 else [])}
-    texts = (axis_text(group, a) for a in GIVEN if a in varied or a == "script")
-    return ", ".join(filter(None, texts))
+def _case(group: Group, given: Sequence[str]) -> str:
+    """What is given for this group: script, and what else is given in unlike ways."""
+    return ", ".join(filter(None, (axis_text(group, a) for a in dict.fromkeys(("script", *given)))))
+
+
+def _comparable(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
+    """The most of these groups that `compare` would compare in time to a target, which is about
+    time and quality both; and why the others are left out, each reason with its groups.
+    """
+    parts: list[list[Group]] = []
+    for group in groups:
+        part = next((part for part in parts if not refused(group, part[0], TARGET)), None)
+        if part is None:
+            parts.append([group])
+        else:
+            part.append(group)
+    most = max(parts, key=len)
+    names = dict[str, list[str]]()
+    for part in parts:
+        for group in part if part is not most else ():
+            why = ", ".join(refused(group, most[0], TARGET))
+            names.setdefault(why, []).append(sweep.short_name_of(group))
+    return most, [f"{kit.listed(of, ', ')} ({why})" for why, of in names.items()]
 
 
 def _named_styles(
@@ -235,8 +267,8 @@ def _named_styles(
     axis decides, and a note says in what groups of one style differ.
     """
     chosen = [axis for axis in shown_axes(sweep.axes) if axis not in GIVEN]
-    varied = [axis for axis in chosen if len({axis_text(group, axis) for group in groups}) > 1]
-    names = [", ".join(filter(None, (axis_text(g, axis) for axis in varied))) for g in groups]
+    varied = [axis for axis in chosen if len({_choice(group, axis) for group in groups}) > 1]
+    names = [", ".join(filter(None, (_choice(g, axis) for axis in varied))) for g in groups]
     if len({*names}) <= kit.MOST_LINES:
         lines = [Series(name, [group]) for name, group in zip(names, groups, strict=True)]
         return names, styles.of_lines(sweep, [Panel("", lines)]), []
@@ -246,9 +278,14 @@ def _named_styles(
         alike.setdefault(name, []).append(group)
     unlike = ", ".join(
         heading_of(column_of(axis)) for axis in varied
-        if any(len({axis_text(group, axis) for group in theirs}) > 1 for theirs in alike.values())
+        if any(len({_choice(group, axis) for group in theirs}) > 1 for theirs in alike.values())
     )  # fmt: skip
     return names, of_names, [f"points of one style differ in {unlike}"]
+
+
+def _choice(group: Group, axis: str) -> str:
+    """A set-up without its tag: the link stands above the panel."""
+    return group.topology if axis == "setup" else axis_text(group, axis)
 
 
 def _point(

@@ -133,6 +133,17 @@ def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
     return texts
 
 
+def without_times(groups: Sequence[Group]) -> list[str]:
+    """How many groups have no times, as their runs had unlike threads; else nothing."""
+    mixed = sum(group.has_unlike_threads for group in groups)
+    what = f"{mixed} group{'s' if mixed > 1 else ''}"
+    return (
+        [f"no times of {what} whose runs had unlike numbers of threads per process"]
+        if mixed
+        else []
+    )
+
+
 def _runs(count: int) -> str:
     return f"{count} run{'s' if count > 1 else ''}"
 

@@ -18,7 +18,14 @@ from harness.read.records.baseline import (
     group_rows,
     measures_of,
 )
-from harness.read.records.comparable import QUALITY, SPEED, TARGET, disturbed, refused
+from harness.read.records.comparable import (
+    QUALITY,
+    SPEED,
+    TARGET,
+    disturbed,
+    refused,
+    without_times,
+)
 from harness.read.records.processors import spread_of
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
 from harness.read.records.sweeps import SweepResults
@@ -264,7 +271,9 @@ def _notes(
             )
         if any(row["baseline_finished"] == 0 for row in finished):
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
-    notes += [*_not_compared(sweep, shown), *_without_times(sweep), *sweep.averaged_exchanges]
+    notes += _not_compared(sweep, shown)
+    notes += [f"{UNKNOWN}: {text}" for text in without_times(sweep.groups)]
+    notes += sweep.averaged_exchanges
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")
     return notes
@@ -291,14 +300,6 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
         for why, number in counted.items():
             rows = f"{number} row{'s' if number > 1 else ''}"
             yield f"{UNKNOWN}: {what} not compared with the baseline in {rows} ({why})"
-
-
-def _without_times(sweep: SweepResults) -> Iterator[str]:
-    if mixed := sum(group.has_unlike_threads for group in sweep.groups):
-        yield (
-            f"{UNKNOWN}: no times of {mixed} group{'s' if mixed > 1 else ''} whose runs had unlike "
-            "numbers of threads per process"
-        )
 
 
 def _not_finished(
