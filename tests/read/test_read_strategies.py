@@ -235,15 +235,15 @@ def full(plan: Links) -> Figure:
 def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
     panels = drawn(full(plan))
     assert [*panels] == [
-        *(f"{setup}, {rate} Mbit/s, {time} time"
+        *(f"{setup}, {rate} Mbit/s, median {time} time"
           for rate in (1000, 50) for time in ("wall", "training") for setup in ("2_1", "4_1")),
         *("quality 8", "quality 9"),
     ]  # fmt: skip
-    assert line(panels["2_1, 50 Mbit/s, wall time"], "ddp")[1] == [3, 3]
-    axes = panels["2_1, 50 Mbit/s, training time"]
+    assert line(panels["2_1, 50 Mbit/s, median wall time"], "ddp")[1] == [3, 3]
+    axes = panels["2_1, 50 Mbit/s, median training time"]
     x, y = line(axes, "ddp")
     assert x == pytest.approx([20, 80], rel=0.05) and y == [160, 160]  # medians of 40, 160, 360
-    assert line(panels["4_1, 1000 Mbit/s, training time"], "diloco h50")[1] == [10]
+    assert line(panels["4_1, 1000 Mbit/s, median training time"], "diloco h50")[1] == [10]
     assert axes.get_yscale() == "log" and "accuracy 0.9 (s)" in axes.get_ylabel()
     times = [y for points in axes.collections for _, y in np.asarray(points.get_offsets()).tolist()]
     # Every run that reached it is a point: at 80 ms two of diloco did not.
@@ -254,7 +254,7 @@ def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
 
 def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> None:
     panels = drawn(full(plan))
-    axes = panels["2_1, 50 Mbit/s, training time"]
+    axes = panels["2_1, 50 Mbit/s, median training time"]
     texts = {text.get_text(): text for text in axes.texts}
     assert set(texts) == {"↑ 2 of 3", "missed"}
     assert texts["↑ 2 of 3"].xy[0] == 80 and 0.9 < texts["↑ 2 of 3"].xy[1] < 1
@@ -265,7 +265,9 @@ def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> Non
     assert strip.get_y() > 360 and axes.get_ylim()[1] == pytest.approx(
         strip.get_y() + strip.get_height()
     )
-    assert "↑ 2 of 3" not in {t.get_text() for t in panels["2_1, 1000 Mbit/s, wall time"].texts}
+    assert "↑ 2 of 3" not in {
+        t.get_text() for t in panels["2_1, 1000 Mbit/s, median wall time"].texts
+    }
 
 
 def test_the_loss_of_quality_is_stated(plan: Links) -> None:
@@ -274,7 +276,8 @@ def test_the_loss_of_quality_is_stated(plan: Links) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["diloco h50"]
     (text,) = (text.get_text() for text in axes.texts)
     # -1, -2 and -3 points of three seeds, on each of three links: three values, not nine.
-    assert text == "-2.0 ± 1.0" and "that of ddp" in axes.get_xlabel()
+    assert text == "\u22122.0 (\u22124.5 to +0.5)" and "that of ddp" in axes.get_xlabel()
+    assert "bars, brackets: 95 % interval" in axes.get_xlabel()
     (bar,) = (x for x in map(np.asarray, (line.get_xdata() for line in axes.lines))
               if len(x) == 2 and len({*x}) == 2)  # fmt: skip
     assert [*bar] == pytest.approx([-2 - 2.484138, -2 + 2.484138])
@@ -390,7 +393,7 @@ def test_one_strategy_alone_is_compared_with_nothing(
     plan.measured(FAR, 8)
     figure = draw("strategies", read_sweep(plan.write(baseline=baseline))).figure
     assert [axes.get_title() for axes in figure.axes] == [
-        "2_1, 50 Mbit/s, wall time", "2_1, 50 Mbit/s, training time"
+        "2_1, 50 Mbit/s, median wall time", "2_1, 50 Mbit/s, median training time"
     ]  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -249,7 +248,8 @@ def draw_group(
 
 def set_title(figure: Figure, text: str) -> None:
     """What the figure shows, above its legend."""
-    text = textwrap.fill(text, int(95 * figure.get_figwidth() / kit.WIDTH))
+    text = kit.wrapped(text, kit.TITLE_LETTERS * figure.get_figwidth())
+    kit.make_room(figure, 1 + text.count("\n"))
     if figure.legends:
         figure.legends[0].set_title(text, FontProperties(size=10))
     else:

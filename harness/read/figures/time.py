@@ -12,6 +12,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from harness.core.settings import UserError
+from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.explain.time_breakdown import (
@@ -40,7 +41,16 @@ from harness.read.figures.panels import (
     set_title,
     without_place,
 )
-from harness.read.labels import MACHINE, column_of, duration, heading_of, shown_axes
+from harness.read.figures.scales import log_axis, named_rows, row_names
+from harness.read.labels import (
+    MACHINE,
+    STRATEGY,
+    column_of,
+    duration,
+    heading_of,
+    short_text,
+    shown_axes,
+)
 from harness.read.records.comparable import TARGET, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
@@ -50,7 +60,6 @@ QUALITY = "accuracy"
 TARGET_TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}  # measure: its name
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
-LONGEST_NAME, LETTERS_PER_INCH = 56, 10.5
 # Measure, title with unit, and the unit in those of the measure.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
@@ -60,8 +69,17 @@ COSTS = (
 Times = list[tuple[Run, float]]
 
 
-def cut(name: str, longest: int = LONGEST_NAME) -> str:
-    return name if len(name) <= longest else name[: longest - 3] + "..."
+def _row_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str], float]:
+    """What tells the groups of a figure apart, whole, and the height of a row."""
+    axes = [a for a in sweep.naming if len({str(group.label.get(a)) for group in groups}) > 1]
+    if {*axes} & {*OF_ONE_STRATEGY} and STRATEGY in sweep.naming:
+        axes = [axis for axis in sweep.naming if axis in {*axes, STRATEGY}]
+    kinds = {group.machine_kind for group in groups}
+    return row_names([
+        short_text(group.label, tuple(axes or sweep.naming),
+                   group.machine_kind if len(kinds) > 1 else None)
+        for group in groups
+    ])  # fmt: skip
 
 
 def targets_of(sweep: SweepResults) -> dict[str, Target]:
@@ -97,14 +115,20 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
     wide = kit.panels_per_row(len(TARGET_TIMES))
-    heights = [0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks]
+    named = [_row_names(sweep, [group for group, _ in rows[:MOST_ROWS]]) for _, rows in blocks]
+    heights = [height * len(names) + 0.7 for names, height in named]
     stacked = [height for height in heights for _ in range(len(TARGET_TIMES) // wide)]
     figure, axes = kit.grid(stacked, wide)
     drawn, texts = Drawn(figure, notes=notes), []
-    shown = [(*block, measure) for block in blocks for measure in TARGET_TIMES]
-    for number, (place, (target, rows, measure)) in enumerate(zip(axes, shown, strict=True)):
+    shown = [
+        (*block, names, measure)
+        for block, (names, _) in zip(blocks, named, strict=True)
+        for measure in TARGET_TIMES
+    ]
+    for number, (place, (target, rows, names, measure)) in enumerate(zip(axes, shown, strict=True)):
         of_measure = [(group, times[measure]) for group, times in rows[:MOST_ROWS]]
-        text = _block(drawn, place, sweep, of_measure, styles, named=number % wide == 0)
+        text = _block(drawn, place, sweep, of_measure, styles)
+        named_rows(place, [name if number % wide == 0 else "" for name in names])
         _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
         kit.describe(place, x=f"{TARGET_TIMES[measure]} to {target.short} (s)")
         texts.append(f"{TARGET_TIMES[measure].capitalize()} to {target}, medians: {text}.")
@@ -125,14 +149,13 @@ def _times(group: Group, target: Target) -> dict[str, Times]:
 
 def _block(
     drawn: Drawn, axes: Axes, sweep: SweepResults, rows: Sequence[tuple[Group, Times]],
-    styles: Styles, named: bool,
+    styles: Styles,
 ) -> str:  # fmt: skip
     values, of_values = styles.of_groups(sweep, [group for group, _ in rows])
     texts = [
         f"{sweep.name_of(group)}: {_row(drawn, axes, height, group, times, of_values[value])}"
         for height, ((group, times), value) in enumerate(zip(rows, values, strict=True))
     ]
-    kit.named_rows(axes, [cut(sweep.short_name_of(group)) if named else "" for group, _ in rows])
     return kit.listed(texts)
 
 
@@ -144,7 +167,7 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
     low, high = min(finite) / 1.2, max(finite) * 1.05
     if max(finite) > 8 * min(finite):
         right = low * (high / low) ** (1 / free)
-        kit.log_axis(axes, "x", few=right > 100 * low)
+        log_axis(axes, "x", few=right > 100 * low)
         axes.set_xlim(low, right)
     else:
         axes.set_xlim(0, high / free)
@@ -218,9 +241,10 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
             place.set_visible(False)
             continue
         texts.append(_best(place, sweep, points, ", ".join(filter(None, [case, title]))))
+        place.margins(0.1)  # room for the numbers
         kit.describe(place, case, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
-            kit.log_axis(place, "x")
+            log_axis(place, "x")
     kit.legend(figure, of_names)
     set_title(figure, f"Numbered: {UNBEATEN}")
     drawn.notes += without_place(sweep)
@@ -344,7 +368,8 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
     if failed := failed_groups(sweep):
         notes.append(f"failed runs are left out: {failed}")
     rows = rows[:MOST_ROWS]
-    figure, (axes,) = kit.grid([0.28 * len(rows) + 0.9])
+    names, height = _row_names(sweep, [group for group, _ in rows])
+    figure, (axes,) = kit.grid([height * len(rows) + 0.9])
     left = [0.0] * len(rows)
     for name in PARTS:
         widths = [parts.get(name, 0.0) for _, parts in rows]
@@ -353,9 +378,9 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
             axes.barh(range(len(rows)), widths, left=left, color=colour, height=0.72, label=name,
                       hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
             left = [a + b for a, b in zip(left, widths, strict=True)]
-    for height, total in enumerate(left):
-        kit.small_text(axes, duration(total), (total, height), (4, 0))
-    kit.named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
+    for row, total in enumerate(left):
+        kit.small_text(axes, duration(total), (total, row), (4, 0))
+    named_rows(axes, names)
     axes.set_xlim(0, max(left) * 1.12)
     kit.describe(axes, x="time of a run from its start to its end (s), mean over the seeds")
     kit.legend(figure, {}, axes.get_legend_handles_labels()[0])
