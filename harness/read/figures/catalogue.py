@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib
 
 from harness.core.command_line import print_json
-from harness.core.records import FINISHED
+from harness.core.records import FINISHED, SWEEP, find_folders, find_runs
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import finding
@@ -29,10 +29,15 @@ from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
-from harness.read.labels import STRATEGY
+from harness.read.labels import STRATEGY, listed
 from harness.read.records.comparable import disturbed, without_times
-from harness.read.records.selection import check_whole, read_results_part, read_sweep_part
-from harness.read.records.sweeps import SweepResults
+from harness.read.records.selection import (
+    check_whole,
+    parse_selector,
+    read_results_part,
+    read_sweep_part,
+)
+from harness.read.records.sweeps import SweepResults, sweep_file
 
 matplotlib.use("Agg")  # files, no windows
 
@@ -53,6 +58,8 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "frontier": (frontier, "What accuracy costs"),
     "prediction": (prediction, "Prediction against measurement"),
 }
+
+MOST_NAMED = 4  # sweeps, in an error
 
 # Figures without any time.
 OF_QUALITY = ("accuracy", "loss", "own_metrics")
@@ -186,7 +193,19 @@ def run(options: argparse.Namespace) -> int:
 Saved = tuple[list[Path], SweepResults, dict[str, str]]
 
 
+def _check_sweep(folder: Path) -> None:
+    """Of another folder, what there is to draw below it."""
+    path = parse_selector(str(folder))[0]
+    if not path.is_dir() or sweep_file(path) is not None or not find_runs(path):
+        return
+    below = (str(each.path) for each in find_folders(SWEEP, path) if each.problem is None)
+    named = listed(below, ", ", MOST_NAMED)
+    one = f"name a sweep below it ({named}), or draw" if named else "draw"
+    raise UserError(f"{path}: there is no {SWEEP}: {one} all runs below it together with --all")
+
+
 def _one(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
+    _check_sweep(folder)
     sweep = read_sweep_part(str(folder))
     name = figure_for(sweep)
     return save(draw(name, sweep), out or sweep.folder, name, kinds), sweep, {}

@@ -161,7 +161,8 @@ def _runs(
 
 def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
     """Seconds of training per epoch over the batch of a device, a line a set-up."""
-    groups = [g for g in sweep.groups if is_number(g.setting(BATCH))]
+    begun = [g for g in sweep.groups if g.finished or failures(g)]
+    groups = [g for g in begun if is_number(g.setting(BATCH))]
     if len({g.setting(BATCH) for g in groups}) < 2:
         raise NothingToDraw("the batch per GPU does not vary")
     return _against(

@@ -130,7 +130,8 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
         text = _block(drawn, place, sweep, of_measure, styles)
         named_rows(place, [name if number % wide == 0 else "" for name in names])
         _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
-        kit.describe(place, x=f"{TARGET_TIMES[measure]} to {target.short} (s)")
+        script = _script(rows[0][0]) if len(blocks) > 1 else ""
+        kit.describe(place, script, f"{TARGET_TIMES[measure]} to {target.short} (s)")
         texts.append(f"{TARGET_TIMES[measure].capitalize()} to {target}, medians: {text}.")
     drawn.alt = " ".join(texts)
     return drawn
@@ -207,7 +208,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
                 and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
     if not measured:
         raise NothingToDraw("no finished run has accuracy and a time")
-    given = [axis for axis in GIVEN if len({axis_text(group, axis) for group in measured}) > 1]
+    given = _given(measured)
     by_case: dict[str, list[Group]] = {}
     for group in measured:
         by_case.setdefault(_case(group, given), []).append(group)
@@ -257,9 +258,18 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
 GIVEN = ("script", "model", "dataset", "train_size", "link", MACHINE)
 
 
+def _given(groups: Sequence[Group]) -> list[str]:
+    """The script, and each of the others that tells more groups apart than those before it."""
+    given = ["script"]
+    for axis in GIVEN:
+        known = {_case(group, given) for group in groups}
+        if len({_case(group, [*given, axis]) for group in groups}) > len(known):
+            given.append(axis)
+    return given
+
+
 def _case(group: Group, given: Sequence[str]) -> str:
-    """What is given for this group: script, and what else is given in unlike ways."""
-    return ", ".join(filter(None, (axis_text(group, a) for a in dict.fromkeys(("script", *given)))))
+    return ", ".join(filter(None, (axis_text(group, axis) for axis in dict.fromkeys(given))))
 
 
 def _comparable(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
