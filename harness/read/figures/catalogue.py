@@ -84,6 +84,8 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     drawn.notes += unlike
     if name in FOUND_IN and (text := finding(sweep, *FOUND_IN[name])):
         set_title(drawn.figure, text)
+        if FOUND_IN[name][0] in TIMES:
+            drawn.notes.append("drawn: medians; in the title: ratios of geometric means")
     return drawn
 
 
