@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import math
 import re
+import statistics
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,12 +25,11 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import LayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from PIL import Image
 
 from harness.core.settings import UserError
@@ -56,6 +57,12 @@ DARK = {
 }  # fmt: skip
 
 WIDTH = 8.0  # inches: 800 px, the width of a README
+# Letters an inch: in 9 points, and in the 10 of a title.
+LETTERS, TITLE_LETTERS = 14.4, 11.5
+FEWEST_LETTERS, OF_MARK = 12, 8  # in a line; as many as the mark beside a name is wide
+NARROW_SHARE = 0.6  # of a page, for the words of a panel
+HEAD, FEW_LINES = 0.19, 2  # inches of a line of a legend or a title; so many have room
+WIDEST = 20.0  # inches that --width takes
 NARROW = 2.5  # inches: what a panel needs for its numbers and labels
 _page: ContextVar[float | None] = ContextVar("page", default=None)  # another width, if asked for
 PER_ROW = 3  # panels
@@ -132,10 +139,7 @@ def grid(
     heights: Sequence[float], wide: int = 1, width: float = WIDTH
 ) -> tuple[Figure, list[Axes]]:
     """Rows of panels, each row with its height; the panels row by row."""
-    least = wide * NARROW if width == WIDTH else 0.87 * width  # its own: that of its labels
     width = _page.get() or width
-    if wide > 1 and width < least:
-        raise UserError(f"--width: this figure has {wide} columns and needs {least:.1f}in or more")
     figure = Figure(figsize=(width, sum(heights) + 0.5), layout="constrained")
     places = figure.add_gridspec(len(heights), wide, height_ratios=heights)
     axes = [figure.add_subplot(places[y, x]) for y in range(len(heights)) for x in range(wide)]
@@ -150,6 +154,15 @@ def panels_per_row(count: int) -> int:
     return max(1, min(wide, int((_page.get() or WIDTH) / NARROW)))
 
 
+def has_room(inches: float) -> bool:
+    """Whether a page of the width that was asked for, if any was, has so many inches."""
+    return (_page.get() or math.inf) >= inches
+
+
+def page_inches() -> float:
+    return _page.get() or WIDTH
+
+
 def calm(axes: Axes) -> None:
     axes.grid(True, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -158,10 +171,29 @@ def calm(axes: Axes) -> None:
 
 
 def describe(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
+    place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
+    assert place is not None and figure is not None
+    wide = place.get_gridspec().ncols
+    # On a narrow page names of rows and numbers take much of it, and lines more of the height.
+    across = figure.get_figwidth() / wide * (1.0 if _page.get() is None else NARROW_SHARE)
+    title, x = wrapped(title, TITLE_LETTERS * across), wrapped(x, LETTERS * across)
+    if _page.get() is not None:
+        make_room(figure, FEW_LINES + (title.count("\n") + x.count("\n")) / wide)
     # Its place is known; without y, matplotlib measures all ticks for it at every drawing.
-    axes.set_title(title, fontsize=10, wrap=_page.get() is not None, y=1.0)
+    axes.set_title(title, fontsize=10, y=1.0)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
+
+
+def wrapped(text: str, letters: float) -> str:
+    """In lines of so many letters."""
+    wide = max(int(letters), FEWEST_LETTERS)
+    return "\n".join(textwrap.fill(line, wide) for line in _signed(text).splitlines())
+
+
+def _signed(text: str) -> str:
+    """The sign of a number is a minus, as at the axes."""
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "\u2212", text)
 
 
 def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] = ()) -> None:
@@ -173,12 +205,21 @@ def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] =
     marks += more
     if not marks:
         return
-    longest = max(len(str(mark.get_label())) for mark in marks)
-    letters = 115 * figure.get_figwidth() / WIDTH
-    columns = max(1, min(len(marks), 4, int(letters / (longest + 8))))
+    letters = LETTERS * figure.get_figwidth()
+    names = [wrapped(str(mark.get_label()), letters - OF_MARK) for mark in marks]
+    longest = max(len(line) for name in names for line in name.splitlines())
+    columns = max(1, min(len(marks), 4, int(letters / (longest + OF_MARK))))
+    lines = max(1 + name.count("\n") for name in names)
+    make_room(figure, lines * math.ceil(len(names) / columns))
     figure.legend(
-        handles=marks, loc="outside upper center", ncols=columns, frameon=False, fontsize=9
+        marks, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=9
     )
+
+
+def make_room(figure: Figure, lines: float) -> None:
+    """Above the panels, for more than the few lines that there is room for."""
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + HEAD * max(lines - FEW_LINES, 0))
 
 
 def small_text(
@@ -187,7 +228,7 @@ def small_text(
 ) -> None:  # fmt: skip
     """Write small text beside a point of the panel; shift is in points."""
     look: dict[str, Any] = {"fontsize": 8, "color": INK, "va": "center"}
-    axes.annotate(text, at, xytext=shift, textcoords="offset points", **(look | more))
+    axes.annotate(_signed(text), at, xytext=shift, textcoords="offset points", **(look | more))
 
 
 def run_points(
@@ -262,64 +303,6 @@ def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
         small_text(axes, outcome, (x, height), (6, 0), xycoords=across, color=FAILED)
 
 
-def fitted(
-    axes: Axes, values: Iterable[float], bars: Iterable[float] = (), share: bool = False
-) -> None:
-    """Fit the vertical axis to the values; long bars at most double what is shown.
-
-    share: from 0 to 1, and so are the bars, which are then shown whole.
-    """
-    known = [v for v in values if math.isfinite(v)]
-    low, high = min(known), max(known)
-    room = (high - low) or abs(high) * 0.1 or 1.0
-    ends = [b for b in bars if math.isfinite(b)]
-    most = 1.0 if share else room
-    bottom = max(low - most, min([low, *ends])) - 0.08 * room
-    top = min(high + most, max([high, *ends])) + 0.08 * room
-    # A share ends at one, with room for a marker.
-    axes.set_ylim(max(bottom, 0) if low >= 0 else bottom, min(top, 1.03) if share else top)
-
-
-def named_rows(axes: Axes, names: Sequence[str]) -> None:
-    """A row for each name, the first at the top."""
-    axes.set_yticks(range(len(names)), names, fontsize=9)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-
-
-def log_axis(axes: Axes, which: Literal["x", "y"], few: bool = False) -> None:
-    """A logarithmic axis with ticks between powers of ten too; few: without these."""
-    axes.set(**{f"{which}scale": "log"})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1,) if few else (1, 2, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    _no_minor_ticks(axis)
-
-
-def doubling_axis(axes: Axes, values: Iterable[float]) -> None:
-    """For counts and sizes that are doubled: each has its tick."""
-    ticks = sorted(set(values))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    _no_minor_ticks(axes.xaxis)
-    axes.set_xlim(ticks[0] / 1.5, ticks[-1] * 1.6)
-
-
-def delay_axis(axes: Axes, delays: Sequence[float]) -> None:
-    """Logarithmic from 1 ms; a delay of zero, if any, has a place of its own."""
-    axes.set_xscale("symlog", linthresh=1, linscale=0.5)
-    axes.set_xlim(-0.4, max(delays) * 1.3)
-    if min(delays) > 0:
-        axes.set_xscale("log")
-        axes.set_xlim(min(delays) / 2.5, max(delays) * 1.35)
-    axes.set_xticks(delays, [f"{delay:g}" for delay in delays])
-    _no_minor_ticks(axes.xaxis)
-
-
-def _no_minor_ticks(axis: Axis) -> None:
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_tick_params(which="minor", length=0)
-
-
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
     """As many values as a description read aloud can hold."""
     return labels.listed(texts, joined_by, MOST_LISTED)
@@ -331,6 +314,16 @@ def numbers_of(values: Sequence[float], rate: bool = False) -> str:
     if len(values) == 1:
         return f"{mean} (one run)"
     return f"{mean} ({min(values):,.4g} to {max(values):,.4g}, n = {len(values)})"
+
+
+def median_text(times: Sequence[float]) -> str:
+    """The median of times to a target with the least and the most; misses are infinite."""
+    reached, median = [t for t in times if math.isfinite(t)], statistics.median(times)
+    text = f"{median:,.4g} s" if math.isfinite(median) else "not reached"
+    if len(reached) > 1:
+        text += f" ({min(reached):,.4g} to {max(reached):,.4g})"
+    missed = len(times) - len(reached)
+    return f"{text}, {missed} of {len(times)} missed" if missed else f"{text}, n = {len(times)}"
 
 
 def png(figure: Figure, dpi: int) -> bytes:
@@ -347,15 +340,25 @@ def png(figure: Figure, dpi: int) -> bytes:
 
 def lay_out(figure: Figure) -> None:
     """Place everything once, for all files: each of them would be drawn twice for it."""
-    if (engine := figure.get_layout_engine()) is not None:
-        try:
-            with _drawn_at(figure, PNG_DPI), warnings.catch_warnings():
-                if _page.get():
-                    warnings.filterwarnings("error", "constrained_layout not applied")
-                engine.execute(figure)
-        except UserWarning:
-            raise UserError("--width: its labels leave no room for its panels") from None
-        figure.set_layout_engine(None)
+    if (engine := figure.get_layout_engine()) is None:
+        return
+    asked, height = figure.get_size_inches()
+    widths = np.arange(asked, WIDEST, 0.2)
+    for width in widths:
+        figure.set_size_inches(width, height)
+        if _is_placed(figure, engine):
+            break
+    if width > asked:
+        raise UserError(f"--width: the labels of this figure need {width:.1f}in or more")
+    figure.set_layout_engine(None)
+
+
+def _is_placed(figure: Figure, engine: LayoutEngine) -> bool:
+    """Whether its labels leave room for its panels; asked only of a width that was chosen."""
+    with _drawn_at(figure, PNG_DPI), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        engine.execute(figure)
+    return _page.get() is None or not any("constrained_layout" in str(w.message) for w in found)
 
 
 @contextmanager

@@ -192,8 +192,8 @@ def latex_lines(table: Table) -> Iterator[str]:
 
 def _latex_row(cells: Iterable[str]) -> str:
     texts = (" ".join(printable(cell).split()).translate(LATEX) for cell in cells)
-    # The sign of a number is a minus, not a hyphen.
-    return " & ".join(re.sub(r"^-(?=[\d.])", "$-$", text) for text in texts) + r" \\"
+    # The sign of a number is a minus, not a hyphen, also in brackets.
+    return " & ".join(re.sub(r"(?<![\w.])-(?=[\d.])", "$-$", text) for text in texts) + r" \\"
 
 
 def html_lines(table: Table) -> Iterator[str]:

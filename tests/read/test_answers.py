@@ -92,7 +92,7 @@ def test_one_run_shows_nothing(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0)
     with_rates(plan, "1_2", 200.0)
     (answer,) = answers(read_sweep(plan.write()))
-    assert "2.00 times, of unknown noise; accuracy: not compared (one seed on a side); " in answer
+    assert "2.00 times; accuracy: not compared (one seed on a side); " in answer
     assert answer.endswith("; one run each, so all of it may be chance.")
 
 
@@ -118,7 +118,7 @@ def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
     (answer,) = answers(sweep)
     vit, bert = "1.50 times (1.50 to 1.50) for vit", "1.80 times (1.80 to 1.80) for bert"
     assert answer == (
-        "setup 1_2 against setup 1_1 in 2 cases of script, batch per GPU: "
+        "setup 1_2 against setup 1_1 in 2 cases of script: "
         f"samples/s: {vit}, and {bert}; "
         "accuracy: equal for vit, and equal for bert; 2 runs each."
     )

@@ -54,7 +54,8 @@ def test_learning_rates_are_lines_and_set_ups_panels(plan: Plan) -> None:
         entry["label"].pop("per_gpu_batch")
     drawn = draw("loss", measured(plan, axes=["setup", "lr"]))
     titles = [axes.get_title() for axes in drawn.figure.axes]
-    assert titles == ["1_1", "2_1", "", ""]  # the losses of training above those of the test
+    # The tag of a set-up names its link, unless the link has a word of its own.
+    assert titles == ["1_1", "2_1_far", "", ""]  # the losses of training above those of the test
     assert [axes.get_ylabel() for axes in drawn.figure.axes][::2] == ["training loss", "test loss"]
     train, other_train, test, other_test = (axes.get_ylim() for axes in drawn.figure.axes)
     assert train == other_train and test == other_test  # one scale for each
@@ -76,7 +77,7 @@ def test_groups_that_failed_before_an_epoch_are_named(plan: Plan) -> None:
             plan.run(setup, 4, seed, devices, epochs=epochs(0.5, 0.6), label={"lr": 0.0015})
             plan.run(setup, 4, seed, devices, epochs=[], outcome="diverged", label={"lr": 1000})
     found = measured(plan, axes=["lr", "setup"], baseline={"setup": "1_1"})
-    failed = "lr 1000 1_1 b4 (2 x diverged); lr 1000 1_2 b4 (2 x diverged)"
+    failed = "lr 1000 1_1 (2 x diverged); lr 1000 1_2 (2 x diverged)"
     for name in ("accuracy", "loss", "efficiency"):
         assert f"failed runs have no place here: {failed}" in draw(name, found).notes
     throughput = draw("throughput", found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,46 @@ def test_the_frontier_is_what_nothing_else_beats(plan: Plan) -> None:
         )
         assert [*np.asarray(step.get_ydata())] == [0.6, 0.8, 0.9]
         assert texts(drawn, panel) == ["1", "2", "3"]
-    assert any("failed runs have no place here: 1_1 b256 (oom)" in note for note in drawn.notes)
+    assert any("failed runs have no place here: b256 (oom)" in note for note in drawn.notes)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"threads": 2, "observed": {"device": "cpu"}}, "threads per process"),
+        ({"data": {"data_checksum": "other", "test_samples": 9}}, "data checksum"),
+        ({"data": {"data_checksum": "one", "test_samples": 7}}, "test set"),
+        ({"launch": {"cpu_busy_share": 0.6}}, "other programs"),
+    ],
+)
+def test_the_frontier_ranks_what_compare_compares(
+    facts: dict[str, Any], why: str, plan: Plan
+) -> None:
+    """Another batch is another training, and what the figure chooses from."""
+    plain = {"threads": 1, "observed": {"device": "cpu"},
+             "data": {"data_checksum": "one", "test_samples": 9}}  # fmt: skip
+    plan.run("1_1", 1, environment=plain | facts, train_time_s=5, accuracy=0.99)
+    for batch, seconds, accuracy in ((4, 20, 0.8), (16, 10, 0.7)):
+        plan.run("1_1", batch, environment=plain, train_time_s=seconds, accuracy=accuracy)
+    drawn = draw("frontier", measured(plan))
+    left_out = f"left out, as not comparable with the others: b1 ({why})"
+    assert drawn.notes[0] == left_out
+    assert points(drawn) == [(10.0, 0.7), (20.0, 0.8)] and "1 b16 (0.7000 at 10)" in drawn.alt
+    del plan.content["runs"][1]
+    with pytest.raises(NothingToDraw, match="nothing to choose; left out.*" + why):
+        draw("frontier", measured(plan))
+
+
+def test_links_in_the_names_of_set_ups_have_their_panels_of_the_frontier(plan: Plan) -> None:
+    """Runs of several sweeps together, where no axis is the link."""
+    for setup, link in (("2_1_near", "1ms"), ("2_1_far", "80ms")):
+        for batch in (4, 16):
+            plan.run(setup, batch, environment={"launch": {"link": link}}, train_time_s=batch)
+    drawn = draw("frontier", measured(plan))
+    assert [axes.get_title() for axes in drawn.figure.axes] == ["1ms", "80ms"]
+    (legend,) = drawn.figure.legends
+    named = [text.get_text() for text in legend.get_texts()]
+    assert named == ["batch per GPU 4", "batch per GPU 16"]
 
 
 def test_intervals_are_whole_or_say_that_they_go_on(plan: Plan) -> None:

@@ -74,10 +74,10 @@ def test_runs_without_timed_steps_are_named_and_not_drawn(plan: Plan) -> None:
         plan.run("1_1", 8, seed, epochs=epochs(0.5))
     plan.run("1_1", 16, outcome="oom", reason="planted")
     drawn = draw("where_time_went", measured(plan))
-    assert [label.get_text() for label in drawn.figure.axes[0].get_yticklabels()] == ["1_1 b4"]
+    assert [label.get_text() for label in drawn.figure.axes[0].get_yticklabels()] == ["b4"]
     assert drawn.notes == [
-        "not drawn: has no timed steps: measure a longer run, or more epochs (1_1 b8: 2 runs)",
-        "failed runs are left out: 1_1 b16 (oom)",
+        "not drawn: has no timed steps: measure a longer run, or more epochs (b8: 2 runs)",
+        "failed runs are left out: b16 (oom)",
     ]
     plan.content["runs"] = plan.content["runs"][1:]
     with pytest.raises(NothingToDraw, match=r"where its time went: has no timed steps.*b8: 2 runs"):
@@ -171,8 +171,8 @@ def test_usage_of_a_cpu_has_no_panels_of_gpus(plan: Plan) -> None:
     shown = [axes for axes in draw("usage", measured(plan)).figure.axes if axes.get_visible()]
     named = [(axes.get_title(), axes.get_ylabel(), axes.get_xlabel()) for axes in shown]
     assert named == [
-        ("1_1 b8, seed 1", "GPU busy (%)", ""), ("", "GPU power (W)", ""),
-        ("", "GPU memory (GiB)", ""), ("1_1 b4, seed 1", "cores busy (%)", ""), ("", "", ""),
+        ("b8, seed 1", "GPU busy (%)", ""), ("", "GPU power (W)", ""),
+        ("", "GPU memory (GiB)", ""), ("b4, seed 1", "cores busy (%)", ""), ("", "", ""),
         ("", "node memory (GiB)", "time since the start (s)"), ("", "", "time since the start (s)"),
     ]  # fmt: skip
     for batch in (1, 2):

@@ -171,12 +171,10 @@ def test_a_figure_for_a_column_of_a_paper(root: Path, tmp_path: Path, figures: V
     figures(folder, "--format", "svg", "-o", tmp_path)
     assert {p.name for p in tmp_path.glob("*.svg")} == {"propagation.svg", "propagation-dark.svg"}
     wide = folder.with_name("slow_links-tiny")
-    assert "2 columns and needs 8.0in or more" in figures.refused(wide, "--width", "3.3in")
     said = figures(wide, "--all", "--format=pdf", "--width=3.3in", "-o", tmp_path / "all")
     left_out = dict(re.findall(r"^not drawn: (.*?): (.*)$", said, re.MULTILINE))
-    assert "needs 8.0in or more" in left_out["Strategies on slow links"]
-    assert left_out["Where the time went"].endswith("its labels leave no room for its panels")
     written = {file.stem for file in (tmp_path / "all").iterdir()}
+    assert {"strategies", "time_to_accuracy", "where_time_went", "frontier"} <= written
     assert {ALL[name][1] for name in ALL.keys() - written} == {*left_out}
     for text in ("3.3", "1in", "21in", "widein"):
         assert "expected 2in to 20in" in figures.refused(folder, "--width", text)

@@ -14,6 +14,7 @@ from harness.cli import main
 from harness.core.records import RunFolder
 from harness.core.settings import UserError
 from harness.read.compare.compare import compare
+from harness.read.drawing import NothingToDraw
 from harness.read.explain.explain import group_breakdown
 from harness.read.figures.catalogue import draw
 from harness.read.predict.fitting import measured_beside
@@ -154,9 +155,17 @@ def test_times_of_unlike_threads_have_no_mean(plan: Plan, table: Verb) -> None:
     (row,) = plan.groups()
     assert row["train_samples_per_s"] is None and row["accuracy"] is not None
     said = table(plan.write())
-    assert "-: no times of 1 group whose runs had unlike numbers of threads per process" in said
+    left_out = "no times of 1 group whose runs had unlike numbers of threads per process"
+    assert f"-: {left_out}" in said
+    with pytest.raises(NothingToDraw, match=f"no finished run has accuracy and a time; {left_out}"):
+        draw("frontier", measured(plan))
     with pytest.raises(UserError, match="differ in threads \\(1, 2\\): name one kind"):
         group_breakdown(Group(read_sweep(plan.folder).runs, name="RUN", selector="there"))
+    for batch in (8, 16):
+        plan.run("1_1", batch, epochs=epochs(0.5, 0.8))
+    for name in ("epoch_time", "time_to_accuracy", "frontier"):
+        assert left_out in draw(name, measured(plan)).notes
+    assert left_out not in draw("accuracy", measured(plan)).notes
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ from matplotlib.figure import Figure
 
 from harness.cli import main
 from harness.core.settings import UserError
-from harness.read.figures.catalogue import draw
+from harness.read.compare.answers import answers
+from harness.read.figures.catalogue import draw, figure_for
 from harness.read.figures.panels import Styles
 from harness.read.labels import shown_axes, strategy_text
+from harness.read.records.selection import read_sweep_part
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, row_of
@@ -236,15 +238,15 @@ def full(plan: Links) -> Figure:
 def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
     panels = drawn(full(plan))
     assert [*panels] == [
-        *(f"{setup}, {rate} Mbit/s, {time} time"
+        *(f"{setup}, {rate} Mbit/s, median {time} time"
           for rate in (1000, 50) for time in ("wall", "training") for setup in ("2_1", "4_1")),
         *("quality 8", "quality 9"),
     ]  # fmt: skip
-    assert line(panels["2_1, 50 Mbit/s, wall time"], "ddp")[1] == [3, 3]
-    axes = panels["2_1, 50 Mbit/s, training time"]
+    assert line(panels["2_1, 50 Mbit/s, median wall time"], "ddp")[1] == [3, 3]
+    axes = panels["2_1, 50 Mbit/s, median training time"]
     x, y = line(axes, "ddp")
     assert x == pytest.approx([20, 80], rel=0.05) and y == [160, 160]  # medians of 40, 160, 360
-    assert line(panels["4_1, 1000 Mbit/s, training time"], "diloco h50")[1] == [10]
+    assert line(panels["4_1, 1000 Mbit/s, median training time"], "diloco h50")[1] == [10]
     assert axes.get_yscale() == "log" and "accuracy 0.9 (s)" in axes.get_ylabel()
     times = [y for points in axes.collections for _, y in np.asarray(points.get_offsets()).tolist()]
     # Every run that reached it is a point: at 80 ms two of diloco did not.
@@ -255,7 +257,7 @@ def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
 
 def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> None:
     panels = drawn(full(plan))
-    axes = panels["2_1, 50 Mbit/s, training time"]
+    axes = panels["2_1, 50 Mbit/s, median training time"]
     texts = {text.get_text(): text for text in axes.texts}
     assert set(texts) == {"↑ 2 of 3", "missed"}
     assert texts["↑ 2 of 3"].xy[0] == 80 and 0.9 < texts["↑ 2 of 3"].xy[1] < 1
@@ -266,7 +268,9 @@ def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> Non
     assert strip.get_y() > 360 and axes.get_ylim()[1] == pytest.approx(
         strip.get_y() + strip.get_height()
     )
-    assert "↑ 2 of 3" not in {t.get_text() for t in panels["2_1, 1000 Mbit/s, wall time"].texts}
+    assert "↑ 2 of 3" not in {
+        t.get_text() for t in panels["2_1, 1000 Mbit/s, median wall time"].texts
+    }
 
 
 def test_the_loss_of_quality_is_stated(plan: Links) -> None:
@@ -275,7 +279,8 @@ def test_the_loss_of_quality_is_stated(plan: Links) -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["diloco h50"]
     (text,) = (text.get_text() for text in axes.texts)
     # -1, -2 and -3 points of three seeds, on each of three links: three values, not nine.
-    assert text == "-2.0 ± 1.0" and "that of ddp" in axes.get_xlabel()
+    assert text == "\u22122.0 (\u22124.5 to +0.5)" and "that of ddp" in axes.get_xlabel()
+    assert "bars, brackets: 95 % interval" in axes.get_xlabel()
     (bar,) = (x for x in map(np.asarray, (line.get_xdata() for line in axes.lines))
               if len(x) == 2 and len({*x}) == 2)  # fmt: skip
     assert [*bar] == pytest.approx([-2 - 2.484138, -2 + 2.484138])
@@ -360,9 +365,22 @@ def test_what_the_figure_needs(
 
 
 def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:
+    """One that has a single value, as where each entry of `runs` gives it, does not vary."""
     plan.measured(DDP | {"lr": 0.1}, 40)
-    with pytest.raises(UserError, match="lr varies too"):
-        draw("strategies", read_sweep(plan.write()))
+    plan.measured(FAR | {"lr": 0.1}, 8)
+    sweep = read_sweep(plan.write())
+    assert figure_for(sweep) == "strategies" and draw("strategies", sweep)
+    assert [sweep.short_name_of(group) for group in sweep.groups] == ["ddp", "diloco h50"]
+    (answer,) = answers(sweep)
+    assert answer.startswith("diloco h50 against ddp: ")
+    plan.measured(FAR | {"lr": 0.2}, 8)
+    sweep = read_sweep(plan.write())
+    with pytest.raises(UserError, match=r"lr varies too.*/sizes:lr=0.1$"):
+        draw("strategies", sweep)
+    with pytest.raises(UserError, match="strategy, lr varies too"):
+        draw("propagation", sweep)
+    part = read_sweep_part(f"{sweep.folder}:lr=0.1")
+    assert figure_for(part) == "strategies" and draw("strategies", part)
 
 
 def test_without_a_link_there_is_nothing_to_draw(plan: Links) -> None:
@@ -378,7 +396,7 @@ def test_one_strategy_alone_is_compared_with_nothing(
     plan.measured(FAR, 8)
     figure = draw("strategies", read_sweep(plan.write(baseline=baseline))).figure
     assert [axes.get_title() for axes in figure.axes] == [
-        "2_1, 50 Mbit/s, wall time", "2_1, 50 Mbit/s, training time"
+        "2_1, 50 Mbit/s, median wall time", "2_1, 50 Mbit/s, median training time"
     ]  # fmt: skip
 
 

@@ -55,6 +55,7 @@ TEXTS = dict(zip((RATE.name, ACCURACY.name, MEMORY.name, *TIMES),
 TOO_FEW = "too few runs to tell (more seeds are needed)"
 WIDEST = 10.0  # between the ends of a ratio's interval: a wider one says nothing
 EQUAL, WITHIN_NOISE, UNKNOWN_NOISE = "equal", "within the noise", "of unknown noise"
+ALONE = "one run each, so all of it may be chance"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
 NOT_RECORDED = "not recorded on a side"
 
@@ -187,7 +188,7 @@ def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
     case = ""
     if len(pairs) > 1:
         cases = _cases(sweep, pairs[0])
-        axes = [heading_of(axis) for axis in shown_axes(sweep.axes) if axis in cases]
+        axes = [heading_of(axis) for axis in shown_axes(sweep.varied) if axis in cases]
         case = f" in {len(pairs)} cases of {listed(axes, ', ', MOST_AXES)}"
     base = _way(sweep, pairs[0].base, pairs[0])
     disturbed = _disturbed_sides({way: [pair.group for pair in pairs],
@@ -241,7 +242,8 @@ def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) 
         return f"{what}: {listed(dict.fromkeys(map(str, found)), ' or ', MOST_TEXTS)}"
     cases = _names_of_cases(sweep, pairs)
     if len(pairs) <= FEW_CASES:
-        texts = [_one(measure, each, case) for each, case in zip(found, cases, strict=True)]
+        alone = _runs(pairs) == ALONE
+        texts = [_one(measure, each, case, alone) for each, case in zip(found, cases, strict=True)]
         return f"{what}: {', and '.join(texts)}"
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(
@@ -253,10 +255,12 @@ def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) 
     return f"{what}: {', '.join([*span, *texts])}"
 
 
-def _one(measure: ComparedMeasure, found: Estimate | str, case: str) -> str:
+def _one(measure: ComparedMeasure, found: Estimate | str, case: str, alone: bool) -> str:
     """The number and interval of one case, which is named if there are several."""
     named = f" for {case}" if case else ""
     judged = found if isinstance(found, str) else _judged(measure, found, "", "")
+    if judged == UNKNOWN_NOISE and alone:  # said of all at the end
+        judged = ""
     if isinstance(found, str) or judged == EQUAL:
         return f"{judged}{named}"
     text = f"{_number(measure, found.value)} {_unit(measure)}"
@@ -321,7 +325,7 @@ def _runs(pairs: Sequence[Pair]) -> str:
     groups = [group for pair in pairs for group in (pair.group, pair.base)]
     counts = {len(group.finished) for group in groups}
     if counts == {1}:
-        return "one run each, so all of it may be chance"
+        return ALONE
     text = f"{_from_to(counts)} runs each"
     if any(0 < group.disturbed < len(group.finished) for group in groups):
         timed = {len(group.measured(RATE.name)) for group in groups}

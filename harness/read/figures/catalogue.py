@@ -11,11 +11,11 @@ from pathlib import Path
 import matplotlib
 
 from harness.core.command_line import print_json
-from harness.core.records import FINISHED
+from harness.core.records import FINISHED, SWEEP, find_folders, find_runs
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import finding
-from harness.read.drawing import KINDS, Drawn, page_width, save
+from harness.read.drawing import KINDS, Drawn, NothingToDraw, page_width, save
 from harness.read.figures.curves import (
     accuracy_by_epoch,
     epoch_time_by_batch,
@@ -29,9 +29,15 @@ from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
-from harness.read.records.comparable import disturbed
-from harness.read.records.selection import read_results_part, read_sweep_part, refuse_part
-from harness.read.records.sweeps import SweepResults
+from harness.read.labels import STRATEGY, listed
+from harness.read.records.comparable import disturbed, without_times
+from harness.read.records.selection import (
+    parse_selector,
+    read_results_part,
+    read_sweep_part,
+    refuse_part,
+)
+from harness.read.records.sweeps import SweepResults, sweep_file
 
 matplotlib.use("Agg")  # files, no windows
 
@@ -53,8 +59,13 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "prediction": (prediction, "Prediction against measurement"),
 }
 
+MOST_NAMED = 4  # sweeps, in an error
+
 # Figures without any time.
 OF_QUALITY = ("accuracy", "loss", "own_metrics")
+# Figures that draw runs and not their means, or name what they leave out one by one.
+OF_SINGLE_RUNS = ("usage", "where_time_went", "prediction")
+OF_TARGET = ("time_to_accuracy", "strategies", "propagation", "frontier")
 # Figure -> the measures that its title is about.
 RATE, TIMES = ("train_samples_per_s",), ("tta_wall_s", "tta_train_s")
 FOUND_IN = {"accuracy": ("accuracy",), "epoch_time": RATE, "throughput": RATE,
@@ -63,12 +74,21 @@ FOUND_IN = {"accuracy": ("accuracy",), "epoch_time": RATE, "throughput": RATE,
 
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
-    drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
+    timeless = []
+    if name not in (*OF_QUALITY, *OF_SINGLE_RUNS):
+        timeless = without_times(sweep.groups, to_target=name in OF_TARGET)
+    try:
+        drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
+    except NothingToDraw as error:
+        raise NothingToDraw("; ".join([str(error), *timeless])) from None
     drawn.notes += sweep.averaged_exchanges
     if name not in OF_QUALITY:
         drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
+    drawn.notes += timeless
     if name in FOUND_IN and (text := finding(sweep, *FOUND_IN[name])):
         set_title(drawn.figure, text)
+        if FOUND_IN[name][0] in TIMES:
+            drawn.notes.append("drawn: medians; in the title: ratios of geometric means")
     return drawn
 
 
@@ -87,19 +107,21 @@ def draw_all(
 
 def figure_for(sweep: SweepResults) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
-    if {"link", "per_gpu_batch"} <= {*sweep.axes} and _has_one_process(sweep):
+    has_link, varied = "link" in sweep.axes, sweep.naming
+    if has_link and "per_gpu_batch" in varied and _has_one_process(sweep):
         return "prediction"
-    if "exchange" in sweep.axes and _reaches_target(sweep):
+    if "exchange" in varied and _reaches_target(sweep):
         return "time_to_accuracy"
-    if "link" in sweep.axes:
-        ways = {"strategy", *OF_ONE_STRATEGY} & set(sweep.axes)
-        return "strategies" if ways else "propagation"
+    if has_link and {STRATEGY, *OF_ONE_STRATEGY} & {*varied}:
+        return "strategies"
+    if "link" in varied:
+        return "propagation"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),
         ("lr", "accuracy"),
         ("setup", "throughput"),
     ):
-        if axis in sweep.axes:
+        if axis in varied:
             return name
     return "frontier"
 
@@ -176,7 +198,19 @@ def run(options: argparse.Namespace) -> int:
 Saved = tuple[list[Path], SweepResults, dict[str, str]]
 
 
+def _check_sweep(folder: Path) -> None:
+    """Of another folder, what there is to draw below it."""
+    path = parse_selector(str(folder))[0]
+    if not path.is_dir() or sweep_file(path) is not None or not find_runs(path):
+        return
+    below = (str(each.path) for each in find_folders(SWEEP, path) if each.problem is None)
+    named = listed(below, ", ", MOST_NAMED)
+    one = f"name a sweep below it ({named}), or draw" if named else "draw"
+    raise UserError(f"{path}: there is no {SWEEP}: {one} all runs below it together with --all")
+
+
 def _one(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
+    _check_sweep(folder)
     sweep = read_sweep_part(str(folder))
     name = figure_for(sweep)
     return save(draw(name, sweep), out or sweep.folder, name, kinds), sweep, {}

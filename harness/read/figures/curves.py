@@ -26,6 +26,7 @@ from harness.read.figures.panels import (
     same_scale,
     without_place,
 )
+from harness.read.figures.scales import doubling_axis, fitted
 from harness.read.labels import STRATEGY, heading_of
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency, is_single_of
 from harness.read.records.groups import Group
@@ -122,7 +123,7 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not values:
         return ""
-    kit.fitted(axes, values, bars, share)
+    fitted(axes, values, bars, share)
     return f"{panel.title}, {_title(metric)} at the end: {kit.listed(last)}."
 
 
@@ -160,7 +161,8 @@ def _runs(
 
 def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
     """Seconds of training per epoch over the batch of a device, a line a set-up."""
-    groups = [g for g in sweep.groups if is_number(g.setting(BATCH))]
+    begun = [g for g in sweep.groups if g.finished or failures(g)]
+    groups = [g for g in begun if is_number(g.setting(BATCH))]
     if len({g.setting(BATCH) for g in groups}) < 2:
         raise NothingToDraw("the batch per GPU does not vary")
     return _against(
@@ -233,13 +235,13 @@ def _lines(
             bars.append(_ideal(axes, points, styles[name], aside))
         kit.line(axes, [aside * x for x in best], [*best.values()], styles[name])
     _same_place(axes, panel, place, measure)
-    kit.doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
+    doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
     if values:
-        kit.fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars)
+        fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars)
         axes.set_ylim(bottom=0)
     kit.crosses(axes, failed)
     kit.mark_cut_intervals(drawn, axes)
-    return f"{panel.title}: {kit.listed(texts)}."
+    return f"{': '.join(filter(None, (panel.title, kit.listed(texts))))}."
 
 
 IDEAL = Line2D([], [], color=kit.FAINT, linestyle=":", label="in proportion to the devices")
@@ -327,13 +329,14 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
         place.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)
         kit.small_text(place, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
                    xycoords=place.get_yaxis_transform())  # fmt: skip
-        kit.doubling_axis(place, {_devices(g) for _, groups in panel.lines for g in groups})
+        doubling_axis(place, {_devices(g) for _, groups in panel.lines for g in groups})
         place.set_ylim(0, 1.1 * max(values))  # long intervals are cut, not the lines made flat
         kit.mark_cut_intervals(drawn, place)
         kit.describe(
             place, panel.title, "devices", "scaling efficiency" if place is axes[0] else ""
         )
-        texts.append(f"{panel.title}: {kit.listed(reached) or 'nothing to compare'}.")
+        found = kit.listed(reached) or "nothing to compare"
+        texts.append(f"{': '.join(filter(None, (panel.title, found)))}.")
     if not kinds:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     kind = " and ".join(sorted(kinds))

@@ -15,18 +15,19 @@ from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
-from harness.read.labels import STRATEGY, shown_axes
+from harness.read.figures.scales import delay_axis, log_axis, named_rows, row_names
+from harness.read.labels import STRATEGY, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
 from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
-from harness.read.statistics import spread
 
 NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
 DELAY = "delay between the nodes, one way (ms)"
-COLUMN_WIDTH = 4.6  # inches
+COLUMN_WIDTH, NARROWEST = 4.6, 4.0  # inches
 MISS_ROW = 0.085  # of a panel's height: a line of small text
 PANEL_HEIGHT = 2.1  # inches
+MOST_NAMED = 4
 # Measure -> its name, as the panels of strategies show it: what one waits for comes first.
 TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
 
@@ -38,6 +39,16 @@ def _linked(sweep: SweepResults) -> list[Group]:
     if not linked:
         raise NothingToDraw(NO_LINK)
     return linked
+
+
+def _check_axes(sweep: SweepResults, *shown: str) -> None:
+    if others := [axis for axis in shown_axes(sweep.varied) if axis not in shown]:
+        value = next(v for g in sweep.groups if (v := g.label.get(others[0])) is not None)
+        one = f"{others[0]}={plain_text(value)}"
+        raise NothingToDraw(
+            f"{listed(others, ', ', MOST_NAMED)} varies too, and this figure has no place for it: "
+            f"select one value, as in {sweep.folder}:{one}"
+        )
 
 
 def _link(group: Group) -> Link:
@@ -56,8 +67,7 @@ def _slowest_last(link: Link) -> tuple[float, str]:
 def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
     """Samples per second, each run a point; dashed: the baseline."""
     linked = _linked(sweep)
-    if others := [axis for axis in sweep.axes if axis not in ("script", "setup", "link")]:
-        raise NothingToDraw(f"{', '.join(others)} varies too")
+    _check_axes(sweep, "script", "setup", "link")
     if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
         raise NothingToDraw("links of several set-ups or machines do not go into one line")
     rates = sorted({replace(_link(group), delay_ms=0.0) for group in linked}, key=_slowest_last)
@@ -80,8 +90,8 @@ def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
             place.axhline(mean, color=kit.FAINT, linestyle="--", linewidth=1.2)
             kit.small_text(place, f"{axis_text(base, 'setup')}, no network", (1, mean), (-4, 3),
                        ha="right", va="bottom", xycoords=("axes fraction", "data"))  # fmt: skip
-        kit.delay_axis(place, sorted({_link(group).delay_ms for group in groups}))
-        kit.log_axis(place, "y")
+        delay_axis(place, sorted({_link(group).delay_ms for group in groups}))
+        log_axis(place, "y")
         kit.describe(place, panel.title, DELAY, "training samples/s" if place is axes[0] else "")
     kit.legend(figure, of_rates)
     drawn.alt = f"Training samples/s over the delay between nodes: {kit.listed(texts)}."
@@ -131,25 +141,28 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     of_strategies = styles.of_axis(STRATEGY, [cell.strategy for cell in cells])
     heights = [PANEL_HEIGHT] * len(rows)
     if any(cell.differences for cell in cells):
-        heights.append(0.65 + 0.24 * len(of_strategies))
-    figure, axes = kit.grid(heights, len(columns), COLUMN_WIDTH * len(columns))
+        _, height = row_names([*of_strategies])
+        heights.append(0.65 + height * len(of_strategies))
+    wide = len(columns) if kit.has_room(NARROWEST * len(columns)) else 1
+    figure, axes = kit.grid(heights * (len(columns) // wide), wide, COLUMN_WIDTH * wide)
     assert sweep.target is not None  # else there are no cells
     drawn, span = Drawn(figure, notes=_not_compared(cells)), _span(cells)
     delays = sorted({cell.delay for cell in cells})
     for n, place in enumerate(axes):
-        y, x = divmod(n, len(columns))
-        mine = [cell for cell in cells if cell.column == columns[x]]
+        # Columns without room beside each other stand below each other.
+        x, y = (n % wide, n // wide) if wide > 1 else divmod(n, len(heights))
+        mine, left = [cell for cell in cells if cell.column == columns[x]], n % wide == 0
         if y == len(rows):
-            _quality(drawn, place, mine, of_strategies, names=x == 0)
+            _quality(drawn, place, mine, of_strategies, left)
             continue
         rate, measure = rows[y]
         _times(drawn, place, [c for c in mine if c.row == rate], measure, of_strategies)
-        kit.delay_axis(place, delays)
-        _time_axis(place, span, labels=x == 0)
+        delay_axis(place, delays)
+        _time_axis(place, span, labels=left)
         others = str(replace(rate, rate_mbit=None)).replace("none", "")
-        title = [*columns[x], _rate_text(rate), others, TIMES[measure]]
+        title = [*columns[x], _rate_text(rate), others, f"median {TIMES[measure]}"]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
-                 f"time to {sweep.target.short} (s)" if x == 0 else "")  # fmt: skip
+                 f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
     kit.legend(figure, of_strategies)
     drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES)
     return drawn
@@ -167,10 +180,11 @@ def _not_compared(cells: Sequence[Cell]) -> list[str]:
 
 
 def _in_words(sweep: SweepResults, cells: list[Cell], measure: str) -> str:
-    reached = [(c, [t for t in c.times(measure) if math.isfinite(t)]) for c in cells]
-    texts = [f"{sweep.name_of(c.group)} {kit.numbers_of(times)} s" for c, times in reached if times]
-    title = TIMES[measure].capitalize()
-    return f"{title} to {sweep.target} over the delay between nodes: {kit.listed(texts)}."
+    """The medians that are drawn; a miss counts as infinite."""
+    of_cells = ((cell, cell.times(measure)) for cell in cells)
+    texts = [f"{sweep.name_of(c.group)} {kit.median_text(times)}" for c, times in of_cells if times]
+    title = f"{TIMES[measure].capitalize()} to {sweep.target} over the delay between nodes, medians"
+    return f"{title}: {kit.listed(texts)}."
 
 
 def _cells(sweep: SweepResults) -> list[Cell]:
@@ -180,11 +194,7 @@ def _cells(sweep: SweepResults) -> list[Cell]:
             f"{sweep.file}: has no target, and the figure shows the time to it: write for example "
             "target: {metric: accuracy, value: 0.9} into the sweep file"
         )
-    shown = ("script", "strategy", "setup", "link")
-    if others := [axis for axis in shown_axes(sweep.axes) if axis not in shown]:
-        raise NothingToDraw(
-            f"{sweep.file}: {', '.join(others)} varies too: there is no figure for it"
-        )
+    _check_axes(sweep, "script", STRATEGY, "setup", "link")
     if not any(group.values(measure) for group in linked for measure in TIMES):
         raise NothingToDraw(f"no epoch of any run has a number named {sweep.target.metric}")
     return [
@@ -224,6 +234,7 @@ def _times(
                 # On the left edge there is no room on the left.
                 side = 1 if cell.delay == nearest else -1
                 text = f"\u2191 {missed} of {len(times)}"
+                text = text if kit.has_room(COLUMN_WIDTH) else f"{missed}/{len(times)}"
                 _miss(axes, cell.delay, misses[cell.delay], text, style, side)
                 misses[cell.delay] += 1
 
@@ -256,7 +267,7 @@ def _span(cells: Sequence[Cell]) -> Span:
 
 def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
     """The same in all panels, with a strip for the misses at the top."""
-    kit.log_axis(axes, "y")
+    log_axis(axes, "y")
     top = span.high * (span.high / span.low) ** (span.missed / (1 - span.missed))
     powers = range(math.floor(math.log10(span.low)), math.ceil(math.log10(span.high)))
     ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
@@ -289,11 +300,15 @@ def _quality(
         means = [*map(statistics.mean, by_seed.values())]
         tips = [f"{name}: {value:+.2f} points" for value in values]
         kit.run_points(drawn, axes, values, [height] * len(values), styles[name], tips)
-        mean, *_ = kit.mean_with_interval(axes, height, means, styles[name], across=True)
-        sd = spread(means).sd
-        text = f"{mean:+.1f}" + ("" if sd is None else f" \u00b1 {sd:.1f}")
+        mean, low, high = kit.mean_with_interval(axes, height, means, styles[name], across=True)
+        text = f"{mean:+.1f}"
+        if low < high and kit.has_room(COLUMN_WIDTH):
+            text += f" ({low:+.1f} to {high:+.1f})"
         kit.small_text(axes, text, (1, height), (4, 0), xycoords=("axes fraction", "data"))
-    kit.named_rows(axes, compared if names else [""] * len(compared))
+    lines, _ = row_names(compared)
+    named_rows(axes, lines if names else [""] * len(compared))
     bases = {axis_text(c.base, STRATEGY) for c in cells if c.base is not None}
     base = bases.pop() if len(bases) == 1 else "the baseline"
-    kit.describe(axes, x=f"final accuracy less that of {base}, points (grey: within one)")
+    what = "bars, brackets" if kit.has_room(COLUMN_WIDTH) else "bars"
+    kit.describe(axes, x=f"final accuracy less that of {base}, points\n"
+                         f"(grey: within one; {what}: 95 % interval)")  # fmt: skip

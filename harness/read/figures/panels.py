@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -54,6 +53,8 @@ def axis_text(group: Group, axis: str) -> str:
     if axis == STRATEGY:
         return strategy_text({**group.label, STRATEGY: group.setting(STRATEGY)}) or "plain"
     value = group.machine_kind if axis == MACHINE else group.setting(axis)
+    if value is None and axis == "link":
+        value = group.identity["link"]
     if value is None:
         return ""
     text = plain_text(value)
@@ -68,7 +69,7 @@ class Styles:
         for sweep in sweeps:
             for axis in OF_PAGE:
                 if axis in (*sweep.axes, STRATEGY):
-                    known[axis] |= {_key(group, axis) for group in sweep.groups}
+                    known[axis] |= {key_text(group, axis) for group in sweep.groups}
         self._styles = {axis: _ordered_styles(values) for axis, values in known.items()}
 
     def of_axis(self, axis: str, values: Iterable[str]) -> dict[str, Style]:
@@ -82,8 +83,8 @@ class Styles:
         self, sweep: SweepResults, groups: Sequence[Group]
     ) -> tuple[list[str], dict[str, Style]]:
         """For each group the value that decides its colour, and the styles of these values."""
-        axis = next((axis for axis in COLOUR_BY if axis in sweep.axes), "")
-        names = [_key(group, axis) if axis else "" for group in groups]
+        axis = next((axis for axis in COLOUR_BY if axis in sweep.varied), "")
+        names = [key_text(group, axis) if axis else "" for group in groups]
         return names, self.of_axis(axis, names)
 
     def of_lines(self, sweep: SweepResults, panels: Iterable[Panel]) -> dict[str, Style]:
@@ -95,7 +96,7 @@ class Styles:
             for line in panel.lines:
                 lines.setdefault(line.name, []).extend(line.groups)
         for axis in (axis for axis in OF_PAGE if axis in sweep.axes):
-            values = [{_key(group, axis) for group in groups} for groups in lines.values()]
+            values = [{key_text(group, axis) for group in groups} for groups in lines.values()]
             if all(len(value) == 1 for value in values) and len(set().union(*values)) > 1:
                 break
         else:
@@ -110,9 +111,9 @@ class Styles:
         return styles
 
 
-def _key(group: Group, axis: str) -> str:
-    """A set-up without its tag, which names the link."""
-    return group.topology if axis == "setup" else axis_text(group, axis)
+def key_text(group: Group, axis: str) -> str:
+    """The same, but a set-up without its tag where the link has a word of its own."""
+    return group.topology if axis == "setup" and "link" in group.label else axis_text(group, axis)
 
 
 def _ordered_styles(values: Collection[str]) -> dict[str, Style]:
@@ -139,7 +140,7 @@ def arrange(
     across: axes along which a line goes, so that its groups differ in them alone.
     """
     beside = [axis for axis in ("script", "setup")[: 1 + by_setup] if axis not in across]
-    more = [axis for axis in INTO_PANELS if axis in sweep.axes and axis not in across]
+    more = [axis for axis in INTO_PANELS if axis in sweep.varied and axis not in across]
     arranged = _arranged(sweep, groups, beside, across)
     while more and max(len(lines) for lines in arranged.values()) > kit.MOST_LINES:
         beside.append(more.pop(0))
@@ -160,10 +161,10 @@ def _arranged(
     sweep: SweepResults, groups: Sequence[Group], beside: Sequence[str], across: Collection[str]
 ) -> dict[str, dict[str, list[Group]]]:
     machine = [MACHINE] if len(sweep.machines) > 1 else []
-    within = [a for a in (*shown_axes(sweep.axes), *machine) if a not in {*beside, *across}]
+    within = [a for a in (*shown_axes(sweep.naming), *machine) if a not in {*beside, *across}]
     arranged: dict[str, dict[str, list[Group]]] = {}
     for group in groups:
-        title = ", ".join(text for axis in beside if (text := _key(group, axis)))
+        title = ", ".join(text for axis in beside if (text := key_text(group, axis)))
         name = ", ".join(text for axis in within if (text := axis_text(group, axis)))
         arranged.setdefault(title, {}).setdefault(name, []).append(group)
     return arranged
@@ -247,7 +248,8 @@ def draw_group(
 
 def set_title(figure: Figure, text: str) -> None:
     """What the figure shows, above its legend."""
-    text = textwrap.fill(text, int(95 * figure.get_figwidth() / kit.WIDTH))
+    text = kit.wrapped(text, kit.TITLE_LETTERS * figure.get_figwidth())
+    kit.make_room(figure, 1 + text.count("\n"))
     if figure.legends:
         figure.legends[0].set_title(text, FontProperties(size=10))
     else:

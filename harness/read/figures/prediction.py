@@ -18,6 +18,7 @@ from harness.read.figures.panels import (
     run_name,
     without_place,
 )
+from harness.read.figures.scales import log_axis
 from harness.read.labels import STRATEGY
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
 from harness.read.records.sweeps import SweepResults
@@ -93,8 +94,8 @@ def _diagonal(axes: Axes, workload: Workload) -> None:
     axes.fill_between(ends, [(1 - NEAR) * e for e in ends], [(1 + NEAR) * e for e in ends],
                       color=kit.FAINT, alpha=0.15, linewidth=0, zorder=0)  # fmt: skip
     if high > 4 * low:
-        kit.log_axis(axes, "x")
-        kit.log_axis(axes, "y")
+        log_axis(axes, "x")
+        log_axis(axes, "y")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     kit.describe(axes, workload.name, "measured step time (ms)", "predicted step time (ms)")

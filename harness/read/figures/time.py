@@ -7,12 +7,12 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
 from harness.core.settings import UserError
+from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.explain.time_breakdown import (
@@ -41,7 +41,17 @@ from harness.read.figures.panels import (
     set_title,
     without_place,
 )
-from harness.read.labels import MACHINE, column_of, duration, heading_of, shown_axes
+from harness.read.figures.scales import log_axis, named_rows, row_names
+from harness.read.labels import (
+    MACHINE,
+    STRATEGY,
+    column_of,
+    duration,
+    heading_of,
+    short_text,
+    shown_axes,
+)
+from harness.read.records.comparable import TARGET, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
@@ -50,7 +60,6 @@ QUALITY = "accuracy"
 TARGET_TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}  # measure: its name
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
-LONGEST_NAME, LETTERS_PER_INCH = 56, 10.5
 # Measure, title with unit, and the unit in those of the measure.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
@@ -60,8 +69,17 @@ COSTS = (
 Times = list[tuple[Run, float]]
 
 
-def cut(name: str, longest: int = LONGEST_NAME) -> str:
-    return name if len(name) <= longest else name[: longest - 3] + "..."
+def _row_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str], float]:
+    """What tells the groups of a figure apart, whole, and the height of a row."""
+    axes = [a for a in sweep.naming if len({str(group.label.get(a)) for group in groups}) > 1]
+    if {*axes} & {*OF_ONE_STRATEGY} and STRATEGY in sweep.naming:
+        axes = [axis for axis in sweep.naming if axis in {*axes, STRATEGY}]
+    kinds = {group.machine_kind for group in groups}
+    return row_names([
+        short_text(group.label, tuple(axes or sweep.naming),
+                   group.machine_kind if len(kinds) > 1 else None)
+        for group in groups
+    ])  # fmt: skip
 
 
 def targets_of(sweep: SweepResults) -> dict[str, Target]:
@@ -97,16 +115,23 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
     wide = kit.panels_per_row(len(TARGET_TIMES))
-    heights = [0.26 * min(len(rows), MOST_ROWS) + 0.7 for _, rows in blocks]
+    named = [_row_names(sweep, [group for group, _ in rows[:MOST_ROWS]]) for _, rows in blocks]
+    heights = [height * len(names) + 0.7 for names, height in named]
     stacked = [height for height in heights for _ in range(len(TARGET_TIMES) // wide)]
     figure, axes = kit.grid(stacked, wide)
     drawn, texts = Drawn(figure, notes=notes), []
-    shown = [(*block, measure) for block in blocks for measure in TARGET_TIMES]
-    for number, (place, (target, rows, measure)) in enumerate(zip(axes, shown, strict=True)):
+    shown = [
+        (*block, names, measure)
+        for block, (names, _) in zip(blocks, named, strict=True)
+        for measure in TARGET_TIMES
+    ]
+    for number, (place, (target, rows, names, measure)) in enumerate(zip(axes, shown, strict=True)):
         of_measure = [(group, times[measure]) for group, times in rows[:MOST_ROWS]]
-        text = _block(drawn, place, sweep, of_measure, styles, named=number % wide == 0)
+        text = _block(drawn, place, sweep, of_measure, styles)
+        named_rows(place, [name if number % wide == 0 else "" for name in names])
         _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
-        kit.describe(place, x=f"{TARGET_TIMES[measure]} to {target.short} (s)")
+        script = _script(rows[0][0]) if len(blocks) > 1 else ""
+        kit.describe(place, script, f"{TARGET_TIMES[measure]} to {target.short} (s)")
         texts.append(f"{TARGET_TIMES[measure].capitalize()} to {target}, medians: {text}.")
     drawn.alt = " ".join(texts)
     return drawn
@@ -125,14 +150,13 @@ def _times(group: Group, target: Target) -> dict[str, Times]:
 
 def _block(
     drawn: Drawn, axes: Axes, sweep: SweepResults, rows: Sequence[tuple[Group, Times]],
-    styles: Styles, named: bool,
+    styles: Styles,
 ) -> str:  # fmt: skip
     values, of_values = styles.of_groups(sweep, [group for group, _ in rows])
     texts = [
         f"{sweep.name_of(group)}: {_row(drawn, axes, height, group, times, of_values[value])}"
         for height, ((group, times), value) in enumerate(zip(rows, values, strict=True))
     ]
-    kit.named_rows(axes, [cut(sweep.short_name_of(group)) if named else "" for group, _ in rows])
     return kit.listed(texts)
 
 
@@ -144,7 +168,7 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
     low, high = min(finite) / 1.2, max(finite) * 1.05
     if max(finite) > 8 * min(finite):
         right = low * (high / low) ** (1 / free)
-        kit.log_axis(axes, "x", few=right > 100 * low)
+        log_axis(axes, "x", few=right > 100 * low)
         axes.set_xlim(low, right)
     else:
         axes.set_xlim(0, high / free)
@@ -180,15 +204,28 @@ class TradeOff(NamedTuple):
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     """Accuracy over time and over energy; the line: what nothing else beats in both."""
-    groups = [group for group in sweep.groups if group.values(QUALITY)]
-    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
-    if not costs:
+    measured = [group for group in sweep.groups if group.values(QUALITY)
+                and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
+    if not measured:
         raise NothingToDraw("no finished run has accuracy and a time")
-    names, of_names, notes = _named_styles(sweep, groups, styles)
-    counts = Counter(map(partial(_given, sweep), groups))
+    given = _given(measured)
+    by_case: dict[str, list[Group]] = {}
+    for group in measured:
+        by_case.setdefault(_case(group, given), []).append(group)
+    groups, reasons = [], list[str]()
+    for of_case in by_case.values():
+        ranked, why = _comparable(sweep, of_case)
+        groups += ranked
+        reasons += why
+    notes = [f"left out, as not comparable with the others: {'; '.join(reasons)}"] * bool(reasons)
+    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
+    names, of_names, more = _named_styles(sweep, groups, styles)
+    notes += more
+    counts = Counter(_case(group, given) for group in groups)
     cases = [case for case, number in counts.items() if number > 1]
     if not cases:
-        raise NothingToDraw(f"no two groups have the same {', '.join(GIVEN)}: nothing to choose")
+        none = f"no two groups have the same {', '.join(GIVEN)}: nothing to choose"
+        raise NothingToDraw("; ".join([none, *notes]))
     drawn_cases = cases[: kit.MOST_PANELS // len(costs)]
     wide = kit.panels_per_row(len(drawn_cases))
     shown = [(*cost, case) for cost in costs for case in drawn_cases]
@@ -199,15 +236,16 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         points = [
             _point(drawn, place, sweep, group, (measure, unit), of_names[name])
             for group, name in zip(groups, names, strict=True)
-            if _given(sweep, group) == case and group.values(measure)
+            if _case(group, given) == case and group.values(measure)
         ]
         if not points:
             place.set_visible(False)
             continue
         texts.append(_best(place, sweep, points, ", ".join(filter(None, [case, title]))))
+        place.margins(0.1)  # room for the numbers
         kit.describe(place, case, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
-            kit.log_axis(place, "x")
+            log_axis(place, "x")
     kit.legend(figure, of_names)
     set_title(figure, f"Numbered: {UNBEATEN}")
     drawn.notes += without_place(sweep)
@@ -220,10 +258,38 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
 GIVEN = ("script", "model", "dataset", "train_size", "link", MACHINE)
 
 
-def _given(sweep: SweepResults, group: Group) -> str:
-    varied = {*sweep.axes, *([MACHINE] if len(sweep.machines) > 1 else [])}
-    texts = (axis_text(group, a) for a in GIVEN if a in varied or a == "script")
-    return ", ".join(filter(None, texts))
+def _given(groups: Sequence[Group]) -> list[str]:
+    """The script, and each of the others that tells more groups apart than those before it."""
+    given = ["script"]
+    for axis in GIVEN:
+        known = {_case(group, given) for group in groups}
+        if len({_case(group, [*given, axis]) for group in groups}) > len(known):
+            given.append(axis)
+    return given
+
+
+def _case(group: Group, given: Sequence[str]) -> str:
+    return ", ".join(filter(None, (axis_text(group, axis) for axis in dict.fromkeys(given))))
+
+
+def _comparable(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
+    """The most of these groups that `compare` would compare in time to a target, which is about
+    time and quality both; and why the others are left out, each reason with its groups.
+    """
+    parts: list[list[Group]] = []
+    for group in groups:
+        part = next((part for part in parts if not refused(group, part[0], TARGET)), None)
+        if part is None:
+            parts.append([group])
+        else:
+            part.append(group)
+    most = max(parts, key=len)
+    names = dict[str, list[str]]()
+    for part in parts:
+        for group in part if part is not most else ():
+            why = ", ".join(refused(group, most[0], TARGET))
+            names.setdefault(why, []).append(sweep.short_name_of(group))
+    return most, [f"{kit.listed(of, ', ')} ({why})" for why, of in names.items()]
 
 
 def _named_styles(
@@ -235,8 +301,8 @@ def _named_styles(
     axis decides, and a note says in what groups of one style differ.
     """
     chosen = [axis for axis in shown_axes(sweep.axes) if axis not in GIVEN]
-    varied = [axis for axis in chosen if len({axis_text(group, axis) for group in groups}) > 1]
-    names = [", ".join(filter(None, (axis_text(g, axis) for axis in varied))) for g in groups]
+    varied = [axis for axis in chosen if len({_choice(group, axis) for group in groups}) > 1]
+    names = [", ".join(filter(None, (_choice(g, axis) for axis in varied))) for g in groups]
     if len({*names}) <= kit.MOST_LINES:
         lines = [Series(name, [group]) for name, group in zip(names, groups, strict=True)]
         return names, styles.of_lines(sweep, [Panel("", lines)]), []
@@ -246,9 +312,14 @@ def _named_styles(
         alike.setdefault(name, []).append(group)
     unlike = ", ".join(
         heading_of(column_of(axis)) for axis in varied
-        if any(len({axis_text(group, axis) for group in theirs}) > 1 for theirs in alike.values())
+        if any(len({_choice(group, axis) for group in theirs}) > 1 for theirs in alike.values())
     )  # fmt: skip
     return names, of_names, [f"points of one style differ in {unlike}"]
+
+
+def _choice(group: Group, axis: str) -> str:
+    """A set-up without its tag: the link stands above the panel."""
+    return group.topology if axis == "setup" else axis_text(group, axis)
 
 
 def _point(
@@ -307,7 +378,8 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
     if failed := failed_groups(sweep):
         notes.append(f"failed runs are left out: {failed}")
     rows = rows[:MOST_ROWS]
-    figure, (axes,) = kit.grid([0.28 * len(rows) + 0.9])
+    names, height = _row_names(sweep, [group for group, _ in rows])
+    figure, (axes,) = kit.grid([height * len(rows) + 0.9])
     left = [0.0] * len(rows)
     for name in PARTS:
         widths = [parts.get(name, 0.0) for _, parts in rows]
@@ -316,9 +388,9 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
             axes.barh(range(len(rows)), widths, left=left, color=colour, height=0.72, label=name,
                       hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
             left = [a + b for a, b in zip(left, widths, strict=True)]
-    for height, total in enumerate(left):
-        kit.small_text(axes, duration(total), (total, height), (4, 0))
-    kit.named_rows(axes, [cut(sweep.short_name_of(group)) for group, _ in rows])
+    for row, total in enumerate(left):
+        kit.small_text(axes, duration(total), (total, row), (4, 0))
+    named_rows(axes, names)
     axes.set_xlim(0, max(left) * 1.12)
     kit.describe(axes, x="time of a run from its start to its end (s), mean over the seeds")
     kit.legend(figure, {}, axes.get_legend_handles_labels()[0])

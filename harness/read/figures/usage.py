@@ -17,7 +17,6 @@ from harness.read.figures.panels import (
     Styles,
     run_name,
 )
-from harness.read.figures.time import LETTERS_PER_INCH
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, telemetry_of
 from harness.read.records.runs import Run
@@ -56,14 +55,13 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
     if not any(_series(readings, q) for *_, readings in runs for q in QUANTITIES):
         raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")
     notes = []
-    if len(runs) > MOST_RUNS:
-        notes.append(f"{len(runs) - MOST_RUNS} more groups have readings: not drawn")
-        runs = _of_unlike_kinds(runs)[:MOST_RUNS]
+    if len(runs) > (most := kit.panels_per_row(MOST_RUNS)):
+        notes.append(f"{len(runs) - most} more groups have readings: not drawn")
+        runs = _of_unlike_kinds(runs)[:most]
     known = [{q: of for q in QUANTITIES if (of := _series(readings, q))} for *_, readings in runs]
     shown = [quantity for quantity in QUANTITIES if any(quantity in of for of in known)]
     figure, axes = kit.panels(len(shown) * len(runs), 1.6, len(runs))
     drawn, texts = Drawn(figure, notes=notes), []
-    letters = int(LETTERS_PER_INCH * figure.get_figwidth() / len(runs))  # above a panel
     nodes = {node for of in known for series in of.values() for node, _ in series}
     devices = {gpu for of in known for series in of.values() for _, gpu in series}
     by_gpu = len(nodes) == 1 and len(devices) > 1
@@ -73,8 +71,6 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         kit.legend(figure, of_names)
     for x, ((group, run, readings), series) in enumerate(zip(runs, known, strict=True)):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
-        # What tells runs apart comes last.
-        title = name if len(name) <= letters else f"...{name[3 - letters :]}"
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
         ends, every = _ends_of_epochs(run)
         if every > 1:
@@ -90,7 +86,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                 place.axvline(end - begin, color=kit.FAINT, linestyle=":", linewidth=0.8)
             kit.describe(
                 place,
-                title if quantity == next(iter(series)) else "",
+                name if quantity == next(iter(series)) else "",
                 "time since the start (s)" if quantity == [*series][-1] else "",
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
             )

@@ -134,6 +134,20 @@ def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
     return texts
 
 
+def without_times(groups: Sequence[Group], to_target: bool = True) -> list[str]:
+    """How many groups have no times, or none to the target, and why; else nothing."""
+    kinds = [("times", "whose runs had unlike numbers of threads per process",
+              sum(group.has_unlike_threads for group in groups))]  # fmt: skip
+    if to_target:
+        kinds.append(("time to the target", f"with {MISSES}",
+                      sum(group.misses_beside_disturbed for group in groups)))  # fmt: skip
+    return [
+        f"no {what} of {count} group{'s' if count > 1 else ''} {why}"
+        for what, why, count in kinds
+        if count
+    ]
+
+
 def _runs(count: int) -> str:
     return f"{count} run{'s' if count > 1 else ''}"
 

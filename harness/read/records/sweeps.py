@@ -25,7 +25,8 @@ from harness.core.records import (
 from harness.core.records.archives import is_archive
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
-from harness.read.labels import group_text, short_text
+from harness.core.strategies import OF_ONE_STRATEGY
+from harness.read.labels import STRATEGY, group_text, short_text
 from harness.read.records.copies import run_key, without_copies
 from harness.read.records.groups import Group, group_key, make_groups
 from harness.read.records.recorded import (
@@ -95,6 +96,20 @@ class SweepResults:
     def groups(self) -> tuple[Group, ...]:
         return make_groups(self.runs, self.axes)
 
+    @cached_property
+    def varied(self) -> tuple[str, ...]:
+        """The axes with several values; a strategy with its flags is one thing."""
+        values = {axis: {str(run.label.get(axis)) for run in self.planned} for axis in self.axes}
+        several = {axis for axis, of_axis in values.items() if len(of_axis) > 1}
+        if several & {*OF_ONE_STRATEGY}:
+            several.add(STRATEGY)
+        return tuple(axis for axis in self.axes if axis in several)
+
+    @property
+    def naming(self) -> tuple[str, ...]:
+        """The axes that distinguish a group from the others; of one group alone, all."""
+        return self.varied or self.axes
+
     @property
     def machines(self) -> list[str]:
         """The kinds of machine: one GPU of a kind and four are of one kind."""
@@ -103,14 +118,14 @@ class SweepResults:
     def text_of(self, group: Group, without: Collection[str] = ()) -> str:
         """What distinguishes a group from the others, in words; without: axes they share."""
         machine = group.machine_kind if len(self.machines) > 1 else None
-        return group_text(group.label, self.axes, machine, without)
+        return group_text(group.label, self.naming, machine, without)
 
     def name_of(self, group: Group) -> str:
         return self.text_of(group) or "all runs"
 
     def short_name_of(self, group: Group) -> str:
         machine = group.machine_kind if len(self.machines) > 1 else None
-        return short_text(group.label, self.axes, machine)
+        return short_text(group.label, self.naming, machine)
 
     @property
     def problems(self) -> list[str]:

@@ -32,14 +32,9 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
     yield (here / "report.css").read_text("utf-8")
     yield f"</style>\n</head>\n<body>\n<h1>What was measured</h1>\n<p>{_text(folder)}</p>"
     yield from _controls()
-    yield '<nav aria-label="answers"><ul>'
+    yield '<nav aria-label="questions"><ul>'
     for section in sections:
-        yield f'<li><a href="#{section.name}">{_text(section.table.title)}</a>'
-        if len(sections) > 1:
-            if section.table.hypothesis:
-                yield f'<p class="small">{_text(section.hypothesis)}</p>'
-            yield from _list(section.answers)
-        yield "</li>"
+        yield f'<li><a href="#{section.name}">{_text(section.table.title)}</a></li>'
     yield '<li><a href="#definitions">Definitions</a></li></ul></nav>'
     if problems:
         yield '<section class="problems"><h2>Not read</h2>'
@@ -67,8 +62,8 @@ def _section(section: Section) -> Iterator[str]:
     yield f'<section id="{section.name}" class="sweep">\n<h2>{_text(section.table.title)}</h2>'
     if section.hypothesis:
         yield f"<p>{_text(section.hypothesis)}</p>"
-    yield '<div class="lead"><div>\n<h3>Answer</h3>'
-    yield from _list(section.answers)
+    yield '<div class="lead"><div>'
+    yield from _answers(section)
     yield f'<p class="small">{_text(section.table.about)}</p>'
     for title, texts in section.lists:
         if title in OPEN:
@@ -148,6 +143,23 @@ def _figure(section: Section, name: str) -> Iterator[str]:
         f'<details class="words"><summary>In words</summary><p>{_text(shown.alt)}</p></details>'
         "</figure>"
     )
+
+
+def _answers(section: Section) -> Iterator[str]:
+    yield "<h3>Answer</h3>\n<ul>"
+    yield "".join(f"<li>{_in_parts(text)}</li>" for text in section.answers) + "</ul>"
+    if section.next_question:
+        question, _, command = section.next_question.partition(": ")
+        yield f"<p>Next: {_text(question)}: <code>{_text(command)}</code></p>"
+
+
+def _in_parts(sentence: str) -> str:
+    """What is compared, and below it a line a measure."""
+    what, colon, rest = sentence.partition(": ")
+    parts = rest.split("; ")
+    if len(parts) == 1:
+        return _text(sentence)
+    return f"{_text(what)}{colon}<ul>{''.join(f'<li>{_text(part)}</li>' for part in parts)}</ul>"
 
 
 def _list(texts: Sequence[str]) -> Iterator[str]:

@@ -18,8 +18,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from harness.core.command_line import print_json
+from harness.core.records import WAITING
 from harness.core.settings import UserError
 from harness.read.compare.answers import failed_ways
+from harness.read.compare.fastest import fastest_batch, next_question
 from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
@@ -119,14 +121,31 @@ def _end_quietly() -> None:
 def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section | str:
     """The section, with its files written; or the reason why there is none."""
     try:
-        table, rows = sweep_table(sweep)
-        _write(out / name / "table.csv", csv_text(rows))
         _write(out / name / "runs.csv", csv_text([run_row(sweep, run) for run in sweep.runs]))
-        return _section_of(sweep, table, styles, name, out)
+        begun, left_out = _begun(sweep)
+        table, rows = sweep_table(begun)
+        table = replace(table, not_finished=[*table.not_finished, *left_out])
+        _write(out / name / "table.csv", csv_text(rows))
+        return _section_of(begun, table, styles, name, out)
     except UserError:
         raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+def _begun(sweep: SweepResults) -> tuple[SweepResults, list[tuple[str, str, str | None]]]:
+    """The sweep without groups of which no run began, as those that nobody selected; and a line
+    that counts these runs.
+    """
+    waiting = [g for g in sweep.groups if all(run.state == WAITING for run in g.runs)]
+    left_out = {id(run) for group in waiting for run in group.runs}
+    if not left_out or len(waiting) == len(sweep.groups):
+        return sweep, []
+    both = zip(sweep.planned, sweep.runs, strict=True)
+    kept = tuple(planned for planned, run in both if id(run) not in left_out)
+    count = f"{len(left_out)} run{'s' if len(left_out) > 1 else ''}"
+    line = (count, f"{WAITING}: not begun, or not selected", None)
+    return replace(sweep, planned=kept), [line]
 
 
 def _section_of(
@@ -153,6 +172,8 @@ def _section_of(
         uncompared=_uncompared(sweep),
         failed=failed_ways(sweep),
         planned=sweep.question != sweep.name,
+        fastest=fastest_batch(sweep),
+        next_question=next_question(sweep),
     )
 
 
@@ -214,6 +235,8 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         if section.hypothesis:
             yield f"{escaped(section.hypothesis)}\n"
         yield from (f"- {escaped(text)}" for text in section.answers)
+        if section.next_question:
+            yield f"\nNext: {escaped(section.next_question)}"
     for section in sections:
         yield from _section_lines(section)
     yield "\n## Definitions\n"

@@ -36,10 +36,12 @@ class Section:
     uncompared: str  # why there is no answer
     failed: list[str]  # ways to run that no run finished
     planned: bool  # by a sweep file: it has a question, and may have a hypothesis
+    fastest: list[str]  # which batch, where that varies
+    next_question: str  # which its records or another sweep answer, with the command
 
     @property
     def answers(self) -> list[str]:
-        return [*(self.table.answers or [self.uncompared]), *self.failed]
+        return [*self.fastest, *(self.table.answers or [self.uncompared]), *self.failed]
 
     @property
     def hypothesis(self) -> str:

@@ -21,12 +21,12 @@ from harness.read.records.baseline import (
     measures_of,
 )
 from harness.read.records.comparable import (
-    MISSES,
     QUALITY,
     SPEED,
     TARGET,
     disturbed,
     refused,
+    without_times,
 )
 from harness.read.records.processors import spread_of
 from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
@@ -273,7 +273,9 @@ def _notes(
             )
         if any(row["baseline_finished"] == 0 for row in finished):
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
-    notes += [*_not_compared(sweep, shown), *_without_times(sweep), *sweep.averaged_exchanges]
+    notes += _not_compared(sweep, shown)
+    notes += [f"{UNKNOWN}: {text}" for text in without_times(sweep.groups)]
+    notes += sweep.averaged_exchanges
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")
     return notes
@@ -300,17 +302,6 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
         for why, number in counted.items():
             rows = f"{number} row{'s' if number > 1 else ''}"
             yield f"{UNKNOWN}: {what} not compared with the baseline in {rows} ({why})"
-
-
-def _without_times(sweep: SweepResults) -> Iterator[str]:
-    for what, why, groups in (
-        ("times", "whose runs had unlike numbers of threads per process",
-         sum(group.has_unlike_threads for group in sweep.groups)),
-        ("time to the target", f"with {MISSES}",
-         sum(group.misses_beside_disturbed for group in sweep.groups)),
-    ):  # fmt: skip
-        if groups:
-            yield f"{UNKNOWN}: no {what} of {groups} group{'s' if groups > 1 else ''} {why}"
 
 
 def _not_finished(
