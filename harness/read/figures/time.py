@@ -212,11 +212,10 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     by_case: dict[str, list[Group]] = {}
     for group in measured:
         by_case.setdefault(_case(group, given), []).append(group)
-    groups, reasons = [], list[str]()
+    groups, others = [], dict[str, list[str]]()
     for of_case in by_case.values():
-        ranked, why = _comparable(sweep, of_case)
-        groups += ranked
-        reasons += why
+        groups += _comparable(sweep, of_case, others)
+    reasons = [f"{kit.listed(names, ', ')} ({why})" for why, names in others.items()]
     notes = [f"left out, as not comparable with the others: {'; '.join(reasons)}"] * bool(reasons)
     costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
     names, of_names, more = _named_styles(sweep, groups, styles)
@@ -272,9 +271,11 @@ def _case(group: Group, given: Sequence[str]) -> str:
     return ", ".join(filter(None, (axis_text(group, axis) for axis in dict.fromkeys(given))))
 
 
-def _comparable(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[Group], list[str]]:
+def _comparable(
+    sweep: SweepResults, groups: Sequence[Group], others: dict[str, list[str]]
+) -> list[Group]:
     """The most of these groups that `compare` would compare in time to a target, which is about
-    time and quality both; and why the others are left out, each reason with its groups.
+    time and quality both; the names of the others are added by the reason against them.
     """
     parts: list[list[Group]] = []
     for group in groups:
@@ -284,12 +285,11 @@ def _comparable(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[Grou
         else:
             part.append(group)
     most = max(parts, key=len)
-    names = dict[str, list[str]]()
     for part in parts:
         for group in part if part is not most else ():
             why = ", ".join(refused(group, most[0], TARGET))
-            names.setdefault(why, []).append(sweep.short_name_of(group))
-    return most, [f"{kit.listed(of, ', ')} ({why})" for why, of in names.items()]
+            others.setdefault(why, []).append(sweep.short_name_of(group))
+    return most
 
 
 def _named_styles(
