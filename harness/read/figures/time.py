@@ -348,10 +348,13 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
             best.append(point)
     axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=kit.FAINT,
               linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
-    texts = []
+    texts, above, before = [], False, best[0]
+    width, height = (max(ends) - min(ends) for ends in zip(*(p[1:] for p in points), strict=True))
     for number, (group, cost, quality) in enumerate(best, 1):
-        # By turns above on the left and below on the right, where the line does not pass.
-        shift, ha, va = ((-5, 6), "right", "bottom") if number % 2 else ((5, -6), "left", "top")
+        # The line does not pass above on the left, nor below on the right, if that is taken.
+        near = cost - before.cost < width / 20 and quality - before.quality < height / 10
+        above, before = not (above and near), best[number - 1]
+        shift, ha, va = ((-5, 6), "right", "bottom") if above else ((5, -6), "left", "top")
         kit.small_text(axes, str(number), (cost, quality), shift, ha=ha, va=va,
                    fontsize=9, weight="bold")  # fmt: skip
         texts.append(f"{number} {sweep.short_name_of(group)} ({quality:.4f} at {cost:,.4g})")
