@@ -25,6 +25,9 @@ def check_start(
     """Say what will happen; a person at a terminal is asked before it takes long."""
     for line in skipped(chosen):
         print(line)
+    if isinstance(place, Machines) and place.options.rerun != "all":
+        for line in with_other_threads(chosen, place.environment.get("OMP_NUM_THREADS")):
+            print(line)
     expected_s = _expected_s(sweep) if chosen == states else None
     line, left_s = ahead(chosen, place.options.rerun, expected_s)
     print(line, flush=True)
@@ -79,6 +82,23 @@ def ahead(
         # The header may count the runs that are skipped here.
         line += f", {'at most' if skips else 'about'} {short(left_s)} by the header of the file"
     return line, left_s
+
+
+def with_other_threads(states: list[State], threads: str | None) -> list[str]:
+    """A line on the runs on CPUs that are done, but with other threads than this sweep gives."""
+    unlike: dict[str, list[State]] = {}
+    for state in states:
+        facts: Mapping[str, Any] = state.job.folder.read_environment() or {}
+        known = str(facts.get("threads") or threads)
+        on_cpu = (facts.get("observed") or {}).get("device") == "cpu"
+        if on_cpu and known != threads and state.job.folder.outcome() == FINISHED:
+            unlike.setdefault(known, []).append(state)
+    return [
+        f"warning: {runs(len(done))} done before with OMP_NUM_THREADS={known} ({done[0].job}"
+        f"{', ...' if done[1:] else ''}), here it is {threads}: no time of theirs is compared with "
+        "the others'; --rerun all measures again what --select chooses, and keeps these records"
+        for known, done in unlike.items()
+    ]
 
 
 def runs(number: int) -> str:

@@ -17,7 +17,7 @@ from harness.core.records import DISTURBING_SHARE, SKIPPED
 from harness.core.rules import INSTALL, INSTALL_PEFT, why_a_gpu
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Launcher
-from harness.launch.outcome import State
+from harness.launch.outcome import State, settled
 from harness.launch.plan import Elastic, Job, commands
 from harness.launch.slurm import Slurm
 from harness.launch.ssh import Remote
@@ -200,7 +200,7 @@ class Place(ABC):
 
     @abstractmethod
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
-        """What would be run, ready to paste; what cannot run as comments, with the reason."""
+        """What would be run, ready to paste; the others as comments: done before, or why not."""
 
     def open(self, jobs: Sequence[Job]) -> None:
         """Make what these runs need; UserError, one line, where that is impossible."""
@@ -227,8 +227,9 @@ class Machines(Place):
         lines = []
         for state in states:
             planned = self.plan(state.job, scripts_in)
-            if state.state == SKIPPED:
-                planned = [f"# skipped: {state.reason}", *(f"# {line}" for line in planned)]
+            outcome = settled(state.job.folder.outcome(), self.options.rerun)
+            if why := f"skipped: {state.reason}" if state.state == SKIPPED else outcome:
+                planned = [f"# {why}", *(f"# {line}" for line in planned)]
             lines += planned
         return lines
 

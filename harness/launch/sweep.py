@@ -30,6 +30,7 @@ from harness.core.records import (
     SKIPPED,
     SWEEP,
     WAITING,
+    RunFolder,
     read_json,
     write_json,
 )
@@ -328,15 +329,29 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
 
 
 def _tell_command(folder: Path, chosen: list[State], screen: Screen) -> None:
-    """The plan has a command that measured: the last of those that did by now."""
+    """The plan has a command that measured: the last of those that did by now, but not one that
+    chose some runs after one that chose all.
+    """
     measured = [s.command for s in chosen if s.state == FINISHED and s.command]
     plan = _earlier(folder)
-    if not measured or not plan or plan.get("command") == measured[-1]:
+    before = plan.get("command")
+    if not measured or not plan or before == measured[-1]:
         return
+    if before and _chooses(measured[-1]) and not _chooses(before):
+        paths = {s.job.path for s in chosen if s.command}
+        others = [run["path"] for run in plan.get("runs") or () if run["path"] not in paths]
+        root = folder.parents[1]
+        if any(RunFolder(root / path).outcome() == FINISHED for path in others):
+            return
     try:
         write_json(folder / SWEEP, plan | {"command": measured[-1]})
     except OSError as error:  # nothing that was measured is lost
         screen.print(f"warning: {folder / SWEEP} keeps an earlier command: {error.strerror}")
+
+
+def _chooses(command: str) -> bool:
+    words = {word.partition("=")[0] for word in shlex.split(command)}
+    return bool(words & {"--select", "--exclude", "--limit"})
 
 
 def _check_owner(folder: Path, file: str) -> None:

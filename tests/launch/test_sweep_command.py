@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.records import (
     FINISHED,
+    SCHEMA,
     RunFolder,
     read_json,
     write_json,
@@ -17,9 +18,11 @@ from harness.core.records import (
 from harness.core.settings import UserError
 from harness.launch import places
 from harness.launch import sweep as sweep_module
-from harness.launch.outcome import settled
+from harness.launch.ahead import with_other_threads
+from harness.launch.outcome import State, settled
 from harness.launch.places import Machine
 from harness.launch.plan import plan
+from harness.launch.screen import Screen
 from harness.launch.sweep import overridden
 from harness.launch.sweepfile import load
 from tests.support.sweeps import GRID, ROOT, jobs_of, sweep_file
@@ -346,3 +349,56 @@ def test_a_sweep_says_before_it_starts_that_hivemind_is_missing(
     monkeypatch.setattr("harness.launch.places.find_spec", lambda name: None)
     reason = places.why_not_on(places.this_machine(), job)
     assert reason and reason.startswith("hivemind is not installed: pip install hivemind==")
+
+
+def done_before(tmp_path: Path, threads: int, device: str = "cpu") -> list[State]:
+    """A sweep whose first run was made by hand, with so many threads."""
+    tmp_path.mkdir(exist_ok=True)
+    states = [State(job) for job in jobs_of(tmp_path, GRID, tmp_path / "out")]
+    folder = states[0].job.folder
+    folder.write_settings({})
+    write_json(folder.environment, {"threads": threads, "observed": {"device": device}})
+    write_json(folder.summary, {"outcome": FINISHED})
+    return states
+
+
+def test_runs_that_were_made_with_other_threads_are_named(tmp_path: Path) -> None:
+    assert with_other_threads(done_before(tmp_path / "a", 2), "1") == [
+        "warning: 1 run done before with OMP_NUM_THREADS=2 (setup=1_1 lr=0.001 seed=2), here it is "
+        "1: no time of theirs is compared with the others'; --rerun all measures again what "
+        "--select chooses, and keeps these records"
+    ]
+    assert with_other_threads(done_before(tmp_path / "b", 1), "1") == []
+    assert with_other_threads(done_before(tmp_path / "c", 4, "cuda"), "1") == []
+
+
+def test_a_dry_run_shows_what_is_done_as_a_comment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done_before(tmp_path, 1)
+    lines = printed(tmp_path, capsys, "--o", str(tmp_path / "out"))
+    assert lines[0] == "# finished" and lines[1].startswith("# OMP_NUM_THREADS=")
+    assert len([line for line in lines if not line.startswith("#")]) == 7
+    again = printed(tmp_path, capsys, "--o", str(tmp_path / "out"), "--rerun", "all")
+    assert len([line for line in again if not line.startswith("#")]) == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "kept"),
+    [
+        ("sweep a.yaml", "sweep a.yaml --select setup=1_1 --rerun all", True),
+        ("sweep a.yaml", "sweep a.yaml --limit=0:1", True),
+        ("sweep a.yaml", "sweep a.yaml --rerun all", False),
+        ("sweep a.yaml --limit 0:1", "sweep a.yaml --limit 1:2", False),
+    ],
+)
+def test_a_table_keeps_the_command_that_chose_all(
+    before: str, now: str, kept: bool, tmp_path: Path
+) -> None:
+    states = done_before(tmp_path, 1)
+    chosen, folder = states[1:2], tmp_path / "out" / "sweeps" / "mine"
+    chosen[0].state, chosen[0].command = FINISHED, now
+    runs = [{"label": s.job.label, "path": s.job.path, "skipped": None} for s in states]
+    write_json(folder / "sweep.json", {"schema": SCHEMA, "command": before, "runs": runs})
+    sweep_module._tell_command(folder, chosen, Screen("which?", chosen))
+    assert (read_json(folder / "sweep.json") or {})["command"] == (before if kept else now)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.train.loop.host_overhead import CHECKED
+
 CHECK = """
 import json
 import harness
@@ -106,6 +108,9 @@ def test_what_is_tested_lies_in_the_ranges_of_the_package(root: Path) -> None:
 
     for name, pin in pins.items():
         assert pin in SpecifierSet(ranges[name]), name
+    for name, checked in CHECKED.items():  # any other is refused when a training begins
+        later = f"{checked.split('.')[0]}.{int(checked.split('.')[1]) + 1}.0"
+        assert later not in SpecifierSet(ranges[name]), name
 
 
 @pytest.mark.process

@@ -13,7 +13,8 @@ import pytest
 from harness.cli import main
 from harness.core.records import SCHEMA
 from harness.core.settings import UserError
-from harness.read.compare.compare import compare
+from harness.read.compare import compare as compare_module
+from harness.read.compare.compare import compare, more_seeds
 from harness.read.records.groups import Group
 from harness.read.records.selection import command_for_seeds, read_group
 from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file
@@ -94,8 +95,8 @@ def test_one_seed_says_nothing_of_noise_and_how_to_measure_it(
     text = compared.in_one_line(one, other)
     assert "accuracy: B has 10.00 points more than A; with one value on a side its" in text
     assert (
-        "A has 1 seed: noise is unknown; more: for seed in 2 3; do torchrun --standalone "
-        f"--nproc_per_node=2 bert.py --tiny --lr 1e-3 --output_dir {tmp_path / 'a'} "
+        "A has 1 seed: noise is unknown; more: for seed in 2 3; do OMP_NUM_THREADS=1 torchrun "
+        f"--standalone --nproc_per_node=2 bert.py --tiny --lr 1e-3 --output_dir {tmp_path / 'a'} "
         "--seed $seed; done" in text
     )
 
@@ -367,15 +368,19 @@ def test_the_words_about_sharding_are_those_of_the_records(root: Path) -> None:
     assert "In fp32 their losses differ by less than 0.000001" in page
 
 
-def test_commands_for_more_seeds(root: Path) -> None:
+def test_commands_for_more_seeds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
     far = read_group("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
     published = root / "outputs" / "published"
     assert command_for_seeds(far, 2) == (
-        "for seed in 1 3; do python -m harness nodes 2 --link 20ms/100mbit -- torchrun vit.py "
-        "--tiny --per_gpu_batch 16 --epochs 1 --setup 2_1_20ms-100mbit "
+        "for seed in 1 3; do OMP_NUM_THREADS=1 python -m harness nodes 2 --link 20ms/100mbit -- "
+        "torchrun vit.py --tiny --per_gpu_batch 16 --epochs 1 --setup 2_1_20ms-100mbit "
         f"--output_dir {published} --seed $seed; done"
     )
+    near = read_group("B", f"{sweep}:script=vit,setup=2_1,link=1ms/100mbit", None)
+    monkeypatch.setattr(compare_module, "SEEDS", 99)
+    ending = "done (this selection shows them once `seeds` in the sweep's file lists them)"
+    assert all(line.endswith(ending) for line in more_seeds(compare(far, near)))
 
 
 @pytest.mark.parametrize(

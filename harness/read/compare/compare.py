@@ -12,13 +12,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.core.command_line import print_json
+from harness.core.records import SWEEP
 from harness.core.settings import UserError
 from harness.read import table
 from harness.read.records.comparable import QUALITY, SPEED, TARGET, Verdict, judge, values_of
 from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
 from harness.read.records.runs import parse_target
-from harness.read.records.selection import command_for_seeds, describe, differing, read_group
+from harness.read.records.selection import (
+    command_for_seeds,
+    describe,
+    differing,
+    parse_selector,
+    read_group,
+)
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
 
@@ -303,5 +310,7 @@ def more_seeds(comparison: Comparison) -> list[str]:
                 else "run its script with other seeds"
             )
             more = f"more: {command}" if command else other
+            if command and (parse_selector(group.selector)[0] / SWEEP).is_file():
+                more += " (this selection shows them once `seeds` in the sweep's file lists them)"
             lines.append(f"{group.name} has {few} seed{'s' if few > 1 else ''}: {noise}; {more}")
     return lines

@@ -246,8 +246,8 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
 
 
 def command_for_seeds(group: Group, how_many: int) -> str | None:
-    """What measures more seeds; None where only others can, as of imported runs, or where a script
-    that only calls LogCallback may take no --seed.
+    """What measures more seeds, with as many threads; None where only others can, as of imported
+    runs, or where a script that only calls LogCallback may take no --seed.
     """
     run = group.runs[0]
     if not run.command or run.imported or "script" not in run.settings:
@@ -259,7 +259,8 @@ def command_for_seeds(group: Group, how_many: int) -> str | None:
     taken = {run.seed for run in group.runs}
     new = [str(seed) for seed in SEEDS if seed not in taken][:how_many]
     command = shlex.join([*_launcher(run), script, *flags])
-    return f"for seed in {' '.join(new)}; do {command} --seed $seed; done"
+    threads = f"OMP_NUM_THREADS={run.threads} " if run.threads else ""
+    return f"for seed in {' '.join(new)}; do {threads}{command} --seed $seed; done"
 
 
 def without_flags(words: Iterable[str], flags: Collection[str]) -> list[str]:

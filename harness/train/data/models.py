@@ -164,9 +164,9 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
     return model
 
 
-def loading(settings: Settings, model: Any, folder: Path) -> str:
-    """Python to be pasted that loads the model that was trained from the folder with its weights;
-    with --lora these are those of the plain model.
+def loading(settings: Settings, model: Any, folder: Path, max_length: int | None) -> str:
+    """Python to be pasted that loads the model that was trained from the folder with its weights,
+    and cuts texts as the training did; with --lora these are those of the plain model.
     """
     config, name = getattr(model, "config", None), type(model).__name__
     usual = auto_class(settings.script)._model_mapping.get(type(config), ())
@@ -174,7 +174,8 @@ def loading(settings: Settings, model: Any, folder: Path) -> str:
     remote = type(model).__module__.startswith("transformers_modules.")
     if (remote or isinstance(model, classes)) and not getattr(config, "cifar_stem", False):
         task = f"{task_of(settings.script).input}-classification"
-        more = ", trust_remote_code=True" if remote else ""
+        more = f", truncation=True, max_length={max_length}" if max_length else ""
+        more += ", trust_remote_code=True" if remote else ""
         load = f"classify = pipeline({task!r}, {str(folder)!r}{more})"
         return f"from transformers import pipeline; {load}"
     load = f"load_model(model, {str(folder / 'model.safetensors')!r})"

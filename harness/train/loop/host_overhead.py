@@ -32,7 +32,7 @@ def patch_libraries() -> None:
         if version.split(".")[:2] != CHECKED[name].split("."):
             raise UserError(
                 f"{name} {version} is installed, but the Trainer's private methods were checked "
-                f"with {CHECKED[name]} only: pip install -r requirements.txt"
+                f"with {CHECKED[name]} only: pip install '{name}=={CHECKED[name]}.*'"
             )
     # It looks for a package on the disk, twice a step.
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)

@@ -98,7 +98,8 @@ class Lifecycle:
         if context.is_rank0 and not (launch() or {}).get("sweep"):
             if (folder := trainer.observations.model) is not None:
                 print(f"  the trained model is in {folder}")
-                print(f"  load it: {loading(context.settings, trainer.model, folder)}")
+                length = context.data_facts.get("max_length")
+                print(f"  load it: {loading(context.settings, trainer.model, folder, length)}")
             elif context.settings.save == "none":
                 print("  the trained model was not kept (--save none)")
             table = shlex.join(["python", "-m", "harness", "table", context.settings.output_dir])

@@ -150,15 +150,18 @@ def test_an_architecture_that_transformers_would_make_otherwise_is_loaded_into_o
 ) -> None:
     settings = resolve(Settings(script="vit", model="resnet-18-cifar", dataset="embedded:digits"))
     model = build(settings, ["a", "b"])
-    assert loading(settings, model, tmp_path).startswith("from safetensors.torch import load_model")
+    assert loading(settings, model, tmp_path, None).startswith(
+        "from safetensors.torch import load_model"
+    )
     usual = build(replace(settings, model="vit-nano"), ["a", "b"])
-    assert loading(settings, usual, tmp_path) == (
+    assert loading(settings, usual, tmp_path, None) == (
         "from transformers import pipeline; "
         f"classify = pipeline('image-classification', '{tmp_path}')"
     )
     type(usual).__module__, before = "transformers_modules.own", type(usual).__module__
     try:
-        assert loading(settings, usual, tmp_path).endswith(", trust_remote_code=True)")
+        line = loading(settings, usual, tmp_path, 12)
+        assert line.endswith(", truncation=True, max_length=12, trust_remote_code=True)")
     finally:
         type(usual).__module__ = before
 
