@@ -443,9 +443,7 @@ def _first(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
 def _outside(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     eval_s = (run.parts[EVALUATION] or 0.0) * run.updates
     save_s = (run.parts[SAVING] or 0.0) * run.updates
-    train_s = run.train_s
-    if train_s is None:
-        train_s = run.running_s * run.updates - eval_s - save_s
+    train_s = run.running_s * run.updates - eval_s - save_s
     text = (
         f"evaluation takes {seconds(eval_s)} and saving {seconds(save_s)} beside "
         f"{seconds(train_s)} of training"

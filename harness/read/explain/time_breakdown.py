@@ -68,7 +68,11 @@ class TimeBreakdown:
     @property
     def running_s(self) -> float:
         """Seconds per update without the startup, which is independent of run length."""
-        return math.fsum(v for n, v in self.parts.items() if v is not None and n != REST)
+        if self.train_s is None:
+            return math.fsum(v for n, v in self.parts.items() if v is not None and n != REST)
+        # Faster first steps make it less than as many timed steps.
+        outside_s = math.fsum(self.parts[name] or 0.0 for name in (EVALUATION, SAVING))
+        return self.train_s / self.updates + outside_s
 
 
 def time_breakdown(run: Run) -> TimeBreakdown:
