@@ -33,7 +33,8 @@ def test_a_planted_difference(tmp_path: Path, compared: Verb) -> None:
     text = compared.in_one_line(one, other)
     assert "(3 finished runs, seeds 1, 2, 3, a-cpux2)" in text
     assert (
-        "settings that differ: lr (A 0.003, B 0.01) speed: comparable quality: comparable" in text
+        "training settings that differ: lr (A 0.003, B 0.01) "
+        "speed: comparable quality: comparable" in text
     )
     assert (
         "accuracy: B has 11.00 points more than A, 95 % interval +8.52 to +13.48, "
@@ -59,7 +60,7 @@ def test_identical_runs_are_equal(tmp_path: Path, compared: Verb) -> None:
     other = pairs(tmp_path / "b", [0.4, 0.5, 0.6])
     for sides in ((one, other), (one, one)):
         text = compared.in_one_line(*sides)
-        assert "settings that differ: none" in text
+        assert "training settings that differ: none" in text
         assert "accuracy: B is equal to A, 3 seeds paired by seed" in text
         assert "epoch time: B is equal to A" in text
         assert "more than the noise" not in text
@@ -416,6 +417,7 @@ def test_a_process_with_every_core_is_not_compared_with_those_that_have_one(
         refused
     )
     assert "quality: comparable" in text and ("speed: comparable" in text) == (not refused)
+    assert "training settings that differ: none" in text  # threads are none
 
 
 def test_a_script_that_only_calls_logcallback_may_take_no_seed(

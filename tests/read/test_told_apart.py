@@ -45,6 +45,28 @@ def test_the_plain_table_has_a_column_for_what_else_differs(tmp_path: Path, tabl
     assert "lora" not in table(tmp_path)
 
 
+def test_the_plain_table_has_a_column_for_threads_that_differ(tmp_path: Path, table: Verb) -> None:
+    """Not where a run does not know them, nor on GPUs, whose times do not depend on them."""
+    folders = [record(tmp_path / str(n), "--b", "8", "--seed", str(n)) for n in (1, 2)]
+    for facts, shown in (
+        (({"threads": 1}, {"threads": 2}), ["1", "2"]),
+        (({"threads": 1}, {"threads": 1}), None),
+        (({"threads": 1}, {}), None),
+        (({"threads": 1, "gpus": ["T4"]}, {"threads": 2, "gpus": ["T4"]}), None),
+    ):
+        for folder, more in zip(folders, facts, strict=True):
+            known = json.loads(folder.environment.read_text())
+            kept = {n: v for n, v in known.items() if n not in ("threads", "gpus")}
+            folder.environment.write_text(json.dumps(kept | more))
+        lines = table(tmp_path).splitlines()
+        heading = next(line.split() for line in lines if "accuracy" in line)
+        assert ("threads" in heading) == (shown is not None), facts
+        if shown:
+            at = heading.index("threads")
+            rows = [line.split() for line in lines if line.strip().startswith(("1 ", "2 ", "1_2"))]
+            assert [row[at] for row in rows] == shown
+
+
 def test_a_model_of_a_script_is_known_by_its_class(tmp_path: Path, table: Verb) -> None:
     """Not by --model, which gives its tokenizer alone: it is another model than that one."""
     bert, own = (record(tmp_path / name, "--b", "8") for name in ("bert", "own"))

@@ -261,7 +261,7 @@ def show(comparison: Comparison) -> None:
     for group in comparison.groups:
         screen.print(f"{group.name}: {describe(group)}")
     unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(*comparison.groups)]
-    screen.print(f"settings that differ: {', '.join(unlike) or 'none'}")
+    screen.print(f"training settings that differ: {', '.join(unlike) or 'none'}")
     for question, verdict in comparison.verdicts.items():
         screen.print(f"{question}: {'not comparable' if verdict.reasons else 'comparable'}")
         for text in (*verdict.reasons, *(f"note: {note}" for note in verdict.notes)):

@@ -1,7 +1,9 @@
 """How the time of a run divides into parts that add up to all of it, in seconds per update.
 
 The parts of a step are those of one rank, the median one (the lower of two): its computing, its
-waiting for data, its communicating and its waiting for slower ranks make up the step.
+waiting for data, its communicating and its waiting for slower ranks make up the step. A step is
+timed by rank 0. Other ranks begin and end their first and last step at other moments: their parts
+are shares of their own steps, applied to those of rank 0.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class TimeBreakdown:
     padding: float | None  # share of computing spent on padding
     evaluation_s: float | None  # per sample on one device
     slowest: SlowestRank | None
+    train_s: float | None = None  # all training of the run, as its rows say
 
     @property
     def per_device(self) -> float:
@@ -65,7 +68,11 @@ class TimeBreakdown:
     @property
     def running_s(self) -> float:
         """Seconds per update without the startup, which is independent of run length."""
-        return math.fsum(v for n, v in self.parts.items() if v is not None and n != REST)
+        if self.train_s is None:
+            return math.fsum(v for n, v in self.parts.items() if v is not None and n != REST)
+        # Faster first steps make it less than as many timed steps.
+        outside_s = math.fsum(self.parts[name] or 0.0 for name in (EVALUATION, SAVING))
+        return self.train_s / self.updates + outside_s
 
 
 def time_breakdown(run: Run) -> TimeBreakdown:
@@ -79,7 +86,8 @@ def time_breakdown(run: Run) -> TimeBreakdown:
         raise UserError(f"{path} is imported: its source does not record single steps")
     if not (steps and timed_s and samples and updates and run.devices):
         raise UserError(f"{path} has no timed steps: measure a longer run, or more epochs")
-    step_s = timed_s / steps
+    train_s = total(rows, "epoch_time_s")
+    step_s = min(timed_s / steps, _longest_step(measures, train_s, updates))
     in_step, slowest = _in_step(run, step_s, steps)
     eval_samples, eval_s = total(rows, "eval_samples"), total(rows, "eval_time_s")
     parts = in_step | _outside_steps(run, step_s, updates)
@@ -94,7 +102,19 @@ def time_breakdown(run: Run) -> TimeBreakdown:
         padding=_padding(rows),
         evaluation_s=run.devices * eval_s / eval_samples if eval_samples and eval_s else None,
         slowest=slowest,
+        train_s=train_s,
     )
+
+
+def _longest_step(measures: Mapping[str, float], train_s: float | None, updates: float) -> float:
+    """Where the first steps were faster than the timed ones, the time outside steps is less; what
+    it does not cover makes all steps shorter.
+    """
+    wall_s = measures.get("wall_s")
+    if train_s is None or wall_s is None:
+        return math.inf
+    outside_s = math.fsum(measures.get(name) or 0.0 for name in ("eval_time_s", "save_time_s"))
+    return max(wall_s - outside_s, train_s) / updates
 
 
 def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank | None]:
@@ -107,6 +127,10 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
         return dict.fromkeys(IN_STEP, 0.0) | parts, None if alone else slowest
     data_s, share = _data_wait(run.epochs, step_s), run.measures.get("comm_share")
     communication_s = None if share is None else max(share, 0.0) * step_s
+    if data_s is not None and communication_s is not None:
+        # Of the epoch and of a few passes: together they can exceed a step.
+        fits = step_s / max(step_s, data_s + communication_s)
+        data_s, communication_s = data_s * fits, communication_s * fits
     left_s = max(step_s - (data_s or 0.0) - (communication_s or 0.0), 0.0)
     parts = dict.fromkeys(IN_STEP) | {DATA: data_s}
     if run.devices == 1 and run.identity["strategy"] != "hivemind":
@@ -123,10 +147,11 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
 def _from_ranks(
     ranks: Sequence[Mapping[str, float]], step_s: float, steps: float
 ) -> tuple[Parts, SlowestRank]:
-    computing = [rank["compute_s"] / steps for rank in ranks]
-    exposed = [rank.get("comm_exposed_s", 0.0) / steps for rank in ranks]
-    waited = [rank.get("comm_wait_s", 0.0) / steps for rank in ranks]
-    # The rest of each rank's steps, which are as long as those of the first.
+    scales = [step_s / _own_step(rank, step_s, steps) / steps for rank in ranks]
+    computing, exposed, waited = (
+        [scale * rank.get(name, 0.0) for scale, rank in zip(scales, ranks, strict=True)]
+        for name in ("compute_s", "comm_exposed_s", "comm_wait_s")
+    )
     data = [max(step_s - c - e, 0.0) for c, e in zip(computing, exposed, strict=True)]
     own = [c + d for c, d in zip(computing, data, strict=True)]
     median, last = own.index(statistics.median_low(own)), own.index(max(own))
@@ -138,11 +163,20 @@ def _from_ranks(
     return parts, slowest
 
 
+def _own_step(rank: Mapping[str, float], step_s: float, steps: float) -> float:
+    """The mean step on a rank's own clock: that of rank 0, unless the rank was busy for longer, or
+    waited for too little data to have taken so long.
+    """
+    busy_s = (rank["compute_s"] + rank.get("comm_exposed_s", 0.0)) / steps
+    most_s = busy_s + rank.get("data_wait_s", math.inf) / steps
+    return max(busy_s, min(step_s, most_s))
+
+
 def _recorded_by_ranks(run: Run) -> list[dict[str, float]]:
     """Per rank the sums over all epochs; a value that is missing in one epoch is left out."""
     ranks = []
     for rows in run.ranks.values():
-        names = ("compute_s", "comm_exposed_s", "comm_wait_s")
+        names = ("compute_s", "comm_exposed_s", "comm_wait_s", "data_wait_s")
         sums = {name: total(rows, name) for name in names if len(rows) == len(run.epochs)}
         ranks.append({name: value for name, value in sums.items() if value is not None})
     return ranks
@@ -212,6 +246,7 @@ def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:
         padding=_spread_if_known([each.padding for each in breakdowns]).mean,
         evaluation_s=_spread_if_known([each.evaluation_s for each in breakdowns]).mean,
         slowest=_usually_slowest([each.slowest for each in breakdowns]),
+        train_s=_spread_if_known([each.train_s for each in breakdowns]).mean,
     )
 
 

@@ -47,7 +47,8 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
 
     A run that is not believed has the outcome "unreadable" and no numbers. With dtype=object
     integers stay integers where some runs do not have them. attrs: the metrics of the scripts'
-    own, for each row the settings that can change its result, and what disturbed runs.
+    own, for each row the settings that can change its result and the threads of a process, and what
+    disturbed runs.
     """
     path, conditions = parse_selector(str(root))
     records = [*_recorded_below(path)]
@@ -71,6 +72,7 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
     own = (name for record in records for row in record.epochs[-1:] for name in own_metrics(row))
     runs.attrs["own_metrics"] = [*dict.fromkeys(own)]
     runs.attrs["identities"] = [identity_settings(record.settings) for record in records]
+    runs.attrs["threads"] = [run.threads or None for run in read]  # 0 where a GPU computes
     return runs
 
 

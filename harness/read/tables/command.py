@@ -151,20 +151,21 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
 
 
 def _other_settings(runs: pd.DataFrame) -> dict[str, str]:
-    """Column -> heading of settings in which runs differ that no other column tells apart; adds
-    them to the runs.
+    """Column -> heading of settings, and of the threads where they are known, in which runs differ
+    that no other column tells apart; adds them to the runs.
     """
     shown = [runs[name].map(str) for name in SHOWN if name in runs]
-    identities = runs.attrs["identities"]
+    identities, threads = runs.attrs["identities"], runs.attrs["threads"]
     alike: dict[tuple[str, ...], list[int]] = {}
     for row, key in enumerate(zip(*shown, strict=True)):
         alike.setdefault(key, []).append(row)
+    names = dict.fromkeys(name for each in identities for name in each)
+    values = {n: [each.get(n) for each in identities] for n in names if n not in SETTINGS_SHOWN}
     headings = {}
-    for name in dict.fromkeys(name for each in identities for name in each):
-        texts = [plain_text(each.get(name)) for each in identities]
-        if name not in SETTINGS_SHOWN and any(
-            len({texts[n] for n in rows}) > 1 for rows in alike.values()
-        ):
+    for name, of_runs in (values | {"threads": threads}).items():
+        texts = [*map(plain_text, of_runs)]
+        unknown = {UNKNOWN} if name == "threads" else set()  # a setting that is not there is off
+        if any(len({texts[n] for n in rows} - unknown) > 1 for rows in alike.values()):
             runs[f"setting {name}"] = texts
             headings[f"setting {name}"] = heading_of(column_of(name))
     return headings
