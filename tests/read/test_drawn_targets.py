@@ -158,6 +158,22 @@ def test_set_ups_with_a_target_have_the_time_to_it_beside_samples_per_second(roo
         assert figures_for(replace(sweep, target=target)) == ("throughput", "frontier")
 
 
+@pytest.mark.parametrize(
+    ("axis", "values", "first"),
+    [("per_gpu_batch", (4, 16), "epoch_time"), ("link", ("1ms", "9ms"), "propagation"),
+     ("lr", (0.1, 0.2), "accuracy")],
+)  # fmt: skip
+def test_a_target_that_is_reached_has_its_figure_whatever_varies(
+    axis: str, values: tuple[Any, Any], first: str, plan: Plan
+) -> None:
+    for setup in ("1_2", "2_1"):
+        for value in values:
+            plan.run(setup, label={axis: value}, epochs=epochs(0.5, 0.9))
+    axes = ["setup", axis]
+    assert figures_for(measured(plan, axes=axes, target=TARGET)) == (first, "time_to_accuracy")
+    assert "time_to_accuracy" not in figures_for(measured(plan, axes=axes))
+
+
 def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
     for link, seconds in (("1ms", 10.0), ("80ms", 90.0)):
         for batch, factor in ((4, 2.0), (16, 1.0)):

@@ -127,10 +127,12 @@ def figure_for(sweep: SweepResults) -> str:
 
 
 def figures_for(sweep: SweepResults) -> tuple[str, ...]:
-    """What answers the question on a page: where that shows time alone, what it is worth, too."""
+    """What answers the question on a page, with the time to the target where one is reached; where
+    it would show time alone, what that is worth, too.
+    """
     name = figure_for(sweep)
-    if name == "throughput" and _reaches_target(sweep):
-        return name, "time_to_accuracy"
+    if _reaches_target(sweep):
+        return tuple(dict.fromkeys((name, "time_to_accuracy")))
     return (name, "frontier") if name in ("epoch_time", "throughput") else (name,)
 
 

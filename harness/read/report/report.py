@@ -153,9 +153,10 @@ def _section_of(
 ) -> Section:
     drawn, not_drawn = draw_all(sweep, styles)
     first = figures_for(sweep)
+    answering = [figure for figure in first if figure in drawn]
     figures = {
         figure: _saved(drawn[figure], f"{name}-{figure}", out / name / "figures", figure)
-        for figure in sorted(drawn, key=lambda figure: figure not in first)
+        for figure in dict.fromkeys((*answering, *drawn))
     }
     return Section(
         name=name,
@@ -164,7 +165,7 @@ def _section_of(
         nodes=by_node(sweep),
         not_finished=_not_finished(sweep, table),
         figures=figures,
-        answering=max(1, sum(figure in first for figure in figures)),
+        answering=max(1, len(answering)),
         not_drawn=not_drawn,
         explained=explain_sweep(sweep),
         fairness=fairness(sweep),
