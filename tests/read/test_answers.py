@@ -19,7 +19,7 @@ from harness.read.explain.time_breakdown import REST
 from harness.read.figures.time import _parts
 from harness.read.predict.fitting import Overrides, step_s
 from harness.read.records.comparable import TARGET as TO_TARGET
-from harness.read.records.comparable import judge
+from harness.read.records.comparable import judge, without_times
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
@@ -396,6 +396,10 @@ def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: V
     plan.content["runs"] = [r for r in plan.content["runs"] if r["path"] != "bert/1_2_4_0"]
     verdict = compare(*groups_of(plan)).verdicts["speed"]
     assert any("ran with 2 per process" in reason for reason in verdict.reasons)
+    left_out = without_times(groups_of(plan), name=lambda group: group.topology)
+    assert left_out == [
+        "no times of 1 group whose runs all ran in another batch than asked for (1_2)"
+    ]
     own = groups_of(plan)[1]
     assert step_s(own.runs[0], Overrides()) is None  # predict cannot take it
     breakdown: Any = SimpleNamespace(parts={REST: None})

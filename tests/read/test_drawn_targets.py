@@ -182,6 +182,15 @@ def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
     drawn = draw("frontier", measured(plan, axes=axes))
     assert [place.get_title() for place in drawn.figure.axes] == ["1ms", "80ms"]
     assert [sorted(x for x, _ in points(drawn, n)) for n in (0, 1)] == [[10, 20], [90, 180]]
+    (numbered,) = [note for note in drawn.notes if note.startswith("numbered: ")]
+    assert numbered.endswith(" at 90)")  # the caption goes on with a semicolon
+    plan.run("2_1", 64, label={"link": "200ms"})  # alone over its link: it has no panel
+    (legend,) = draw("frontier", measured(plan, axes=axes)).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "batch per GPU 4",
+        "batch per GPU 16",
+    ]
+    del plan.content["runs"][-1]
     plan.content["runs"] = plan.content["runs"][::2]
     with pytest.raises(NothingToDraw, match="no two groups have the same script, model, dataset"):
         draw("frontier", measured(plan, axes=axes))

@@ -76,7 +76,7 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
     timeless = []
     if name not in (*OF_QUALITY, *OF_SINGLE_RUNS):
-        timeless = without_times(sweep.groups, to_target=name in OF_TARGET)
+        timeless = without_times(sweep.groups, name in OF_TARGET, sweep.short_name_of)
     try:
         drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
     except NothingToDraw as error:
