@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.read.drawing import colour_rules
 from harness.read.figures.catalogue import FIGURES
 from harness.read.labels import heading_of
-from harness.read.report.sections import DEFINITIONS, Section
+from harness.read.report.sections import Section, definitions
 from harness.read.table import Table, html_lines
 from harness.read.tables.marks import FILTERS
 
@@ -43,7 +43,7 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
     for section in sections:
         yield from _section(section)
     yield '<section id="definitions"><h2>Definitions</h2><dl>'
-    yield from (f"<dt>{_text(w)}</dt><dd>{_text(t)}</dd>" for w, t in DEFINITIONS.items())
+    yield from (f"<dt>{_text(w)}</dt><dd>{_text(t)}</dd>" for w, t in definitions(sections).items())
     yield '</dl></section>\n<div id="tip" role="status" hidden></div>'
     yield f"<script>\n{(here / 'report.js').read_text('utf-8')}</script>\n</body>\n</html>"
 

@@ -32,7 +32,7 @@ from harness.read.records.recorded import warn
 from harness.read.records.selection import read_all_parts, refuse_part
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
-from harness.read.report.sections import DEFINITIONS, Section, Shown
+from harness.read.report.sections import Section, Shown, definitions
 from harness.read.table import Table, escaped, markdown_lines, table_of
 from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.marks import marks_of
@@ -241,7 +241,7 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
     for section in sections:
         yield from _section_lines(section)
     yield "\n## Definitions\n"
-    yield from (f"- **{word}**: {text}" for word, text in DEFINITIONS.items())
+    yield from (f"- **{word}**: {text}" for word, text in definitions(sections).items())
 
 
 def _section_lines(section: Section) -> Iterator[str]:
