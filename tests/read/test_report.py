@@ -391,11 +391,13 @@ def test_the_limits_name_cores_that_no_process_used(plan: Plan) -> None:
         assert not any("Each process had" in text for text in limits)
 
 
-def test_words_are_defined_where_the_page_uses_them(plan: Plan) -> None:
+def test_answers_have_a_line_a_measure_and_their_words_are_defined(plan: Plan) -> None:
     plan.run("1_1", seed=1, train_samples_per_s=100.0)
     plan.run("1_2", seed=1, train_samples_per_s=120.0)
     _, text, *_ = make_report(plan.write().parent, plan.output_dir / "page")
     assert "- **set-up 1_2**: one node with two processes" in text.read_text()
+    answer = "\n- setup 1_2 against setup 1_1:\n  - samples/s: 1.20 times\n  - accuracy: "
+    assert answer in text.read_text()
     assert "of unknown noise" not in text.read_text()
     plan.run("1_1", seed=2, train_samples_per_s=110.0)
     _, text, *_ = make_report(plan.write().parent, plan.output_dir / "page")
