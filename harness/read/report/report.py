@@ -236,7 +236,7 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         if section.hypothesis:
             yield f"{escaped(section.hypothesis)}\n"
         for what, parts in map(in_parts, section.answers):
-            yield f"- {escaped(what)}"
+            yield f"- {escaped(what.rstrip())}"
             yield from (f"  - {escaped(part)}" for part in parts)
         if section.next_question:
             yield f"\nNext: {escaped(section.next_question)}"

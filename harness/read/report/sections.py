@@ -65,7 +65,7 @@ def in_parts(answer: str) -> tuple[str, list[str]]:
     """What is compared, and a line a measure; an answer without parts is whole."""
     what, _, rest = answer.partition(": ")
     parts = rest.split("; ")
-    return (f"{what}:", parts) if len(parts) > 1 else (answer, [])
+    return (f"{what}: ", parts) if len(parts) > 1 else (answer, [])
 
 
 def definitions(sections: Sequence[Section]) -> dict[str, str]:
