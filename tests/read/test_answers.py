@@ -19,7 +19,7 @@ from harness.read.explain.time_breakdown import REST
 from harness.read.figures.time import _parts
 from harness.read.predict.fitting import Overrides, step_s
 from harness.read.records.comparable import TARGET as TO_TARGET
-from harness.read.records.comparable import judge
+from harness.read.records.comparable import judge, without_times
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
@@ -84,8 +84,18 @@ def test_an_interval_of_more_than_tenfold_asks_for_more_runs(plan: Plan) -> None
     with_rates(plan, "1_2", 100.0, 400.0)
     with_rates(plan, "2_1", 100.0, 110.0)
     wide, narrow = answers(read_sweep(plan.write()))
-    assert "), too few runs to tell (more seeds are needed); accuracy" in wide
+    assert "samples/s: 2.00 times, too few runs to tell (more seeds are needed); accuracy" in wide
     assert "samples/s: 1.05 times (0.57 to 1.92), within the noise; accuracy" in narrow
+
+
+def test_an_interval_of_accuracy_that_says_nothing_is_not_printed(plan: Plan) -> None:
+    """Differences of 0 and 2 points: half of the interval is 12.706; of 0 and 1 it is 6.353."""
+    for setup, accuracies in (("1_1", (0.8, 0.8)), ("1_2", (0.8, 0.82)), ("2_1", (0.8, 0.81))):
+        for seed, accuracy in enumerate(accuracies):
+            plan.run(setup, seed=seed, accuracy=accuracy)
+    wide, narrow = answers(read_sweep(plan.write()))
+    assert "accuracy: +1.0 points, too few runs to tell (more seeds are needed); " in wide
+    assert "accuracy: +0.5 points (-5.9 to +6.9), within the noise; " in narrow
 
 
 def test_one_run_shows_nothing(plan: Plan) -> None:
@@ -386,6 +396,10 @@ def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: V
     plan.content["runs"] = [r for r in plan.content["runs"] if r["path"] != "bert/1_2_4_0"]
     verdict = compare(*groups_of(plan)).verdicts["speed"]
     assert any("ran with 2 per process" in reason for reason in verdict.reasons)
+    left_out = without_times(groups_of(plan), name=lambda group: group.topology)
+    assert left_out == [
+        "no times of 1 group whose runs all ran in another batch than asked for (1_2)"
+    ]
     own = groups_of(plan)[1]
     assert step_s(own.runs[0], Overrides()) is None  # predict cannot take it
     breakdown: Any = SimpleNamespace(parts={REST: None})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from harness.read.drawing import INTERVAL, NothingToDraw
+from harness.read.drawing import INTERVAL, Drawn, NothingToDraw
 from harness.read.figures.catalogue import draw
 from tests.support.drawn import failed_at, measured, points, scaled, texts
-from tests.support.records import Plan
+from tests.support.records import TARGET, Plan, epochs
 
 
 def test_epoch_time_over_the_batch(plan: Plan) -> None:
@@ -25,6 +27,43 @@ def test_epoch_time_over_the_batch(plan: Plan) -> None:
     plan.content["runs"] = plan.content["runs"][:2]
     with pytest.raises(NothingToDraw, match="the batch per GPU does not vary"):
         draw("epoch_time", measured(plan))
+
+
+def legend_of(drawn: Drawn) -> list[str]:
+    return [text.get_text() for legend in drawn.figure.legends for text in legend.get_texts()]
+
+
+UNLIKE = "no times of {} whose runs had unlike numbers of threads per process ({})"
+
+
+def test_a_line_breaks_where_a_batch_has_no_times_that_count(plan: Plan) -> None:
+    for batch, seconds in ((4, 40.0), (8, 30.0), (16, 20.0), (32, 10.0)):
+        for seed in (1, 2):
+            facts = {"threads": seed if batch == 8 else 1}
+            plan.run("1_1", batch, seed, environment=facts, train_time_s=seconds,
+                     epochs=epochs(0.9, seconds=seconds))  # fmt: skip
+    sweep = measured(plan, target=TARGET)
+    drawn = draw("epoch_time", sweep)
+    (line,) = [line for line in drawn.figure.axes[0].lines if len(np.asarray(line.get_xdata())) > 2]
+    assert np.asarray(line.get_ydata()).tolist() == pytest.approx(
+        [40, math.nan, 20, 10], nan_ok=True
+    )
+    for name in ("epoch_time", "frontier", "time_to_accuracy"):
+        assert UNLIKE.format("1 group", "b8") in draw(name, sweep).notes, name
+
+
+def test_a_line_without_points_is_in_no_legend(plan: Plan) -> None:
+    for seed in (1, 2):
+        for strategy, threads in (("ddp", 1), ("dilo", 1), ("fsdp", seed)):
+            for setup, devices in (("1_2", 2), ("1_4", 4)):
+                label, facts = {"strategy": strategy}, {"threads": threads}
+                plan.run(setup, 4, seed, devices, environment=facts, label=label)
+    sweep = measured(plan, axes=["setup", "strategy"])
+    for name in ("throughput", "efficiency", "frontier"):
+        drawn = draw(name, sweep)
+        named = " ".join(legend_of(drawn))
+        assert "ddp" in named and "dilo" in named and "fsdp" not in named, name
+        assert UNLIKE.format("2 groups", "1_2 fsdp, 1_4 fsdp") in drawn.notes, name
 
 
 @pytest.mark.parametrize(

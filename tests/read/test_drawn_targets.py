@@ -158,6 +158,22 @@ def test_set_ups_with_a_target_have_the_time_to_it_beside_samples_per_second(roo
         assert figures_for(replace(sweep, target=target)) == ("throughput", "frontier")
 
 
+@pytest.mark.parametrize(
+    ("axis", "values", "first"),
+    [("per_gpu_batch", (4, 16), "epoch_time"), ("link", ("1ms", "9ms"), "propagation"),
+     ("lr", (0.1, 0.2), "accuracy")],
+)  # fmt: skip
+def test_a_target_that_is_reached_has_its_figure_whatever_varies(
+    axis: str, values: tuple[Any, Any], first: str, plan: Plan
+) -> None:
+    for setup in ("1_2", "2_1"):
+        for value in values:
+            plan.run(setup, label={axis: value}, epochs=epochs(0.5, 0.9))
+    axes = ["setup", axis]
+    assert figures_for(measured(plan, axes=axes, target=TARGET)) == (first, "time_to_accuracy")
+    assert "time_to_accuracy" not in figures_for(measured(plan, axes=axes))
+
+
 def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
     for link, seconds in (("1ms", 10.0), ("80ms", 90.0)):
         for batch, factor in ((4, 2.0), (16, 1.0)):
@@ -166,6 +182,15 @@ def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
     drawn = draw("frontier", measured(plan, axes=axes))
     assert [place.get_title() for place in drawn.figure.axes] == ["1ms", "80ms"]
     assert [sorted(x for x, _ in points(drawn, n)) for n in (0, 1)] == [[10, 20], [90, 180]]
+    (numbered,) = [note for note in drawn.notes if note.startswith("numbered: ")]
+    assert numbered.endswith(" at 90)")  # the caption goes on with a semicolon
+    plan.run("2_1", 64, label={"link": "200ms"})  # alone over its link: it has no panel
+    (legend,) = draw("frontier", measured(plan, axes=axes)).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "batch per GPU 4",
+        "batch per GPU 16",
+    ]
+    del plan.content["runs"][-1]
     plan.content["runs"] = plan.content["runs"][::2]
     with pytest.raises(NothingToDraw, match="no two groups have the same script, model, dataset"):
         draw("frontier", measured(plan, axes=axes))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from harness.core.settings import UserError
 from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
+from harness.read.tables.results import fairness
 from tests.support.paired import Verb
 from tests.support.records import Plan, epochs, lines, record, with_ranks
 from tests.support.sweeps import ROOT, wait_for
@@ -370,3 +372,34 @@ def test_an_interrupt_while_many_sweeps_are_drawn_is_one_line(tmp_path: Path) ->
     os.killpg(process.pid, signal.SIGINT)
     _, printed = process.communicate(timeout=60)
     assert (process.returncode, printed) == (130, "harness report: stopped by SIGINT\n")
+
+
+def test_the_limits_name_cores_that_no_process_used(plan: Plan) -> None:
+    """Unless some process had all of them, or none ran alone, or a GPU computed."""
+    said = "Each process had 1 of 2 cores: one process that uses all was not measured."
+    facts = {"threads": 1, "observed": {"device": "cpu"}}
+    for setup, processes in (("1_1", 1), ("1_2", 2), ("1_4", 4)):
+        plan.run(setup, devices=processes, environment=facts)
+    sweep = read_results(plan.write())
+    assert said in fairness(sweep)
+    assert said not in fairness(replace(sweep, planned=sweep.planned[1:]))
+    plan.run("1_2", 8, devices=2, environment={**facts, "threads": 2})
+    plan.run("1_2", 16, devices=2, environment={"threads": 1, "observed": {"device": "cuda:0"}})
+    planned = read_results(plan.write()).planned
+    for more in (planned[3], planned[4]):
+        limits = fairness(replace(sweep, planned=(*planned[:3], more)))
+        assert not any("Each process had" in text for text in limits)
+
+
+def test_answers_have_a_line_a_measure_and_their_words_are_defined(plan: Plan) -> None:
+    plan.run("1_1", seed=1, train_samples_per_s=100.0)
+    plan.run("1_2", seed=1, train_samples_per_s=120.0)
+    _, text, *_ = make_report(plan.write().parent, plan.output_dir / "page")
+    assert "- **set-up 1_2**: one node with two processes" in text.read_text()
+    answer = "\n- setup 1_2 against setup 1_1:\n  - samples/s: 1.20 times\n  - accuracy: "
+    assert answer in text.read_text()
+    assert "of unknown noise" not in text.read_text()
+    plan.run("1_1", seed=2, train_samples_per_s=110.0)
+    _, text, *_ = make_report(plan.write().parent, plan.output_dir / "page")
+    assert "- **of unknown noise**: a side has too few runs" in text.read_text()
+    assert "- **time to accuracy**: wall time, and training time, to the end" in text.read_text()

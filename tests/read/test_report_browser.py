@@ -149,9 +149,11 @@ def test_answers_come_first_then_their_figure_and_the_rest_is_folded(
     assert "against ddp: wall time to accuracy 0.9: " in answer and "runs each" in answer
     ((_, _, right, foot),) = boxes(page, "[document.querySelector('.lead li')]")
     figures = "[...document.querySelectorAll('section.sweep figure')]"
-    ((x, y, *_),) = boxes(page, figures)  # one alone is shown
+    (x, y, *_), _ = boxes(page, figures)  # its answer, and below it both times to its target
     assert (x > right or y > foot) and y < 900  # beside or below it, within the first window
-    assert page.value(f"{figures}[0].id") == "slow_links_four_tiny-strategies-figure"
+    shown = page.value(f"{figures}.slice(0, 2).map(figure => figure.id)")
+    names = ("strategies", "time_to_accuracy")
+    assert shown == [f"slow_links_four_tiny-{name}-figure" for name in names]
     assert boxes(page, "[...document.querySelectorAll('table')]") == []
     page.value("document.getElementById('unfold').click()")
     assert len(boxes(page, "[...document.querySelectorAll('table')]")) == 3

@@ -53,7 +53,8 @@ TEXTS = dict(zip((RATE.name, ACCURACY.name, MEMORY.name, *TIMES),
                  strict=True))  # fmt: skip
 
 TOO_FEW = "too few runs to tell (more seeds are needed)"
-WIDEST = 10.0  # between the ends of a ratio's interval: a wider one says nothing
+# Between the ends of an interval that does not exclude "no difference": a wider one says nothing.
+WIDEST, WIDEST_POINTS = 10.0, 20.0
 EQUAL, WITHIN_NOISE, UNKNOWN_NOISE = "equal", "within the noise", "of unknown noise"
 ALONE = "one run each, so all of it may be chance"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
@@ -264,7 +265,7 @@ def _one(measure: ComparedMeasure, found: Estimate | str, case: str, alone: bool
     if isinstance(found, str) or judged == EQUAL:
         return f"{judged}{named}"
     text = f"{_number(measure, found.value)} {_unit(measure)}"
-    if found.low is not None:
+    if found.low is not None and judged != TOO_FEW:
         text += f" ({_number(measure, found.low)} to {_number(measure, found.high)})"
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
 
@@ -303,7 +304,11 @@ def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) 
         return UNKNOWN_NOISE
     if estimate.low > none or estimate.high < none:
         return more if estimate.low > none else less
-    if none and estimate.high > WIDEST * estimate.low:
+    if measure.question == QUALITY:
+        too_wide = estimate.high - estimate.low > WIDEST_POINTS
+    else:
+        too_wide = estimate.high > WIDEST * estimate.low
+    if too_wide:
         return TOO_FEW
     return WITHIN_NOISE
 

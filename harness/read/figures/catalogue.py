@@ -76,7 +76,7 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
     timeless = []
     if name not in (*OF_QUALITY, *OF_SINGLE_RUNS):
-        timeless = without_times(sweep.groups, to_target=name in OF_TARGET)
+        timeless = without_times(sweep.groups, name in OF_TARGET, sweep.short_name_of)
     try:
         drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
     except NothingToDraw as error:
@@ -127,10 +127,12 @@ def figure_for(sweep: SweepResults) -> str:
 
 
 def figures_for(sweep: SweepResults) -> tuple[str, ...]:
-    """What answers the question on a page: where that shows time alone, what it is worth, too."""
+    """What answers the question on a page, with the time to the target where one is reached; where
+    it would show time alone, what that is worth, too.
+    """
     name = figure_for(sweep)
-    if name == "throughput" and _reaches_target(sweep):
-        return name, "time_to_accuracy"
+    if _reaches_target(sweep):
+        return tuple(dict.fromkeys((name, "time_to_accuracy")))
     return (name, "frontier") if name in ("epoch_time", "throughput") else (name,)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -196,7 +197,9 @@ def _against(
     for panel_axes, panel in zip(axes, arranged, strict=True):
         texts.append(_lines(drawn, panel_axes, panel, of_lines, measure, place, ideal))
         kit.describe(panel_axes, panel.title, x, y if panel_axes is axes[0] else "")
-    kit.legend(figure, of_lines, [IDEAL] if ideal else [])
+    lines = [line for panel in arranged for line in panel.lines]
+    shown = {name for name, of_line in lines if any(g.values(measure) for g in of_line)}
+    kit.legend(figure, _of_shown(of_lines, shown), [IDEAL] if ideal else [])
     drawn.alt = f"{y} over {x}, means. " + kit.listed(texts, " ")
     return drawn
 
@@ -233,7 +236,7 @@ def _lines(
         best = _best(means) if ideal else dict(means)
         if ideal and len(best) > 1:
             bars.append(_ideal(axes, points, styles[name], aside))
-        kit.line(axes, [aside * x for x in best], [*best.values()], styles[name])
+        _line_with_gaps(axes, best, map(place, groups), styles[name], aside)
     _same_place(axes, panel, place, measure)
     doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
     if values:
@@ -278,8 +281,20 @@ def _from_single(
                 lines.append(Series(name, [*(first | own).values()]))
         if lines:
             joined.append(Panel(panel.title, lines))
-    shown = {name for panel in joined for name, _ in panel.lines}
-    return joined, {name: style for name, style in styles.items() if name in shown}
+    return joined, _of_shown(styles, {name for panel in joined for name, _ in panel.lines})
+
+
+def _of_shown(styles: dict[str, Style], shown: Collection[str]) -> dict[str, Style]:
+    """What a legend names: a line without any point has no place in it."""
+    return {name: style for name, style in styles.items() if name in shown}
+
+
+def _line_with_gaps(
+    axes: Axes, points: dict[float, float], places: Iterable[float], style: Style, aside: float
+) -> None:
+    """Broken where a group between two points has none."""
+    across = [x for x in sorted({*places}) if min(points, default=0) <= x <= max(points, default=0)]
+    kit.line(axes, [aside * x for x in across], [points.get(x, math.nan) for x in across], style)
 
 
 def _best(points: Sequence[tuple[float, float]]) -> dict[float, float]:
@@ -307,7 +322,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     arranged, of_lines = _from_single(sweep, arranged, styles.of_lines(sweep, arranged))
     figure, axes = kit.panels(len(arranged), 3.0)
     notes += without_place(sweep, groups)
-    drawn, texts, kinds = Drawn(figure, notes=notes), [], set[str]()
+    drawn, texts, kinds, shown = Drawn(figure, notes=notes), [], set[str](), set[str]()
     for place, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []
         for number, (name, line_groups) in enumerate(in_order(panel.lines, _devices)):
@@ -318,7 +333,8 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
             kinds |= {kind for *_, kind in points[1:]}
             style = of_lines[name]
             best = _best([(at, value) for at, value, *_ in points])
-            kit.line(place, [aside * at for at in best], [*best.values()], style)
+            _line_with_gaps(place, best, map(_devices, line_groups), style, aside)
+            shown.add(name)
             for at, value, low, high, _ in points:
                 kit.interval(place, [aside * at] * 2, [low, high], style)
                 place.plot(
@@ -340,7 +356,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     if not kinds:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     kind = " and ".join(sorted(kinds))
-    kit.legend(figure, of_lines)
+    kit.legend(figure, _of_shown(of_lines, shown))
     drawn.notes += [*_shared_cores(sweep), f"{kind}; bars are 95 % intervals over the seeds"]
     drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + kit.listed(texts, " ")
     return drawn

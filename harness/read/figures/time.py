@@ -230,12 +230,16 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     shown = [(*cost, case) for cost in costs for case in drawn_cases]
     figure, axes = kit.panels(len(shown), 4.0 if len(cases) == 1 else 3.2, wide)
     notes += left_out(len(cases) - len(drawn_cases), "panels")
-    drawn, texts = Drawn(figure, notes=notes), []
+    drawn, texts, with_points = Drawn(figure, notes=notes), [], set[str]()
     for number, (place, (measure, title, unit, case)) in enumerate(zip(axes, shown, strict=True)):
+        placed = [
+            (group, name) for group, name in zip(groups, names, strict=True)
+            if _case(group, given) == case and group.values(measure)
+        ]  # fmt: skip
+        with_points |= {name for _, name in placed}
         points = [
             _point(drawn, place, sweep, group, (measure, unit), of_names[name])
-            for group, name in zip(groups, names, strict=True)
-            if _case(group, given) == case and group.values(measure)
+            for group, name in placed
         ]
         if not points:
             place.set_visible(False)
@@ -245,10 +249,10 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         kit.describe(place, case, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             log_axis(place, "x")
-    kit.legend(figure, of_names)
+    kit.legend(figure, {n: style for n, style in of_names.items() if n in with_points})
     set_title(figure, f"Numbered: {UNBEATEN}")
     drawn.notes += without_place(sweep)
-    drawn.notes.append(f"numbered: {UNBEATEN}. " + " ".join(texts))
+    drawn.notes.append(f"numbered: {UNBEATEN}. " + " ".join(texts).removesuffix("."))
     drawn.alt = "Final accuracy against its cost, means; best for their price: " + " ".join(texts)
     return drawn
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
+from harness.read.labels import listed
 from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import TO_TARGET, Run
@@ -22,6 +23,7 @@ SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
 NUMBER_FORMAT, LOAD, MISSES = "number format", "other programs", "misses beside disturbed runs"
 ACCURACY, ONE_SEED = "accuracy", "one seed on a side"
 OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
+MOST_NAMED = 6  # groups, in a note
 SHARES = ("per_gpu_batch", "grad_acc")  # settings that make the effective batch of a device
 
 
@@ -134,18 +136,30 @@ def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
     return texts
 
 
-def without_times(groups: Sequence[Group], to_target: bool = True) -> list[str]:
-    """How many groups have no times, or none to the target, and why; else nothing."""
+def without_times(
+    groups: Sequence[Group], to_target: bool = True, name: Callable[[Group], str] | None = None
+) -> list[str]:
+    """How many groups have no times, or none to the target, and why; else nothing. name: for a
+    figure, in which such groups have no row that could show them.
+    """
     kinds = [("times", "whose runs had unlike numbers of threads per process",
-              sum(group.has_unlike_threads for group in groups))]  # fmt: skip
+              [group for group in groups if group.has_unlike_threads])]  # fmt: skip
     if to_target:
         kinds.append(("time to the target", f"with {MISSES}",
-                      sum(group.misses_beside_disturbed for group in groups)))  # fmt: skip
+                      [group for group in groups if group.misses_beside_disturbed]))  # fmt: skip
+    if name:
+        kinds.append(("times", "whose runs all ran in another batch than asked for",
+                      [group for group in groups if _all_in_other_batches(group)]))  # fmt: skip
     return [
-        f"no {what} of {count} group{'s' if count > 1 else ''} {why}"
-        for what, why, count in kinds
-        if count
+        f"no {what} of {len(found)} group{'s' if len(found) > 1 else ''} {why}"
+        + (f" ({listed(map(name, found), ', ', MOST_NAMED)})" if name else "")
+        for what, why, found in kinds
+        if found
     ]
+
+
+def _all_in_other_batches(group: Group) -> bool:
+    return bool(group.finished) and all(run.other_batches for run in group.finished)
 
 
 def _runs(count: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.read.drawing import colour_rules
 from harness.read.figures.catalogue import FIGURES
 from harness.read.labels import heading_of
-from harness.read.report.sections import DEFINITIONS, Section
+from harness.read.report.sections import Section, definitions, in_parts
 from harness.read.table import Table, html_lines
 from harness.read.tables.marks import FILTERS
 
@@ -43,7 +43,7 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
     for section in sections:
         yield from _section(section)
     yield '<section id="definitions"><h2>Definitions</h2><dl>'
-    yield from (f"<dt>{_text(w)}</dt><dd>{_text(t)}</dd>" for w, t in DEFINITIONS.items())
+    yield from (f"<dt>{_text(w)}</dt><dd>{_text(t)}</dd>" for w, t in definitions(sections).items())
     yield '</dl></section>\n<div id="tip" role="status" hidden></div>'
     yield f"<script>\n{(here / 'report.js').read_text('utf-8')}</script>\n</body>\n</html>"
 
@@ -154,12 +154,9 @@ def _answers(section: Section) -> Iterator[str]:
 
 
 def _in_parts(sentence: str) -> str:
-    """What is compared, and below it a line a measure."""
-    what, colon, rest = sentence.partition(": ")
-    parts = rest.split("; ")
-    if len(parts) == 1:
-        return _text(sentence)
-    return f"{_text(what)}{colon}<ul>{''.join(f'<li>{_text(part)}</li>' for part in parts)}</ul>"
+    what, parts = in_parts(sentence)
+    below = f"<ul>{''.join(f'<li>{_text(part)}</li>' for part in parts)}</ul>" if parts else ""
+    return _text(what) + below
 
 
 def _list(texts: Sequence[str]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from harness.read.records.recorded import warn
 from harness.read.records.selection import read_all_parts, refuse_part
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
-from harness.read.report.sections import DEFINITIONS, Section, Shown
+from harness.read.report.sections import Section, Shown, definitions, in_parts
 from harness.read.table import Table, escaped, markdown_lines, table_of
 from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.marks import marks_of
@@ -153,9 +153,10 @@ def _section_of(
 ) -> Section:
     drawn, not_drawn = draw_all(sweep, styles)
     first = figures_for(sweep)
+    answering = [figure for figure in first if figure in drawn]
     figures = {
         figure: _saved(drawn[figure], f"{name}-{figure}", out / name / "figures", figure)
-        for figure in sorted(drawn, key=lambda figure: figure not in first)
+        for figure in dict.fromkeys((*answering, *drawn))
     }
     return Section(
         name=name,
@@ -164,7 +165,7 @@ def _section_of(
         nodes=by_node(sweep),
         not_finished=_not_finished(sweep, table),
         figures=figures,
-        answering=max(1, sum(figure in first for figure in figures)),
+        answering=max(1, len(answering)),
         not_drawn=not_drawn,
         explained=explain_sweep(sweep),
         fairness=fairness(sweep),
@@ -234,13 +235,15 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         yield f"\n**{escaped(section.table.title)}**\n"
         if section.hypothesis:
             yield f"{escaped(section.hypothesis)}\n"
-        yield from (f"- {escaped(text)}" for text in section.answers)
+        for what, parts in map(in_parts, section.answers):
+            yield f"- {escaped(what.rstrip())}"
+            yield from (f"  - {escaped(part)}" for part in parts)
         if section.next_question:
             yield f"\nNext: {escaped(section.next_question)}"
     for section in sections:
         yield from _section_lines(section)
     yield "\n## Definitions\n"
-    yield from (f"- **{word}**: {text}" for word, text in DEFINITIONS.items())
+    yield from (f"- **{word}**: {text}" for word, text in definitions(sections).items())
 
 
 def _section_lines(section: Section) -> Iterator[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from harness.read.compare.answers import UNKNOWN_NOISE
 from harness.read.table import Table
 from harness.read.tables.sweep_table import SweepTable
 
@@ -58,6 +61,31 @@ class Section:
         return [(title, texts) for title, texts in lists if texts]
 
 
+def in_parts(answer: str) -> tuple[str, list[str]]:
+    """What is compared, and a line a measure; an answer without parts is whole."""
+    what, _, rest = answer.partition(": ")
+    parts = rest.split("; ")
+    return (f"{what}: ", parts) if len(parts) > 1 else (answer, [])
+
+
+def definitions(sections: Sequence[Section]) -> dict[str, str]:
+    """What all tables use, and of the other words those that these sections use."""
+    said = "\n".join(text for s in sections for text in (*s.answers, *chain(*s.results.rows)))
+    used = {word: text for pattern, (word, text) in IF_USED.items() if re.search(pattern, said)}
+    return {**used, **DEFINITIONS}
+
+
+# By the pattern of what is used.
+IF_USED = {
+    r"\b\d+_\d+\b": (
+        "set-up 1_2", "one node with two processes; a word behind it names the link between nodes."
+    ),
+    UNKNOWN_NOISE: (
+        UNKNOWN_NOISE, "a side has too few runs that count for an interval: the difference may be "
+        "chance."
+    ),
+}  # fmt: skip
+
 # Words that all tables use; each table defines its own besides.
 DEFINITIONS = {
     "samples/s": "training samples of the timed steps over all processes, divided by their time; "
@@ -71,8 +99,8 @@ DEFINITIONS = {
     "scaling efficiency": "weak X_N/(N X_1) of samples/s at equal batch per device, strong "
     "T_1/(N T_N) of training time at equal effective batch; one process alone is the baseline of "
     "every strategy.",
-    "time to accuracy": "training time to the end of the first epoch that reaches the target; a "
-    "miss is infinite, and is counted.",
+    "time to accuracy": "wall time, and training time, to the end of the first epoch that reaches "
+    "the target; a miss is infinite, and is counted.",
     "where the time went": "of the median rank, means over the seeds; what the records do not "
     "separate is one part.",
 }

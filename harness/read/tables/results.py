@@ -32,7 +32,8 @@ def fairness(sweep: SweepResults) -> list[str]:
     """A sentence for each thing that differs, or that disturbed."""
     runs = [run for run in sweep.runs if run.environment]
     exchanges = (f"{text}." for text in sweep.averaged_exchanges)
-    return [*_trainings(sweep), *_machines(sweep), *exchanges, *_differ(runs), *_disturbed(runs)]
+    return [*_trainings(sweep), *_machines(sweep), *_idle_cores(sweep), *exchanges, *_differ(runs),
+            *_disturbed(runs)]  # fmt: skip
 
 
 def _trainings(sweep: SweepResults) -> Iterator[str]:
@@ -61,6 +62,17 @@ def _machines(sweep: SweepResults) -> Iterator[str]:
             f"Several kinds of machine ({_some(sweep.machines)}): each has its own rows, "
             "none is averaged with another."
         )
+
+
+def _idle_cores(sweep: SweepResults) -> Iterator[str]:
+    """On CPUs one process with the threads of one of several is not the whole machine."""
+    runs = [run for group in sweep.groups for run in group.finished]
+    shares = {(run.threads or 0, run.environment.get("cpu_cores") or 0) for run in runs}
+    processes = {run.processes for run in runs}
+    has_single = 1 in processes and len(processes) > 1
+    if has_single and all(0 < threads < cores for threads, cores in shares):
+        counts = " or ".join(f"{threads} of {cores}" for threads, cores in sorted(shares))
+        yield f"Each process had {counts} cores: one process that uses all was not measured."
 
 
 def _differ(runs: list[Run]) -> Iterator[str]:
