@@ -94,9 +94,10 @@ class LogCallback(Recorder):
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; none on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
-        # The Trainer's own losses are means over the samples with one process and one pass alone.
+        # The Trainer's own losses are means over the samples with one process and one pass alone,
+        # and with label smoothing they are no cross-entropy.
         ours, one = self.context is not None, args.world_size * max(devices, 1) == 1
-        self.eval_loss_is_mean = ours or one
+        self.eval_loss_is_exact = ours or (one and not args.label_smoothing_factor)
         self.train_loss_is_mean = ours or (one and args.gradient_accumulation_steps == 1)
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
@@ -327,7 +328,7 @@ class LogCallback(Recorder):
             return  # before training: no epoch's
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         values = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
-        if "loss" in values and not self.eval_loss_is_mean:
+        if "loss" in values and not self.eval_loss_is_exact:
             values["trainer_eval_loss"] = values.pop("loss")
         samples = values.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
         if self.quality_update != state.global_step:

@@ -211,11 +211,14 @@ def _gaps(updates: list[int]) -> list[int]:
 
 
 def size_of(loader: Any) -> int | None:
-    """The number of samples of a loader; None for a stream."""
+    """The number of samples that a prepared loader gives; None for a stream."""
     try:
-        return len(loader.dataset)
+        samples = len(loader.dataset)
     except (AttributeError, TypeError):
         return None
+    if getattr(loader.batch_sampler, "drop_last", False):
+        return min(samples, len(loader) * loader.total_batch_size)
+    return samples
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
