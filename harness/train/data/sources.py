@@ -314,7 +314,7 @@ def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
 def _untrained(names: list[str], classes: list[np.ndarray]) -> list[str]:
     """The classes that only samples of the other sets have, with their number."""
     trained, *others = (np.bincount(of, minlength=len(names)) for of in classes)
-    counts = zip(names, trained, sum(others), strict=True)
+    counts = zip(names, trained, np.sum(others, axis=0), strict=True)
     return [f"{name!r} ({count:,})" for name, train, count in counts if count and not train]
 
 
