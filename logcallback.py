@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -74,7 +73,7 @@ class LogCallback(Recorder):
         self.rank_quality: dict[str, Any] = {}
         self.quality_update: int | None = None  # at which it was evaluated
         self.sets: dict[str, tuple[int | None, float]] = {}  # then: samples and seconds, by prefix
-        self.no_numbers: set[str] = set()  # metrics that are none, once they have been named
+        self.no_numbers = rows.NoNumbers()  # metrics that are none
         self.losses = rows.LoggedLoss()
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 where there is a warm-up
@@ -94,9 +93,10 @@ class LogCallback(Recorder):
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; none on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
-        # The Trainer's own losses are means over the samples with one process and one pass alone.
+        # The Trainer's own losses are means over the samples with one process and one pass alone,
+        # and with label smoothing they are no cross-entropy.
         ours, one = self.context is not None, args.world_size * max(devices, 1) == 1
-        self.eval_loss_is_mean = ours or one
+        self.eval_loss_is_exact = ours or (one and not args.label_smoothing_factor)
         self.train_loss_is_mean = ours or (one and args.gradient_accumulation_steps == 1)
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
@@ -327,7 +327,7 @@ class LogCallback(Recorder):
             return  # before training: no epoch's
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         values = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
-        if "loss" in values and not self.eval_loss_is_mean:
+        if "loss" in values and not self.eval_loss_is_exact:
             values["trainer_eval_loss"] = values.pop("loss")
         samples = values.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
         if self.quality_update != state.global_step:
@@ -335,23 +335,13 @@ class LogCallback(Recorder):
         self.quality_update = state.global_step
         self.sets[next((k for k in values if k.endswith("runtime")), "")] = samples, eval_s
         self.quality |= rows.quality_of(values, *rows.over_sets(self.sets.values()))
-        self._name_others(state, values)
+        self.no_numbers.name(rows.no_numbers(values), aloud=state.is_world_process_zero)
         self.rank_quality = self.observations.rank_metrics(args)
         if self.clock.running:
             self.clock.resume()
         elif "runtime" in values:
             self._write_row()  # one test set; of several no one says which is the last
         self.ended_s = time.perf_counter()
-
-    def _name_others(self, state: TrainerState, values: dict[str, Any]) -> None:
-        """Metrics that are no numbers, once, on rank 0."""
-        new = {k: v for k, v in rows.no_numbers(values).items() if k not in self.no_numbers}
-        self.no_numbers |= {*new}
-        if new and state.is_world_process_zero:
-            named = ", ".join(f"{name} ({type(value).__name__})" for name, value in new.items())
-            print(
-                f"harness: metrics that are no numbers are not recorded: {named}", file=sys.stderr
-            )
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         began_s = self.clock.last_s if self.clock.running else self.ended_s

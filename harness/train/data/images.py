@@ -182,6 +182,7 @@ class Resizer:
     resize: Callable[[Any], np.ndarray]  # a PIL image -> channels first, 0 to 255
     mean: Any  # of values from 0 to 1
     deviation: Any
+    data: Path  # the folder of the images, if they have one
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class Resizer:
 
     def __call__(self, stored: dict[str, Any] | None) -> np.ndarray:
         """The bytes of one image, from its form in the data set."""
-        name = Path(stored["path"]).name if stored and stored.get("path") else "without a name"
+        name = self._name(stored)
         try:
             image = _eight_bits(Image().decode_example(stored)).convert("RGB")
         except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -204,6 +205,15 @@ class Resizer:
                 f"image {name}: {type(self.processor).__name__} cannot prepare it: "
                 f"{type(error).__name__}: {line}"
             ) from error
+
+    def _name(self, stored: dict[str, Any] | None) -> str:
+        """The place below the data folder, else the file in its folder: that may be its class."""
+        if not stored or not stored.get("path"):
+            return "without a name"
+        path = Path(stored["path"])
+        if path.is_relative_to(self.data):
+            return str(path.relative_to(self.data))
+        return str(Path(*path.parts[-2:]))
 
 
 def _bytes(values: np.ndarray) -> np.ndarray:
@@ -239,7 +249,8 @@ def _resizer(settings: Settings) -> Resizer:
         )
     resize = _timm_resize(processor) if hasattr(processor, "data_config") else _resize(processor)
     with explain("model", str(settings.model)):
-        resizer = Resizer(processor, resize, *_normalisation(processor))
+        data = Path(str(settings.dataset)).expanduser().resolve()
+        resizer = Resizer(processor, resize, *_normalisation(processor), data)
         _check_same(settings, resizer)
     return resizer
 

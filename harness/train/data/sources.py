@@ -99,6 +99,7 @@ def load(settings: Settings) -> Source:
         "label_column": label,
         "classes": len(labels),
         **({"alike_classes": alike} if (alike := _alike(labels, classes)) else {}),
+        **({"untrained_classes": new} if (new := _untrained(labels, classes)) else {}),
         **origins,
         **{
             f"{which}_samples_in_training": n
@@ -308,6 +309,13 @@ def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
         key = float(name) if _is_number(name) else "".join(name.split()).casefold()
         same.setdefault(key, []).append(f"{name!r} ({count:,})")
     return [", ".join(each) for each in same.values() if len(each) > 1]
+
+
+def _untrained(names: list[str], classes: list[np.ndarray]) -> list[str]:
+    """The classes that only samples of the other sets have, with their number."""
+    trained, *others = (np.bincount(of, minlength=len(names)) for of in classes)
+    counts = zip(names, trained, np.sum(others, axis=0), strict=True)
+    return [f"{name!r} ({count:,})" for name, train, count in counts if count and not train]
 
 
 def _check_single(data: datasets.Dataset, label: str) -> None:

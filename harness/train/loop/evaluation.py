@@ -63,7 +63,7 @@ class Evaluation:
         """The metrics over all samples of the set, --best_metric among them (a collective)."""
         assert self.last is not None
         values = self.last.result(partial(in_order, samples=samples, args=args))
-        require(settings.best_metric, values)
+        require(settings.best_metric, values, self.last.no_numbers.named)
         return values
 
     def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:

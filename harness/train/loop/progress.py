@@ -32,7 +32,7 @@ from harness.train.run.recorder import Recorder
 
 PREFIX = "harness"  # of what trackers receive
 TEST_METRICS = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
-MOST_ALIKE = 5  # named
+MOST_NAMED = 5  # classes in a warning
 
 
 class Console(TrainerCallback):
@@ -74,10 +74,13 @@ class Console(TrainerCallback):
         if "label_column" in data and not str(data["dataset"]).startswith("embedded:"):
             inputs = " and ".join(data["input_columns"])
             yield f"input from {inputs}, classes from {data['label_column']}"
-        if alike := data.get("alike_classes"):
-            text = f"{'; '.join(alike[:MOST_ALIKE])}{'; ...' if alike[MOST_ALIKE:] else ''}"
-            differing = "classes that differ in case, blanks or as 1, 1.0 alone"
-            yield f"warning: {differing} (samples): {text}"
+        for field, which in (
+            ("alike_classes", "classes that differ in case, blanks or as 1, 1.0 alone (samples)"),
+            ("untrained_classes", "classes without a training sample (test, validation samples)"),
+        ):
+            if named := data.get(field):
+                more = "; ..." if named[MOST_NAMED:] else ""
+                yield f"warning: {which}: {'; '.join(named[:MOST_NAMED])}{more}"
         empty = data.get("empty_test_splits", [])
         without = [name for name in data.get("unused_test_splits", []) if name not in empty]
         for lack, unused in (("class is given", without), ("row is", empty)):

@@ -7,6 +7,7 @@ Trainer's own averages over batches, padding included.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -20,8 +21,10 @@ from transformers import EvalPrediction
 
 from harness.core.attempts import metric_name
 from harness.core.settings import BEST_METRICS, UserError, nearest
+from harness.core.topology import world_of
 from harness.train.context import Context
 from harness.train.data.samples import TOP
+from harness.train.measure.rows import NoNumbers
 
 
 class ConfusionMetrics(evaluate.Metric):
@@ -60,10 +63,14 @@ def beside_ours(own: Any, context: Context) -> BatchMetrics:
     )
 
 
-def require(best_metric: str, values: Mapping[str, float]) -> None:
-    """Refuse a --best_metric that is none of these."""
+def require(best_metric: str, values: Mapping[str, float], others: Mapping[str, str]) -> None:
+    """Refuse a --best_metric that is none of these; others: metrics that are no numbers."""
     if (name := metric_name(best_metric)) in values:
         return
+    if kind := others.get(name):
+        raise UserError(
+            f"--best_metric {best_metric}: compute_metrics returned {kind}: expected a number"
+        )
     names = [name for name in values if name != "samples"]
     hints = [f"the metrics are {', '.join(names)}", nearest(name.partition(":")[0], names, "")]
     if ":" in name:
@@ -91,7 +98,7 @@ def check_before(metrics: BatchMetrics, best_metric: str) -> None:
     except Exception:  # any metrics of a user may fail on these, and training goes on
         metrics.begin()
         return
-    require(best_metric, values)
+    require(best_metric, values, metrics.no_numbers.named)
 
 
 class BatchMetrics:
@@ -106,6 +113,7 @@ class BatchMetrics:
     ) -> None:
         self.num_labels, self.own = num_labels, own
         self.confusion = ConfusionMetrics(keep_in_memory=True)
+        self.no_numbers = NoNumbers()  # of the script's metrics
         # One row per sample: predicted class, true class, rank of the true class, its loss, and
         # for a metric of the script the scores.
         self.batches: list[torch.Tensor] = []
@@ -167,16 +175,15 @@ class BatchMetrics:
         if not isinstance(values, Mapping):
             raise UserError(f"compute_metrics returned {type(values).__name__}: expected a dict "
                             "of names and numbers")  # fmt: skip
-        quality = {}
-        for name, value in values.items():
-            name = str(name).removeprefix("eval_")
-            number = np.asarray(value)
-            if number.size != 1 or number.dtype.kind not in "fiub":
-                raise UserError(
-                    f"compute_metrics: {name} is {str(value)[:60]!r}: expected a number"
-                )
-            quality[f"own_{name}" if name in taken else name] = float(number.item())
-        return quality
+        values = {str(name).removeprefix("eval_"): value for name, value in values.items()}
+        numbers = {name: _number(value) for name, value in values.items()}
+        others = {name: values[name] for name, number in numbers.items() if number is None}
+        self.no_numbers.name(others, aloud=world_of(os.environ).rank == 0)
+        return {
+            f"own_{name}" if name in taken else name: number
+            for name, number in numbers.items()
+            if number is not None
+        }
 
     def rank_quality(self, rank: int, ranks: int, batch: int) -> dict[str, Any]:
         """The accuracy on the samples that one rank had in the last evaluation.
@@ -188,3 +195,12 @@ class BatchMetrics:
         accuracy, top5 = hits.mean(axis=0).tolist() if len(hits) else (None, None)
         quality = {"eval_samples": len(hits), "eval_accuracy": accuracy}
         return quality | ({"eval_top5_accuracy": top5} if self.num_labels > TOP else {})
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number; None if it is none."""
+    try:
+        number = np.asarray(value)
+    except (TypeError, ValueError):  # rows of several lengths, or a tensor on a GPU
+        return None
+    return float(number.item()) if number.size == 1 and number.dtype.kind in "fiub" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -166,6 +167,23 @@ def no_numbers(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if not isinstance(value, (int, float))}
 
 
+class NoNumbers:
+    """Names the metrics of a script that are no numbers, each once."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, str] = {}  # the metric and its type
+
+    def name(self, metrics: dict[str, Any], aloud: bool) -> None:
+        kinds = {name: type(value).__name__ for name, value in metrics.items()}
+        new = [f"{name} ({kind})" for name, kind in kinds.items() if name not in self.named]
+        self.named |= kinds
+        if new and aloud:
+            print(
+                f"harness: metrics that are no numbers are not recorded: {', '.join(new)}",
+                file=sys.stderr,
+            )
+
+
 def over_sets(sets: Collection[tuple[int | None, float]]) -> tuple[int | None, float]:
     """Samples and seconds of several test sets together."""
     return total([samples for samples, _ in sets]), math.fsum(seconds for _, seconds in sets)
@@ -211,11 +229,14 @@ def _gaps(updates: list[int]) -> list[int]:
 
 
 def size_of(loader: Any) -> int | None:
-    """The number of samples of a loader; None for a stream."""
+    """The number of samples that a prepared loader gives; None for a stream."""
     try:
-        return len(loader.dataset)
+        samples: int = len(loader.dataset)
     except (AttributeError, TypeError):
         return None
+    if getattr(loader.batch_sampler, "drop_last", False):
+        samples = min(samples, len(loader) * loader.total_batch_size)
+    return samples
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,5 +33,21 @@ def test_sixteen_bits_look_like_eight(resizer: Any, kind: str, dtype: Any, top: 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_values_of_unknown_range_are_refused(resizer: Any, dtype: Any) -> None:
     image = Image.fromarray((RAMP * 9000).astype(dtype))
-    with pytest.raises(UserError, match=r"image ramp.tiff cannot be read: its values have 32 bits"):
+    with pytest.raises(
+        UserError, match=r"image ramp\.tiff cannot be read: its values have 32 bits"
+    ):
         resizer(stored(image, "TIFF"))
+
+
+def test_a_broken_image_is_named_with_its_folders(tmp_path: Path) -> None:
+    """Each class folder may have a file of that name."""
+    file = tmp_path / "train" / "cat" / "img 0.jpg"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"broken")
+    shape = {"model": "vit-nano", "image_size": 8}
+    for dataset, named in ((tmp_path, "train/cat/img 0.jpg"), ("elsewhere", "cat/img 0.jpg")):
+        resizer = _resizer(Settings(script="vit", dataset=str(dataset), **shape))
+        with pytest.raises(UserError, match=f"^image {named} cannot be read"):
+            resizer({"bytes": None, "path": str(file)})
+    with pytest.raises(UserError, match=r"^image without a name cannot be read"):
+        resizer({"bytes": b"broken", "path": None})

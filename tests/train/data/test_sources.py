@@ -332,11 +332,15 @@ def test_digits_that_are_no_whole_number_are_text(odd: str, tmp_path: Path) -> N
 @pytest.mark.process
 def test_a_run_warns_of_classes_that_are_alike(tmp_path: Path) -> None:
     labels = ["[b]Good", "[b]good"]
-    write_csv(tmp_path / "a.csv", [{"text": f"t {i}", "label": labels[i % 2]} for i in range(60)])
+    table = [{"text": f"t {i}", "label": labels[i % 2]} for i in range(60)]
+    write_csv(tmp_path / "train.csv", table)
+    write_csv(tmp_path / "test.csv", [*table[:20], {"text": "new", "label": "NEW"}])
     sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
-    done = script("bert", "--tiny", "--dataset", str(tmp_path / "a.csv"), *sizes, cwd=tmp_path)
+    done = script("bert", "--tiny", "--dataset", str(tmp_path), *sizes, cwd=tmp_path)
     said = "warning: classes that differ in case, blanks or as 1, 1.0 alone (samples): "
-    assert done.code == 0 and f"  {said}'[b]Good' (30), '[b]good' (30)\n" in done.out
+    assert done.code == 0 and f"  {said}'[b]Good' (40), '[b]good' (40)\n" in done.out
+    new = "warning: classes without a training sample (test, validation samples): 'NEW' (1)"
+    assert f"  {new}\n" in done.out
     (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")
     assert_declared("environment", json.loads(environment.read_text()))
 

@@ -106,17 +106,32 @@ def test_a_name_of_ours_is_kept_beside_ours() -> None:
     assert found["f1"] == metrics(None)["f1"]
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (0.5, "compute_metrics returned float: expected a dict"),
-        ({"by class": [1, 2]}, r"compute_metrics: by class is '\[1, 2\]': expected a number"),
-        ({"name": "best"}, "compute_metrics: name is 'best': expected a number"),
-    ],
-)
-def test_what_is_no_metric_is_refused(given: Any, said: str) -> None:
+def test_what_is_no_dict_of_metrics_is_refused() -> None:
+    with pytest.raises(UserError, match="compute_metrics returned float: expected a dict"):
+        metrics(lambda p: 0.5)
+
+
+def test_metrics_that_are_no_numbers_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They ended the run after its first epoch."""
+    odd = {"eval_conf": np.eye(2), "name": "best", "ragged": [[1], [1, 2]], "mcc": 0.5}
+    counted = BatchMetrics(2, lambda p: odd)
+    check_before(counted, "mcc")
+    assert capsys.readouterr().err == (
+        "harness: metrics that are no numbers are not recorded: conf (ndarray), name (str), "
+        "ragged (list)\n"
+    )
+    found = counted(EvalPrediction(np.eye(2), np.array([1, 0])))
+    assert found["mcc"] == 0.5 and not {"conf", "name", "ragged"} & {*found}
+    assert capsys.readouterr().err == ""
+    said = "--best_metric conf: compute_metrics returned ndarray: expected a number"
     with pytest.raises(UserError, match=said):
-        metrics(lambda p: given)
+        check_before(counted, "conf")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert BatchMetrics(2, lambda p: odd)(EvalPrediction(np.eye(2), np.array([1, 0])))["mcc"] == 0.5
+    assert capsys.readouterr().err == ""
 
 
 def test_which_way_is_better_is_said_with_the_name() -> None:

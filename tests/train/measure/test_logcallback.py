@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from harness.core.attempts import best_of
 from harness.core.locks import Lock
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
 from harness.core.settings import UserError
 from harness.read.records.recorded import recorded
+from harness.train.measure.rows import NoNumbers, no_numbers
 from logcallback import LogCallback, best_of_trainer
 from tests.support.ranks import ran, ranks
 from tests.support.recorded import (
@@ -369,17 +370,16 @@ def test_a_run_that_goes_on_in_a_new_folder_does_not_know_its_time(tmp_path: Pat
     assert recorded(RunFolder(Path(f"{folder}-new"))).problem is None
 
 
-def test_metrics_that_are_no_numbers_are_named_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_that_are_no_numbers_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     """They vanished without a word."""
-    callback, rank0 = LogCallback(tmp_path), TrainerState(is_world_process_zero=True)
-    callback._name_others(rank0, {"loss": 0.5, "matrix": [[1, 2]], "best": "cat", "whole": 7})
-    callback._name_others(rank0, {"matrix": [[1, 2]], "loss": 0.5})
+    values = {"loss": 0.5, "matrix": [[1, 2]], "best": "cat", "whole": 7}
+    others = NoNumbers()
+    others.name(no_numbers(values), aloud=True)
+    others.name(no_numbers({"matrix": [[1, 2]], "loss": 0.5}), aloud=True)
     assert capsys.readouterr().err == (
         "harness: metrics that are no numbers are not recorded: matrix (list), best (str)\n"
     )
-    callback._name_others(TrainerState(is_world_process_zero=False), {"other": "x"})
+    others.name({"other": "x"}, aloud=False)
     assert capsys.readouterr().err == ""
 
 

@@ -1,4 +1,4 @@
-"""Times and counts of samples that LogCallback alone records, beside a second clock."""
+"""Times, losses and counts of samples that LogCallback alone records, beside a second clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedConfig, Trainer, TrainerCallback
 
 from tests.support.recorded import (
     alone,
@@ -153,3 +153,40 @@ def test_a_short_last_batch_is_counted_as_it_is(tmp_path: Path) -> None:
     assert [row["timed_steps"] for row in rows] == [3, 4]
     assert [row["timed_samples"] for row in rows] == [9, 13]
     assert summary_of(folder)["samples"] == 26
+
+
+class Unlabelled(Net):
+    """The Trainer looks at its configuration, and takes the labels away where it smooths them."""
+
+    config = PreTrainedConfig()
+
+    def forward(self, x: Any, index: Any, labels: Any = None) -> dict[str, Any]:
+        return super().forward(
+            x, torch.zeros(len(x), dtype=int) if labels is None else labels, index
+        )
+
+
+def evaluated_with(folder: str, flags: dict[str, Any]) -> None:
+    sets = {"train": Points(22), "test": Points(13, draw=1)}
+    train(folder, model=Unlabelled(), **sets, eval_strategy="epoch", **flags)
+
+
+def test_a_smoothed_evaluation_loss_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """It is no cross-entropy, which `eval_loss` is."""
+    folder, _ = alone(tmp_path, evaluated_with, {"label_smoothing_factor": 0.1})
+    for row in rows_of(folder):
+        assert row["trainer_eval_loss"] > 0 and "eval_loss" not in row
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_dropped_samples_are_not_counted(accumulated: int, tmp_path: Path) -> None:
+    """All samples of both sets were, though the Trainer skips the last batch, which is not full."""
+    flags = {
+        "dataloader_drop_last": True,
+        "per_device_eval_batch_size": 4,
+        "gradient_accumulation_steps": accumulated,
+    }
+    folder, _ = alone(tmp_path, evaluated_with, flags)
+    for row in rows_of(folder):
+        assert (row["samples"], row["fed_samples"], row["eval_samples"]) == (20, 20, 12)
+        assert row["eval_samples_per_s"] == pytest.approx(12 / row["eval_time_s"])
