@@ -33,6 +33,7 @@ from harness.train.measure.clock import StepClock
 from harness.train.measure.environment import environment, recorded_settings
 from harness.train.measure.resources import CpuTime, Memory, over_ranks, traffic_of
 from harness.train.measure.telemetry import Telemetry
+from harness.train.run.checkpoints import require_unchanged
 from harness.train.run.recorder import Observations, Recorder
 
 # The first steps of a process pay for caches and allocations and are left out of step times.
@@ -117,9 +118,7 @@ class LogCallback(Recorder):
         if not state.is_world_process_zero:
             return
         if self.context is None:
-            self._lock()
-        if self.context is None and self.first_update == 0 and self.folder.settings.is_file():
-            self.folder.set_aside()  # another training in the same folder: the earlier one is kept
+            self._open()
         self.row.begin()
         loader = kwargs.get("train_dataloader")
         self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
@@ -134,6 +133,13 @@ class LogCallback(Recorder):
             self.observed_before = before.get("observed") or {}
         self._write_environment(state)
         self._report_progress(state)
+
+    def _open(self) -> None:
+        """Take the folder, without a context; what an earlier training left there is kept."""
+        self._lock()
+        if self.first_update == 0 and self.folder.settings.is_file():
+            self.folder.set_aside()
+        require_unchanged(self.folder, "restore the file, or record into another folder")
 
     def _lock(self) -> None:
         """Two trainings in one folder would spoil the records of both."""
@@ -176,7 +182,7 @@ class LogCallback(Recorder):
         write_json(self.folder.environment, {**self.machine, **facts})
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._write_row()
+        self._write_row(state)
         self.quality, self.rank_quality = {}, {}
         self.losses.epoch_begins()
         self.updates_before = state.global_step
@@ -340,21 +346,23 @@ class LogCallback(Recorder):
         if self.clock.running:
             self.clock.resume()
         elif "runtime" in values:
-            self._write_row()  # one test set; of several no one says which is the last
+            self._write_row(state)  # one test set; of several no one says which is the last
         self.ended_s = time.perf_counter()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         began_s = self.clock.last_s if self.clock.running else self.ended_s
-        self._write_row()
+        self._write_row(state)
         self.save_time_s += time.perf_counter() - began_s
         if self.clock.running:
             self.clock.resume()
 
-    def _write_row(self) -> None:
+    def _write_row(self, state: TrainerState) -> None:
         """Write the rows of the epoch that has ended, unless an earlier attempt has."""
         if self.attempt:
             attempts.require(self.folder)
         self.rank_row.write(self.rank_quality, {})
+        if self.row.row is not None:
+            self._report_progress(state)  # a killed attempt took no less than its rows say
         earlier_s, own_s = self.earlier_wall_s, time.perf_counter() - self.began_s
         wall_s = None if earlier_s is None else earlier_s + own_s
         more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
@@ -362,7 +370,7 @@ class LogCallback(Recorder):
             self.quality, self.last_row = {}, row
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._write_row()
+        self._write_row(state)
         self.cpu.report(self.observations.gather(self.cpu.own()))
         if self.context is None and self.telemetry is not None:
             self.telemetry.close()

@@ -21,6 +21,7 @@ from harness.core.records import (
     RunFolder,
     append_row,
     read_json,
+    total,
     write_json,
 )
 from harness.core.records.disk import DiskError
@@ -133,11 +134,13 @@ def lost(
     discarded_s = ended_unix - max(opened.counted_unix or 0.0, started_unix)
     discarded_s = max(min(discarded_s, ends[0].get("wall_s") or discarded_s), 0.0)
     discarded_s += _discarded_before(rows, opened.counted_unix or 0.0)
-    reached = ends[0].get("update")
+    reached, lost_s = ends[0].get("update"), None
+    if opened.counted_unix is not None or not update:  # else of a time that nobody knows
+        lost_s = discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix
     return {
         **known,
         "gap_s": gap_s,
-        "lost_s": discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix,
+        "lost_s": lost_s,
         "redone_updates": None if reached is None else max(reached - update, 0),
     }
 
@@ -162,13 +165,18 @@ def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
     return launcher_unix is not None and max(times, default=0.0) >= launcher_unix
 
 
-def _interruptions(folder: RunFolder) -> dict[str, Any]:
-    """The cost of interruptions and the number of restarts, over all attempts."""
-    starts = starts_of(_attempts(folder))
+def times_of_attempts(folder: RunFolder, train_time_s: float | None) -> dict[str, Any]:
+    """The fields of a summary that are computed from attempts.jsonl, beside the training time."""
+    starts, wall_s = starts_of(_attempts(folder)), total_wall_s(folder)
+    lost = [row.get("lost_s") for row in starts[1:]]
     return {
+        # Of a killed attempt whose last progress is lost nobody knows the time.
+        "wall_s": None if _are_lost(folder) or wall_s < (train_time_s or 0) else wall_s,
         "restarts": sum(row.get("gap_s") is not None for row in starts),
-        "lost_s": sum_of(starts, "lost_s"),
+        "lost_s": total(lost) if lost else 0.0,
         "redone_updates": int(sum_of(starts, "redone_updates")),
+        "goodput_share": goodput_share(train_time_s, total_elapsed_s(folder)),
+        **total_cpu_time(folder),
     }
 
 
@@ -390,9 +398,7 @@ def write_summary(
     """The same fields for a run that finished and for one that did not get far."""
     own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone
     rows = [believable("epochs", row, own) for row in folder.read_epochs()[0]]
-    known, elapsed_s = of_rows(rows), total_elapsed_s(folder)
-    train_time_s, wall_s = known["train_time_s"], total_wall_s(folder)
-    probe = probe_of(folder)
+    known, probe = of_rows(rows), probe_of(folder)
     write_json(
         folder.summary,
         {
@@ -402,11 +408,7 @@ def write_summary(
             "reason": reason,
             **known,
             **best_of(rows, best_metric),
-            # Of a killed attempt whose last progress is lost nobody knows the time.
-            "wall_s": None if _are_lost(folder) or wall_s < (train_time_s or 0) else wall_s,
-            **_interruptions(folder),
-            "goodput_share": goodput_share(train_time_s, elapsed_s),
-            **total_cpu_time(folder),
+            **times_of_attempts(folder, known["train_time_s"]),
             "comm_share": probe.get("comm_share") if probe is not None else None,
             **(facts or {}),
         },

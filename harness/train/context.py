@@ -16,9 +16,10 @@ from transformers import TrainingArguments
 from harness.core.attempts import Opened
 from harness.core.identity import identity
 from harness.core.records import COMPLETE as COMPLETE
-from harness.core.records import RunFolder
+from harness.core.records import RunFolder, read_json
 from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes, batch_of_trainer
+from harness.train.manifest import COMPLETE_UNIX
 from harness.train.session import Session
 
 CHECKPOINT_FORMAT = 2  # of what the harness writes into one beside the Trainer's files
@@ -109,10 +110,10 @@ class Context:
     @property
     def opened(self) -> Opened:
         """What the record keeps of how this process came to start or resume the run."""
-        mark = self.checkpoint and (self.checkpoint / COMPLETE).stat()
+        mark = read_json(self.checkpoint / COMPLETE) if self.checkpoint else None
         return Opened(
             unix=time.time() - self.wall_s,
-            counted_unix=mark.st_mtime if mark else None,
+            counted_unix=(mark or {}).get(COMPLETE_UNIX),
             launcher_unix=self.launch.unix if self.launch else None,
         )
 

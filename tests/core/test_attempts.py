@@ -97,6 +97,13 @@ def test_a_clock_that_was_set_changes_no_duration() -> None:
         assert attempts.lost(unmoved, 4, opened, 111.0 + step)["gap_s"] == gap_s
 
 
+def test_the_loss_since_an_unknown_checkpoint_is_unknown() -> None:
+    rows: Any = [START, END]
+    opened = attempts.Opened(110.0)
+    assert attempts.lost(rows, 4, opened, 111.0)["lost_s"] is None
+    assert attempts.lost(rows, 0, opened, 111.0)["lost_s"] == 7.0 + 1.0
+
+
 def test_a_killed_attempt_keeps_its_own_reason(tmp_path: Path) -> None:
     folder, now = RunFolder(tmp_path), time.time()
     append_row(folder.attempts, {**START, "unix": now - 60})

@@ -351,8 +351,10 @@ def test_runs_side_by_side_disturb_each_other(plan: Plan) -> None:
     assert group["disturbed"] == 1
 
 
-LACKED = {"event": "end", "attempt": 1, "outcome": "oom", "per_gpu_batch": 4, "in_step": True}
-FITTED = {"event": "end", "attempt": 2, "outcome": "finished", "per_gpu_batch": 2, "update": 8}
+LACKED = {"event": "end", "attempt": 1, "outcome": "oom", "per_gpu_batch": 4, "in_step": True,
+          "wall_s": 0.0}  # fmt: skip
+FITTED = {"event": "end", "attempt": 2, "outcome": "finished", "per_gpu_batch": 2, "update": 8,
+          "wall_s": 40.0}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from transformers import default_data_collator
 
 from harness.core.records import read_json
+from harness.core.records.checksums import vouched
 from harness.read.explain import causes
 from harness.read.explain.causes import bound, lost, of_run, run_context
 from harness.read.explain.explain import (
@@ -205,7 +206,7 @@ def test_of_a_healthy_run_nothing_stands_out(planted: Path) -> None:
 def test_other_programs_that_slow_every_part_are_named(planted: Path, tmp_path: Path) -> None:
     root = shutil.copytree(planted / "healthy", tmp_path / "beside")
     (file,) = (root / "bert" / "1_2").glob("*/epochs.jsonl")
-    rows = [json.loads(line) | {"others_cpu_share": 0.6} for line in file.open()]
+    rows = [vouched(json.loads(line) | {"others_cpu_share": 0.6}) for line in file.open()]
     lines(file, rows)
     text = " ".join(explained(root / "bert" / "1_2").sentences)
     assert "Other programs used 60 % of the cores and may have slowed every part." in text

@@ -93,6 +93,17 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "another batch in a row": (in_row(effective_batch=999), "effective_batch of epoch 1 is 999, b"),
     "another batch": (edit("environment.json", effective_batch=999), "effective_batch is 999, but"),
     "another run's settings": (edit("settings.json", lr=0.25), "settings.json is that of another"),
+    "shrinking updates": (in_row(1, updates=1), "epochs.jsonl: updates is 1 at epoch 2 after"),
+    "shrinking time": (in_row(1, wall_s=0.001), "epochs.jsonl: wall_s is 0.001 at epoch 2 after"),
+    "more time than attempts": (in_row(-1, wall_s=9999.0), "more than the"),
+    "another rate in a row": (in_row(train_samples_per_s=9e3), "train_samples_per_s of epoch 1 is"),
+    "a row changed": (in_row(checksum="0"), "epochs.jsonl: row 1 is not as it was written"),
+    "another wall time": (edit("summary.json", wall_s=9999.0), "attempts.jsonl and summary.json"),
+    "other losses": (edit("summary.json", lost_s=5.0), "together: lost_s is 0"),
+    "other restarts": (edit("summary.json", restarts=5), "together: restarts is 0"),
+    "another goodput": (edit("summary.json", goodput_share=0.01), "together: goodput_share is"),
+    "other processor time": (edit("summary.json", user_s=9999.0), "together: user_s is"),
+    "other processes": (edit("environment.json", processes_per_node=8), "processes is 8, but 1 in"),
     "negative rate": (edit("summary.json", train_samples_per_s=-100.0), "expected number >= 0"),
     "no rate": (edit("summary.json", train_samples_per_s=0), "is 0 in a finished run"),
     "accuracy of 7": (edit("summary.json", accuracy=7), "accuracy is '7': expected number from 0"),
@@ -259,6 +270,14 @@ def test_a_script_of_one_s_own_may_count_in_per_cent(tmp_path: Path) -> None:
     assert "expected number from 0 to 1" in (recorded(run).problem or "")
     run.settings.write_text(json.dumps({k: v for k, v in settings.items() if k != "script"}))
     assert recorded(run).problem is None
+
+
+def test_a_fraction_of_epochs_is_read(tmp_path: Path) -> None:
+    run = record(tmp_path / "own")
+    settings = json.loads(run.settings.read_text())
+    del settings["script"]
+    run.settings.write_text(json.dumps(settings | {"epochs": 1.5}))
+    assert recorded(run).problem is None and load(run.path)["epochs"].tolist() == [1.5, 1.5]
 
 
 def test_runs_below_links_are_found_once(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = "settings: {epochs: 2, train_size: 256, test_size: 64}"  # of a sweep file
 # Seconds and what follows from them, and what the network adds; everything else must not depend on
 # what a run went through.
-TIMES = ("_s", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank", "timed_samples",
-         "timed_steps", "network_sent_bytes", "tflops_per_s_without_padding", "mfu", "gpu", "node",
-         "energy_j", "compute_skew", "slowest_rank")  # fmt: skip
+TIMES = ("_s", "checksum", "_share", "per_gpu", "attempt", "unix", "memory_gib_per_rank",
+         "timed_samples", "timed_steps", "network_sent_bytes", "tflops_per_s_without_padding",
+         "mfu", "gpu", "node", "energy_j", "compute_skew", "slowest_rank")  # fmt: skip
 
 
 GRID = """

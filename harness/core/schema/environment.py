@@ -381,6 +381,8 @@ def setting_fields() -> dict[str, Field]:
             about = flag.metadata
             kind = FLAG_KINDS[about["kind"]]
             choices = about["choices"] if name != "strategy" else ()  # or one of one's own
+            if name == "epochs":  # the Trainer that LogCallback alone records takes a fraction
+                kind = FLAG_KINDS["positive"]
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, choices)
             meaning = about["help"].replace("|", "or")
             required = name not in SINCE_RECORDS

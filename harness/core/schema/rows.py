@@ -161,6 +161,8 @@ class EpochRow(TypedDict):
         "from the end of the epoch's training to the end of its evaluation, on all sets"]]
     eval_samples_per_s: NotRequired[Annotated[PerSecond | None, "`eval_samples` / `eval_time_s`"]]
     attempt: Annotated[Count, "the attempt that wrote the row"]
+    checksum: NotRequired[Annotated[str,
+        "of the row's other fields: a row that was changed is not believed"]]
     wall_s: Annotated[Seconds | None,
         "time since the run began, everything included, summed over all attempts; null where it "
         "went on from an attempt that is not recorded here, as with LogCallback in a new folder"]
@@ -172,6 +174,7 @@ class RankRow(TypedDict):
 
     epoch: Annotated[Amount, "as in epochs.jsonl"]
     rank: Annotated[Count, "0 to processes - 1"]
+    checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
     epoch_time_s: Annotated[Seconds,
         "the training part of the epoch on this rank's clock, in the attempt that ended it"]
     step_time_median_s: Annotated[Seconds | None, "as in epochs.jsonl, on this rank's clock"]
@@ -248,12 +251,14 @@ class AttemptStart(TypedDict):
         "from the last sign of life of the attempt before to the opening of the run, where the "
         "same launcher started both; null elsewhere"]
     counted_unix: NotRequired[Annotated[Unix | None,
-        "when the checkpoint from which it continued was complete; null without one"]]
+        "when the checkpoint from which it continued was complete; null without one, and where "
+        "that is not known, as of LogCallback alone"]]
     lost_s: Annotated[Seconds | None,
         "what the interruption of the attempt before cost: its time after the checkpoint from "
         "which this one continued (or all of it), `gap_s`, and the time from opening the run until "
         "training went on; and the time of earlier attempts that counted until now, if that "
-        "checkpoint is older than the one of the attempt before; null for the first"]
+        "checkpoint is older than the one of the attempt before; null for the first, and where "
+        "`from_update` is not 0 and `counted_unix` not known"]
     redone_updates: Annotated[Count | None,
         "updates after `from_update` that had counted when the attempt before ended, whichever "
         "attempt had made them, and that are made again; null for the first, and where unknown"]
@@ -338,8 +343,9 @@ class SummaryRecord(TypedDict):
     restarts: Annotated[Count,
         "attempts that the launcher itself started, after a process or a node was lost or one had "
         "joined"]
-    lost_s: Annotated[Seconds,
-        "sum over the rows of attempts.jsonl; 0 for a run that was not interrupted"]
+    lost_s: Annotated[Seconds | None,
+        "sum over the rows of attempts.jsonl; 0 for a run that was not interrupted; null where an "
+        "interruption does not know it"]
     redone_updates: Annotated[Count,
         "sum over the rows of attempts.jsonl; 0 for a run that was not interrupted"]
     goodput_share: Annotated[Share | None,

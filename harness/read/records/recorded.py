@@ -6,17 +6,24 @@ whose `problem` says in a line what is wrong, and of which no number is shown.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from harness.core.attempts import best_of, own_metrics, starts_of
+from harness.core.attempts import (
+    best_of,
+    ends_of,
+    own_metrics,
+    starts_of,
+    times_of_attempts,
+)
 from harness.core.identity import stem
 from harness.core.process import printable
 from harness.core.records import (
@@ -25,6 +32,7 @@ from harness.core.records import (
     RunFolder,
 )
 from harness.core.records.archives import is_archived
+from harness.core.records.checksums import changed_row
 from harness.core.records.summary import of_rows
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
@@ -154,11 +162,13 @@ def _object(
 
 
 def _check_rows(
-    kind: str, rows: Iterable[Mapping[str, Any]], file: Path, settings: Mapping[str, Any]
+    kind: str, rows: Sequence[Mapping[str, Any]], file: Path, settings: Mapping[str, Any]
 ) -> None:
     own_metrics = _has_own_metrics(settings)
     for row in rows:
         check_fields(kind, row, file.name, own_metrics)
+    if (number := changed_row(rows)) is not None:
+        raise UserError(f"{file.name}: row {number} is not as it was written: restore the file")
 
 
 def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
@@ -223,6 +233,33 @@ def _check_epochs(record: Recorded) -> None:
                 "missing, doubled or in disorder"
             )
         before = epoch
+    _check_growing(record)
+
+
+def _check_growing(record: Recorded) -> None:
+    """Updates and time go on from row to row, and a rate is that of what was timed."""
+    if record.settings.get("imported"):
+        return
+    starts = starts_of(attempts_of(record.folder))
+    batches = {row.get("effective_batch") for row in (*starts, *record.epochs)}
+    names = ["wall_s"] if len(batches - {None}) > 1 else ["updates", "wall_s"]
+    # With another batch, an attempt that goes on from an older checkpoint may need fewer updates
+    # than the rows say that are kept.
+    for row, following in itertools.pairwise(record.epochs):
+        for name in names:
+            one, other = row.get(name), following.get(name)
+            if is_number(one) and is_number(other) and other - one < (name == "updates"):
+                raise UserError(
+                    f"epochs.jsonl: {name} is {other:g} at epoch {following['epoch']:g} after "
+                    f"{one:g}: rows were changed, or are of several runs"
+                )
+    for row in record.epochs:
+        told, rate = row.get("train_samples_per_s"), of_rows([row])["train_samples_per_s"]
+        if is_number(told) and is_number(rate) and not math.isclose(told, rate, rel_tol=1e-6):
+            raise UserError(
+                f"epochs.jsonl: train_samples_per_s of epoch {row['epoch']:g} is {told:g}, but "
+                f"timed_samples / timed_s is {rate:g}"
+            )
 
 
 def _is_next(epoch: float, number: int, last: bool) -> bool:
@@ -249,6 +286,7 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
     if rows:
         _check_values(rows, summary)
     _check_batches(record)
+    _check_attempts(record, summary)
 
 
 def _check_values(rows: Sequence[EpochRow], summary: Mapping[str, Any]) -> None:
@@ -269,13 +307,32 @@ def _check_values(rows: Sequence[EpochRow], summary: Mapping[str, Any]) -> None:
             raise _differ(f"{name} ({metric})", values[0], told)
 
 
+def _check_attempts(record: Recorded, summary: Mapping[str, Any]) -> None:
+    """The summary says of times and interruptions what attempts.jsonl says."""
+    folder, attempts = record.folder, attempts_of(record.folder)
+    starts, ends = starts_of(attempts), ends_of(attempts)
+    if not starts or len(starts) != sum(end.get("attempt") is not None for end in ends):
+        return  # one is not closed, or its row is lost
+    known = times_of_attempts(folder, of_rows(record.epochs)["train_time_s"])
+    for name, by_attempts in known.items():
+        told = summary.get(name)
+        if is_number(told) and is_number(by_attempts) and not _close(told, by_attempts):
+            raise _differ(name, by_attempts, told, "attempts")
+    last_s = max((row.get("wall_s") or 0.0 for row in record.epochs), default=0.0)
+    wall_s = known["wall_s"] if all(is_number(end.get("wall_s")) for end in ends) else None
+    if wall_s is not None and last_s > wall_s + 1:
+        raise UserError(
+            f"epochs.jsonl: wall_s is {last_s:g}, more than the {wall_s:g} of all attempts"
+        )
+
+
 def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def _differ(name: str, by_rows: Any, told: Any) -> UserError:
+def _differ(name: str, by_rows: Any, told: Any, file: str = "epochs") -> UserError:
     return UserError(
-        f"epochs.jsonl and summary.json do not belong together: {name:.60} is {by_rows!s:.25} by "
+        f"{file}.jsonl and summary.json do not belong together: {name:.60} is {by_rows!s:.25} by "
         f"the rows and {told!s:.25} in the summary"
     )
 
@@ -291,12 +348,20 @@ def _check_batches(record: Recorded) -> None:
                 f"epochs.jsonl: effective_batch of epoch {row['epoch']:g} is {own}, but "
                 f"{batch} in attempts.jsonl"
             )
-    batch = record.environment.get("effective_batch")
-    last = starts[-1].get("effective_batch") if starts else None
-    if None not in (batch, last) and batch != last:
-        raise UserError(
-            f"environment.json: effective_batch is {batch}, but {last} in attempts.jsonl"
-        )
+    environment: Mapping[str, Any] = record.environment
+    for name, told in (
+        ("effective_batch", environment.get("effective_batch")),
+        ("processes", _processes(environment)),
+    ):
+        last = starts[-1].get(name) if starts else None
+        if None not in (told, last) and told != last:
+            raise UserError(f"environment.json: {name} is {told}, but {last} in attempts.jsonl")
+
+
+def _processes(environment: Mapping[str, Any]) -> int | None:
+    """Of all nodes together."""
+    nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
+    return None if nodes is None or per_node is None else nodes * per_node
 
 
 def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:

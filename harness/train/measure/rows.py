@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.core.records import append_row, read_rows, total
+from harness.core.records import append_row, plain, read_rows, total
+from harness.core.records.checksums import vouched
 
 GIB = 2**30  # bytes
 # Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
@@ -92,7 +93,7 @@ class Pending:
         self.recorded.add(row["epoch"])
         # If a metric of the user has the name of a field of ours, both are kept.
         row |= {f"eval_{k}" if k in row else k: v for k, v in quality.items()}
-        row |= more
+        row = vouched(plain(row | more))
         append_row(self.file, row)
         return row
 

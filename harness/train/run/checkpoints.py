@@ -22,6 +22,7 @@ from typing import Any
 from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_json
+from harness.core.records.checksums import changed_row
 from harness.core.records.disk import draft_of, sync
 from harness.core.settings import UserError
 from harness.core.topology import World
@@ -33,6 +34,7 @@ PIECE = 64 * 2**20  # bytes that are in memory at once
 NAME = re.compile(r"checkpoint-[0-9]{1,18}")
 RANDOM = "rng_state_{}.pth"  # of a rank, by the Trainer
 ROWS = "row_checksums"  # of a checkpoint: those of the rows that were recorded before it
+FIX = "restore the file, or use --rerun to start afresh; the old record is kept aside"
 ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
 
 
@@ -55,6 +57,7 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints whose checksums hold and that the rows fit, oldest first; the others are named
     and removed. UserError where rows are not those that were written.
     """
+    require_unchanged(RunFolder(folder))
     whole, rows = whole_checkpoints(folder), _recorded(folder)
     damaged = {path.name: damage(path / COMPLETE) for path in whole}
     marks = {path: read_json(path / COMPLETE) or {} for path in whole if not damaged[path.name]}
@@ -90,9 +93,14 @@ def _refuse_changed(file: Path, checkpoint: str, written: list[str], rows: list[
     changed = (n for n, pair in enumerate(zip(written, rows, strict=False), 1) if len({*pair}) > 1)
     if (number := next(changed, None)) is not None:
         raise UserError(
-            f"{file}: row {number} is not as it was when {checkpoint} was written: restore the "
-            "file, or use --rerun to start afresh; the old record is kept aside"
+            f"{file}: row {number} is not as it was when {checkpoint} was written: {FIX}"
         )
+
+
+def require_unchanged(folder: RunFolder, fix: str = FIX) -> None:
+    """Rows that training would make again are kept, and those before are not made again at all."""
+    if (number := changed_row(folder.read_epochs()[0])) is not None:
+        raise UserError(f"{folder.epochs}: row {number} is not as it was written: {fix}")
 
 
 def usable_checkpoint(folder: Path, world: World) -> Path | None:
