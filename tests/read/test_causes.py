@@ -413,6 +413,9 @@ def test_notes(tmp_path: Path) -> None:
     assert "They also differ in dropout." in text
     assert "took 45 s of 60 s" in text
     assert "1 run(s) were interrupted and resumed: 3 s lost." in text
+    unknown = read_group("RUN", str(written(tmp_path / "c", attempts=2, lost_s=None)), None)
+    said = " ".join(explain(unknown).sentences)
+    assert "1 run(s) were interrupted and resumed: an unknown time lost." in said
     assert "1 run(s) did not finish and are not counted." in text
     assert "Training reaches 1.00 times its samples/s." in text and "inside" not in text
     attempts = [

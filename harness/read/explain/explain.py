@@ -309,8 +309,9 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
 def _resumed_notes(group: Group) -> Iterator[str]:
     resumed = [run for run in group.finished if (run.measures.get("attempts") or 1) > 1]
     if resumed:
-        lost_s = sum(run.measures.get("lost_s", 0.0) for run in resumed)
-        yield f"{len(resumed)} run(s) were interrupted and resumed: {seconds(lost_s)} lost."
+        known = [run.measures["lost_s"] for run in resumed if "lost_s" in run.measures]
+        lost = seconds(sum(known)) if len(known) == len(resumed) else "an unknown time"
+        yield f"{len(resumed)} run(s) were interrupted and resumed: {lost} lost."
     for run in resumed:
         if epochs := interrupted_epochs(run):
             which = f"epoch{'s'[: len(epochs) > 1]} {listed(map(str, epochs), ', ', MOST_EPOCHS)}"
