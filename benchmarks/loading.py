@@ -26,6 +26,7 @@ from harness.core.attempts import write_summary
 from harness.core.command_line import parse, trainer_flags
 from harness.core.identity import run_id
 from harness.core.records import FINISHED, SCHEMA, RunFolder, append_row, write_json
+from harness.core.records.checksums import vouched
 from harness.core.settings import Settings, as_mapping
 from harness.read import load, load_runs
 
@@ -45,13 +46,13 @@ OF_A_NODE = ("cpu_percent", "memory_gib")
 def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
     """A row with the fields of a real one; the values only look the part."""
     wobble = 1 + (seed * 31 + epoch * 7) % 100 / 1234.5
-    return {
+    return vouched({
         "epoch": float(epoch), "updates": 125 * epoch, "samples": 8000, "fed_samples": 8000,
         "effective_batch": 64, "learning_rate": 2e-5 / epoch, "grad_norm": 1.3 * wobble,
         "clipped_share": 0.5 / wobble, **{name: 0.876 * wobble for name in QUALITY},
         "skipped_updates": 0,
-        "epoch_time_s": 31.4 * wobble, "train_samples_per_s": 8000 / 31.4 / wobble,
-        "train_samples_per_s_per_gpu": 2000 / 31.4 / wobble, "timed_steps": 125,
+        "epoch_time_s": 31.4 * wobble, "train_samples_per_s": 8000 / 31.2 / wobble,
+        "train_samples_per_s_per_gpu": 2000 / 31.2 / wobble, "timed_steps": 125,
         "timed_samples": 8000, "timed_s": 31.2 * wobble, "step_time_median_s": 0.25 * wobble,
         "step_time_p95_s": 0.26 * wobble, "data_wait_share": 0.012 * wobble,
         "tflops_per_s": 41.2 / wobble, "tflops_per_s_without_padding": 40.1 / wobble,
@@ -66,7 +67,7 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
         "eval_samples": 2000,
         "eval_time_s": 5.1 * wobble, "eval_samples_per_s": 2000 / 5.1 / wobble, "attempt": 1,
         "wall_s": 40.0 * epoch * wobble, "unix": 1.7e9 + 40.0 * epoch,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def machine(seed: int) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def make_runs(root: Path, count: int) -> None:
             append_row(folder.epochs, epoch_row(seed, epoch))
             for rank in range(RANKS):
                 append_row(folder.rank(rank), {"epoch": epoch, "rank": rank, "epoch_time_s": 31.4})
-        attempts.end(folder, FINISHED, None, 200.0)
+        attempts.end(folder, FINISHED, None, 220.0)
         write_summary(folder, FINISHED, None, settings.best_metric)
 
 

@@ -19,9 +19,9 @@ from harness.core.records import COMPLETE as COMPLETE
 from harness.core.records import RunFolder, read_json
 from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes, batch_of_trainer
-from harness.train.manifest import COMPLETE_UNIX
 from harness.train.session import Session
 
+COMPLETE_UNIX = "complete_unix"  # when a checkpoint was; a copy of its folder has other times
 CHECKPOINT_FORMAT = 2  # of what the harness writes into one beside the Trainer's files
 # Of --precision and --compress.
 HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -8,7 +8,6 @@ A manifest vouches for itself, too. It is a JSON file that may carry other facts
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from harness.core.records import plain, read_json, write_json
 from harness.core.records.disk import sync
 
 FILES, OWN = "files", "checksum"  # of the files by name, and of the manifest itself
-COMPLETE_UNIX = "complete_unix"  # when it was written: a copy of the folder has other times
 PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's cache
 
 
@@ -43,7 +41,7 @@ def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
         sync(path)
         if path.is_file():
             files[str(path.relative_to(folder))] = path.stat().st_size, checksum(path)
-    content = plain({**facts, FILES: files, COMPLETE_UNIX: time.time()})
+    content = plain({**facts, FILES: files})
     write_json(manifest, {**content, OWN: json_checksum(content)})
 
 

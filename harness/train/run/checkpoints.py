@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from harness.core.records.checksums import changed_row
 from harness.core.records.disk import draft_of, sync
 from harness.core.settings import UserError
 from harness.core.topology import World
-from harness.train.context import COMPLETE, Context
+from harness.train.context import COMPLETE, COMPLETE_UNIX, Context
 from harness.train.manifest import FILES, checksum, damage, json_checksum, write_manifest
 from harness.train.session import barrier, broadcast, gather
 
@@ -232,6 +233,7 @@ def complete(
             "position": position,
             "epoch": epoch_so_far,
             ROWS: _recorded(folder.parent),
+            COMPLETE_UNIX: time.time(),
         }
         write_manifest(folder / COMPLETE, facts)
         sync(folder.parent)
@@ -309,10 +311,10 @@ def hand_out(folders: list[Path], last: str, world: World) -> None:
     written = broadcast([(file, file.stat().st_mtime, of) for file, of in [*files, *marks]])
     first = world.local_rank == 0
     missing = gather([str(f) for f, _, content in written if first and _content(f) != content])
-    for file, time, _ in written:
+    for file, unix, _ in written:
         takers = [rank for rank, files in enumerate(missing) if str(file) in files]
         if takers:
-            _hand(file, time, takes=world.rank in takers, gives=world.rank == 0)
+            _hand(file, unix, takes=world.rank in takers, gives=world.rank == 0)
     barrier()  # the other ranks of a node read what its first has written
 
 

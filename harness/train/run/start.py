@@ -29,7 +29,7 @@ from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.locks import Lock
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
-from harness.core.records import FINISHED, RunFolder
+from harness.core.records import FINISHED, RunFolder, read_json
 from harness.core.records.disk import check_writable
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
@@ -262,13 +262,16 @@ def _require_one_strategy(context: Context) -> None:
 
 def _refuse_changed_inputs(context: Context) -> None:
     """A finished run is only reused with the inputs that it was measured with."""
-    folder, change, code = context.folder, "", ""
+    folder, change, unlike = context.folder, "", ""
     if context.is_rank0:
         earlier, now = recorded_inputs(RunFolder.at(folder.path)), context.inputs
         change = changed_inputs(earlier, now)
-        code = (
-            "" if earlier.get("code", now["code"]) == now["code"] else "with other code than now, "
-        )
+        if earlier.get("code", now["code"]) != now["code"]:
+            unlike = "with other code than now, "
+        asked = context.settings.best_metric
+        metric = (read_json(folder.settings) or {}).get("best_metric", asked)
+        if metric != asked:  # no part of a run's name unless it chooses the weights
+            unlike += f"its best epoch is by --best_metric {metric}, "
     if change := broadcast(change):
         reason = UserError(
             f"{folder.path} is finished, but {change}: --rerun measures again and keeps the "
@@ -276,7 +279,7 @@ def _refuse_changed_inputs(context: Context) -> None:
         )
         refuse(context.settings.script, reason, context.is_rank0)
     if context.is_rank0:
-        print(f"already finished: {folder.path} ({code}--rerun measures again)")
+        print(f"already finished: {folder.path} ({unlike}--rerun measures again)")
 
 
 def start(settings: Settings) -> Lifecycle | None:

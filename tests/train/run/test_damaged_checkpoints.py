@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from transformers import TrainerCallback, TrainerState
@@ -15,6 +15,7 @@ from harness.core.records import RunFolder, append_row
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.read.records.recorded import recorded
+from harness.train.context import Context
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import (
     complete,
@@ -151,16 +152,24 @@ def test_rows_that_were_changed_are_refused_and_nothing_is_lost(tmp_path: Path) 
             "restore the file, or use --rerun to start afresh; the old record is kept aside"
         )
         assert folder.epochs.read_text() == "".join(changed) and whole[0].exists()
+    # A copy of the folder says when the checkpoint was complete, though its files are younger.
+    copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"), copy_function=shutil.copy)
+    times = [
+        cast(Any, Context.opened).fget(SimpleNamespace(checkpoint=at, wall_s=0.0, launch=None))
+        for at in (whole[0], copy / whole[0].name)
+    ]
+    assert times[0].counted_unix == times[1].counted_unix > 0
     folder.epochs.write_text("".join(rows) + '{"epo')  # torn by the kill
     assert sound_checkpoints(tmp_path) == whole
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("count", "more"), [(1, []), (2, []), (1, ["--save", "none"])])
 def test_a_row_that_was_edited_between_kill_and_restart_is_refused(
-    count: int, tmp_path: Path
+    count: int, more: list[str], tmp_path: Path
 ) -> None:
-    argv = [*ARGV, "--o", str(tmp_path)]
+    """Also where no checkpoint was written after it."""
+    argv = [*(SHORT if more else ARGV), *more, "--o", str(tmp_path)]
     broken_off(count, argv, 11, "kill", "vit")
     folder = only_run(tmp_path)
     written = folder.epochs.read_text()

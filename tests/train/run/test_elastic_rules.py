@@ -162,12 +162,13 @@ END = {"event": "end", "attempt": 1, "unix": 160.0, "update": 50, "wall_s": 62.0
         ([], None, 90.0, None, None, None),
         # A checkpoint at 130: 30 s thrown away, 20 between, 5 to get going.
         ([START, END], 130.0, 90.0, 20.0, 30 + 20 + 5, 10),
-        ([START, END], None, 90.0, 20.0, 60 + 20 + 5, 10),
+        # Nobody knows when the checkpoint was complete, from which it goes on at update 40.
+        ([START, END], None, 90.0, 20.0, None, 10),
         # Another launcher: what lies between two of them is nobody's.
         ([START, END], 130.0, 170.0, None, 30 + 5, 10),
         ([START, END], 130.0, None, None, 30 + 5, 10),
         # Killed without a word.
-        ([START, {**END, "unix": None, "update": None}], None, 90.0, 80.0, 80 + 5, None),
+        ([START, {**END, "unix": None, "update": None}], 130.0, 90.0, 80.0, 80 + 5, None),
         # One in between failed before it began: its 7 s are counted once.
         ([START, END, {**END, "attempt": None, "wall_s": 7.0}], 130.0, 90.0, 13.0, 55, 10),
     ],

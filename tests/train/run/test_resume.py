@@ -220,7 +220,9 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     first = {p: p.read_bytes() for p in folder.path.rglob("*.json*")}
     again = script("vit", *argv)
     assert again.code == 0
-    assert "already finished" in again.out
+    assert "already finished" in again.out and "best epoch" not in again.out
+    other = script("vit", *argv, "--best_metric", "f1_macro").out
+    assert "(its best epoch is by --best_metric accuracy, --rerun measures again)" in other
     assert {p: p.read_bytes() for p in folder.path.rglob("*.json*")} == first
 
     assert script("vit", *argv, "--rerun").code == 0
