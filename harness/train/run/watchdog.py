@@ -128,6 +128,7 @@ class Watchdog(TrainerCallback):
         """Publish how far this rank is, and read it of those that it watches."""
         number = 0
         try:
+            self._publish(number)  # at once: a rank may be stopped before a period has passed
             while not self.closed.wait(self.period_s):
                 number += 1
                 self._talk(number)

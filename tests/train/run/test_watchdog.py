@@ -92,6 +92,16 @@ def test_its_thread_judges_by_itself() -> None:
         thread.join()
 
 
+def test_a_rank_tells_of_itself_before_the_first_period_has_passed() -> None:
+    store = HashStore()
+    context: Any = SimpleNamespace(world=SimpleNamespace(rank=1, size=2, per_node=2, nodes=1))
+    dog = Watchdog(context, 1000.0, print, store)
+    dog.start()
+    assert wait_for(lambda: store.check([dog._key(1)]), 20)
+    assert json.loads(store.get(dog._key(1)))["pid"] == os.getpid()
+    dog.close()
+
+
 def test_what_takes_long_is_no_hang(clock: Clock) -> None:
     clock.step()
     assert clock.goes_on(12, long=True)
