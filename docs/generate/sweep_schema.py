@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from harness.core.attempts import QUALITY
 from harness.core.command_line import names_of, trainer_flags
+from harness.core.records.summary import QUALITY
 from harness.core.settings import flag_fields
 from harness.core.tasks import TASKS
 from harness.launch import sweepfile

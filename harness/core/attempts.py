@@ -25,7 +25,6 @@ from harness.core.records import (
     write_json,
 )
 from harness.core.records.disk import DiskError
-from harness.core.records.summary import QUALITY as QUALITY
 from harness.core.records.summary import Rows, of_rows, sum_of
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
@@ -35,6 +34,9 @@ from harness.core.topology import accumulated, own_batch
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
+
+
+Attempts = Sequence[AttemptStart | AttemptEnd]  # rows of attempts.jsonl
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def begin(
     opened = opened or Opened(time.time())
     if (killed := unended(folder)) is not None:
         _close_killed(folder, killed, opened.unix)
-    rows = _attempts(folder)
+    rows = believed(folder)
     attempt = len(starts_of(rows)) + 1
     append_row(
         folder.attempts,
@@ -79,7 +81,7 @@ def begin(
     return attempt
 
 
-def _attempts(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
+def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows as far as they can be believed: an odd one never stands in the way of a restart."""
     rows = folder.read_attempts()
     whole = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
@@ -96,24 +98,24 @@ def removed(folder: RunFolder) -> str:
     return f"{folder.path} was removed while the run was in progress"
 
 
-def starts_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptStart]:
+def starts_of(rows: Attempts) -> list[AttemptStart]:
     return [row for row in rows if row.get("event") == "start"]  # type: ignore[misc]
 
 
-def ends_of(rows: Sequence[AttemptStart | AttemptEnd]) -> list[AttemptEnd]:
+def ends_of(rows: Attempts) -> list[AttemptEnd]:
     return [row for row in rows if row.get("event") == "end"]  # type: ignore[misc]
 
 
 def unended(folder: RunFolder) -> AttemptStart | None:
     """The start of the attempt that has no end yet: it is going on, or was killed."""
-    rows = _attempts(folder)
+    rows = believed(folder)
     starts = starts_of(rows)
     ended = sum(row.get("attempt") is not None for row in ends_of(rows))
     return starts[-1] if len(starts) > ended else None
 
 
 def lost(
-    rows: Sequence[AttemptStart | AttemptEnd], update: int, opened: Opened, now_unix: float
+    rows: Attempts, update: int, opened: Opened, now_unix: float
 ) -> dict[str, float | int | None]:
     """The cost of the interruption of the attempt before; all null for the first attempt."""
     starts, known = starts_of(rows), {"counted_unix": opened.counted_unix}
@@ -145,7 +147,7 @@ def lost(
     }
 
 
-def _discarded_before(rows: Sequence[AttemptStart | AttemptEnd], counted_unix: float) -> float:
+def _discarded_before(rows: Attempts, counted_unix: float) -> float:
     """The time of attempts before the last one that counted until now: where a run goes on from an
     older checkpoint than the last attempt did, or from none.
     """
@@ -161,31 +163,30 @@ def _discarded_before(rows: Sequence[AttemptStart | AttemptEnd], counted_unix: f
 
 def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
     """Whether the same launcher has worked on this run before: it restarts lost processes."""
-    times = [row.get("unix") or 0.0 for row in _attempts(folder)]
+    times = [row.get("unix") or 0.0 for row in believed(folder)]
     return launcher_unix is not None and max(times, default=0.0) >= launcher_unix
 
 
-def times_of_attempts(folder: RunFolder, train_time_s: float | None) -> dict[str, Any]:
-    """The fields of a summary that are computed from attempts.jsonl, beside the training time."""
-    starts, wall_s = starts_of(_attempts(folder)), total_wall_s(folder)
+def times_of_attempts(rows: Attempts, train_time_s: float | None) -> dict[str, Any]:
+    """The fields of a summary that are computed from attempts.jsonl and the training time."""
+    starts, wall_s = starts_of(rows), total_wall_s(rows)
     lost = [row.get("lost_s") for row in starts[1:]]
     return {
         # Of a killed attempt whose last progress is lost nobody knows the time.
-        "wall_s": None if _are_lost(folder) or wall_s < (train_time_s or 0) else wall_s,
+        "wall_s": None if _are_lost(rows) or wall_s < (train_time_s or 0) else wall_s,
         "restarts": sum(row.get("gap_s") is not None for row in starts),
         "lost_s": total(lost) if lost else 0.0,
         "redone_updates": int(sum_of(starts, "redone_updates")),
-        "goodput_share": goodput_share(train_time_s, total_elapsed_s(folder)),
-        **total_cpu_time(folder),
+        "goodput_share": goodput_share(train_time_s, total_elapsed_s(rows)),
+        **total_cpu_time(rows),
     }
 
 
-def total_elapsed_s(folder: RunFolder) -> float | None:
+def total_elapsed_s(rows: Attempts) -> float | None:
     """All attempts, and the gaps between those that one launcher started; None if unknown."""
-    rows = _attempts(folder)
     if any(row.get("wall_s") is None for row in ends_of(rows)):
         return None
-    return total_wall_s(folder) + sum_of(starts_of(rows), "gap_s")
+    return total_wall_s(rows) + sum_of(starts_of(rows), "gap_s")
 
 
 def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) -> None:
@@ -222,7 +223,7 @@ NO_MEMORY = re.compile(
 
 def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: RunFolder) -> str:
     """A reason with what to try where the memory did not do for a training step."""
-    batch, ends = last_batch(folder, settings), ends_of(_attempts(folder))
+    batch, ends = last_batch(folder, settings), ends_of(believed(folder))
     if outcome != "oom" or "_batch" in reason:
         return reason
     if not _lacked_in_step(ends):
@@ -263,7 +264,7 @@ def _lacked_in_step(ends: Sequence[AttemptEnd]) -> bool:
 
 def last_batch(folder: RunFolder, settings: Settings) -> int:
     """Per process and forward pass, of the last attempt."""
-    known = [row.get("per_gpu_batch") for row in _attempts(folder)]
+    known = [row.get("per_gpu_batch") for row in believed(folder)]
     return next(filter(None, reversed(known)), settings.per_gpu_batch or 1)
 
 
@@ -275,7 +276,7 @@ def batch_to_try(folder: RunFolder, settings: Settings) -> int | None:
     """With --auto_batch, after a step that lacked memory: the smaller batch per process; None: no
     other than that of the last attempt.
     """
-    last, ends = last_batch(folder, settings), ends_of(_attempts(folder))
+    last, ends = last_batch(folder, settings), ends_of(believed(folder))
     if not settings.auto_batch or not ends or last == 1 or not _lacked_in_step(ends):
         return None
     if unended(folder) is not None or "oom" not in (ends[-1].get("outcome"), folder.outcome()):
@@ -347,31 +348,32 @@ def end(
     )
 
 
-def total_wall_s(folder: RunFolder) -> float:
+def total_wall_s(rows: Attempts) -> float:
     """Time spent in all attempts that have ended, as far as it is known."""
-    return sum_of(ends_of(_attempts(folder)), "wall_s")
+    return sum_of(ends_of(rows), "wall_s")
 
 
 def wall_s_before(folder: RunFolder) -> float | None:
     """Time spent before this attempt; where the rows of earlier ones are lost, at least what the
     last epoch's says, and None if it says nothing.
     """
-    if not _are_lost(folder):
-        return total_wall_s(folder)
-    rows, _ = folder.read_epochs()
-    said_s = rows[-1].get("wall_s") if rows else None
-    return None if said_s is None else max(total_wall_s(folder), said_s)
+    rows = believed(folder)
+    if not _are_lost(rows):
+        return total_wall_s(rows)
+    epochs, _ = folder.read_epochs()
+    said_s = epochs[-1].get("wall_s") if epochs else None
+    return None if said_s is None else max(total_wall_s(rows), said_s)
 
 
-def _are_lost(folder: RunFolder) -> bool:
+def _are_lost(rows: Attempts) -> bool:
     """Whether the first attempt that is known went on from an earlier one."""
-    starts = starts_of(_attempts(folder))
+    starts = starts_of(rows)
     return bool(starts and starts[0].get("from_update"))
 
 
-def total_cpu_time(folder: RunFolder) -> dict[str, Any]:
+def total_cpu_time(rows: Attempts) -> dict[str, Any]:
     """Processor time of all attempts that have ended, as far as known: in total, and by rank."""
-    ends: Rows = ends_of(_attempts(folder))
+    ends: Rows = ends_of(rows)
     times: dict[str, Any] = {}
     for name in CPU_TIME:
         known = [row[name] for row in ends if row.get(name) and None not in row[name]]
@@ -408,7 +410,7 @@ def write_summary(
             "reason": reason,
             **known,
             **best_of(rows, best_metric),
-            **times_of_attempts(folder, known["train_time_s"]),
+            **times_of_attempts(believed(folder), known["train_time_s"]),
             "comm_share": probe.get("comm_share") if probe is not None else None,
             **(facts or {}),
         },

@@ -74,8 +74,9 @@ class Worker(ABC):
     def report(self, state: State, took_s: float, log: Path) -> None:
         """The outcome of a run that has just been settled. took_s: since it was last started."""
         redact_logs(log, state.job.settings, self.hosts)
-        state.took_s = max(took_s, attempts.total_wall_s(state.job.folder))
-        tries = len(attempts.starts_of(state.job.folder.read_attempts()))
+        tried = attempts.believed(state.job.folder)
+        state.took_s = max(took_s, attempts.total_wall_s(tried))
+        tries = len(attempts.starts_of(tried))
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         state.reason = summary.get("reason")
         line = f"{self.name_of(state)}: {state.state} after {exact(state.took_s)}"
@@ -211,7 +212,7 @@ class Runner(Worker):
         self.logs[log] = job
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
         fresh = self.options.rerun == "all" and not state.goes_on
-        state.before_s = 0.0 if fresh else attempts.total_wall_s(job.folder)
+        state.before_s = 0.0 if fresh else attempts.total_wall_s(attempts.believed(job.folder))
         self.running.append(Running(state, launcher, lock, devices, log, Began.now(job.folder)))
         launcher.begin(self._request(state, devices, log))
         self.screen.note(f"{self.name_of(state)}: started")

@@ -36,9 +36,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.core.attempts import QUALITY
 from harness.core.command_line import field_of, reading_yaml, texts_of, typed
 from harness.core.links import link_of
+from harness.core.records.summary import QUALITY
 from harness.core.settings import UserError, nearest
 from harness.core.tasks import TASKS, names, task_of
 

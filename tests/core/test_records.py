@@ -430,7 +430,10 @@ def test_odd_rows_end_no_run(tmp_path: Path) -> None:
     assert attempts.begin(folder, 3, 2) == 3
     start = attempts.starts_of(folder.read_attempts())[-1]
     assert (start["gap_s"], start["redone_updates"]) == (None, None)
-    assert attempts.went_on(folder, 1.0) and attempts.total_elapsed_s(folder) is None
+    assert (
+        attempts.went_on(folder, 1.0)
+        and attempts.total_elapsed_s(attempts.believed(folder)) is None
+    )
     write_json(folder.environment, {"comm_probe": {"with_s": [1.0]}})
     for row in ({"epoch": 1}, {"timed_s": 1.0, "train_samples_per_s_per_gpu": 2.0}):
         append_row(folder.epochs, row)

@@ -24,8 +24,7 @@ def of_rows(rows: Rows) -> dict[str, Any]:
     """The fields of a summary that are computed from the rows alone."""
     last: Mapping[str, Any] = rows[-1] if rows else {}
     samples = _whole_sum(rows, "samples")
-    timed_s, timed_samples = sum_of(rows, "timed_s"), _whole_sum(rows, "timed_samples")
-    rate = timed_samples / timed_s if timed_s and timed_samples is not None else None
+    rate = rate_of(rows)
     last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
     share = per_gpu / last_rate if per_gpu and last_rate else None
     sums = {name: total([row.get(name) for row in rows]) for name in SUMS}
@@ -48,6 +47,12 @@ def of_rows(rows: Rows) -> dict[str, Any]:
     }
 
 
+def rate_of(rows: Rows) -> float | None:
+    """Samples per second over the timed steps."""
+    timed_s, timed_samples = sum_of(rows, "timed_s"), _whole_sum(rows, "timed_samples")
+    return timed_samples / timed_s if timed_s and timed_samples is not None else None
+
+
 def sum_of(rows: Rows, name: str) -> float:
     """The sum of the known values."""
     return sum(row.get(name) or 0 for row in rows)
@@ -55,7 +60,7 @@ def sum_of(rows: Rows, name: str) -> float:
 
 def _whole_sum(rows: Rows, name: str) -> float | None:
     """The sum; None where a row does not know it."""
-    return None if any(row.get(name) is None for row in rows) else sum_of(rows, name)
+    return total([row.get(name) for row in rows]) if rows else 0.0
 
 
 def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.attempts import QUALITY, best_of
+from harness.core.attempts import best_of
 from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records import (
@@ -26,6 +26,7 @@ from harness.core.records import (
     write_json,
 )
 from harness.core.records.disk import draft_of
+from harness.core.records.summary import QUALITY
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.core.attempts import QUALITY
 from harness.core.records import FINISHED
+from harness.core.records.summary import QUALITY
 from harness.core.schema.fields import LARGEST
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS

@@ -5,13 +5,14 @@ The same settings elsewhere are no copy: a run is known by when it first started
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
 from harness.core.attempts import starts_of
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.archives import Files, files_of
 from harness.core.settings import UserError
-from harness.read.records.recorded import attempts_of, recorded, settings_of
+from harness.read.records.recorded import attempts_of, is_number, recorded, settings_of
 from harness.read.records.runs import REPETITIONS, identity_settings
 
 
@@ -34,6 +35,11 @@ def run_key(folder: RunFolder) -> Hashable:
     return starts[0].get("unix"), *(identity_settings(settings) | repetition).items()
 
 
+def _first_start(folder: RunFolder) -> float | None:
+    unix = next((row.get("unix") for row in starts_of(folder.read_attempts())), None)
+    return unix if is_number(unix) else None
+
+
 def without_copies(
     folders: Sequence[RunFolder], counted: Iterable[RunFolder] = ()
 ) -> tuple[list[RunFolder], list[str]]:
@@ -42,10 +48,15 @@ def without_copies(
     counted: elsewhere, so that each copy of one of these is left out. Of other copies that stays
     which is believed, finished and has the most attempts, else the first.
     """
-    theirs = {run_key(folder): folder for folder in counted} if folders else {}
+    counted = [*counted] if folders else []
+    begun = {folder: _first_start(folder) for folder in (*folders, *counted)}
+    shared = Counter(begun.values())
+    # Most runs are told apart by their first start alone.
+    keys = {f: run_key(f) if shared[unix] > 1 or unix is None else f for f, unix in begun.items()}
+    theirs = {keys[folder]: folder for folder in counted}
     alike: dict[Hashable, list[RunFolder]] = {}
     for folder in folders:
-        key = run_key(folder)
+        key = keys[folder]
         alike.setdefault(folder if key is None else key, []).append(folder)
     left = dict[RunFolder, RunFolder]()
     for key, copies in alike.items():

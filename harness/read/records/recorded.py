@@ -33,7 +33,7 @@ from harness.core.records import (
 )
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import changed_row
-from harness.core.records.summary import of_rows
+from harness.core.records.summary import of_rows, rate_of
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import (
@@ -66,6 +66,7 @@ class Recorded:
     environment: dict[str, Any] = field(default_factory=dict)
     summary: SummaryRecord | None = None
     epochs: tuple[EpochRow, ...] = ()
+    attempts: Sequence[AttemptStart | AttemptEnd] = ()  # none where one is not as declared
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     broken_lines: int = 0  # of epochs.jsonl, torn when a process was killed
     problem: str | None = None  # why nothing that it measured is believed
@@ -117,7 +118,7 @@ def _read(record: Recorded, with_ranks: bool) -> None:
     check_links(record.environment, folder.environment.name)
     rows, record.broken_lines = folder.read_epochs()
     _check_rows("epochs", rows, folder.epochs, settings)
-    record.epochs = tuple(rows)
+    record.epochs, record.attempts = tuple(rows), attempts_of(folder)
     if with_ranks:
         record.ranks = folder.read_ranks()
         for n, of_rank in record.ranks.items():
@@ -240,7 +241,7 @@ def _check_growing(record: Recorded) -> None:
     """Updates and time go on from row to row, and a rate is that of what was timed."""
     if record.settings.get("imported"):
         return
-    starts = starts_of(attempts_of(record.folder))
+    starts = starts_of(record.attempts)
     batches = {row.get("effective_batch") for row in (*starts, *record.epochs)}
     names = ["wall_s"] if len(batches - {None}) > 1 else ["updates", "wall_s"]
     # With another batch, an attempt that goes on from an older checkpoint may need fewer updates
@@ -254,7 +255,7 @@ def _check_growing(record: Recorded) -> None:
                     f"{one:g}: rows were changed, or are of several runs"
                 )
     for row in record.epochs:
-        told, rate = row.get("train_samples_per_s"), of_rows([row])["train_samples_per_s"]
+        told, rate = row.get("train_samples_per_s"), rate_of([row])
         if is_number(told) and is_number(rate) and not math.isclose(told, rate, rel_tol=1e-6):
             raise UserError(
                 f"epochs.jsonl: train_samples_per_s of epoch {row['epoch']:g} is {told:g}, but "
@@ -283,22 +284,25 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
         raise UserError(
             f"summary.json: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
         )
+    by_rows = of_rows(rows)
     if rows:
-        _check_values(rows, summary)
+        _check_values(rows, by_rows, summary)
     _check_batches(record)
-    _check_attempts(record, summary)
+    _check_attempts(record, by_rows["train_time_s"], summary)
 
 
-def _check_values(rows: Sequence[EpochRow], summary: Mapping[str, Any]) -> None:
+def _check_values(
+    rows: Sequence[EpochRow], by_rows: Mapping[str, Any], summary: Mapping[str, Any]
+) -> None:
     """The summary says what its rows say, as far as both know."""
     own = {name: rows[-1].get(name) for name in {*own_metrics(rows[-1])} - {*fields("summary")}}
-    known = of_rows(rows) | own
+    known = {**by_rows, **own}
     if not known["eval_time_s"]:
         del known["eval_time_s"]  # no row tells of an evaluation
-    for name, by_rows in known.items():
+    for name, value in known.items():
         told = summary.get(name)
-        if is_number(told) and is_number(by_rows) and not _close(told, by_rows):
-            raise _differ(name, by_rows, told)
+        if is_number(told) and is_number(value) and not _close(told, value):
+            raise _differ(name, value, told)
     metric = summary.get("best_metric")
     best = [best_of(rows, f"{metric}{way}") for way in ("", ":min")] if metric else []
     for name in ("best_value", "best_epoch"):
@@ -307,13 +311,14 @@ def _check_values(rows: Sequence[EpochRow], summary: Mapping[str, Any]) -> None:
             raise _differ(f"{name} ({metric})", values[0], told)
 
 
-def _check_attempts(record: Recorded, summary: Mapping[str, Any]) -> None:
+def _check_attempts(
+    record: Recorded, train_time_s: float | None, summary: Mapping[str, Any]
+) -> None:
     """The summary says of times and interruptions what attempts.jsonl says."""
-    folder, attempts = record.folder, attempts_of(record.folder)
-    starts, ends = starts_of(attempts), ends_of(attempts)
+    starts, ends = starts_of(record.attempts), ends_of(record.attempts)
     if not starts or len(starts) != sum(end.get("attempt") is not None for end in ends):
         return  # one is not closed, or its row is lost
-    known = times_of_attempts(folder, of_rows(record.epochs)["train_time_s"])
+    known = times_of_attempts(record.attempts, train_time_s)
     for name, by_attempts in known.items():
         told = summary.get(name)
         if is_number(told) and is_number(by_attempts) and not _close(told, by_attempts):
@@ -339,7 +344,7 @@ def _differ(name: str, by_rows: Any, told: Any, file: str = "epochs") -> UserErr
 
 def _check_batches(record: Recorded) -> None:
     """The effective batch of each row is that of the attempt that wrote it."""
-    starts = starts_of(attempts_of(record.folder))
+    starts = starts_of(record.attempts)
     batches = {start.get("attempt"): start.get("effective_batch") for start in starts}
     for row in record.epochs:
         batch, own = batches.get(row.get("attempt")), row.get("effective_batch")

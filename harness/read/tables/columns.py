@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.core.attempts import QUALITY
+from harness.core.records.summary import QUALITY
 from harness.core.schema.checks import fields
 from harness.core.settings import UserError
 from harness.read.labels import (
