@@ -7,7 +7,6 @@ A manifest vouches for itself, too. It is a JSON file that may carry other facts
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import xxhash
 
 from harness.core.records import plain, read_json, write_json
+from harness.core.records.checksums import OWN, is_changed, vouched
 from harness.core.records.disk import sync
 
-FILES, OWN = "files", "checksum"  # of the files by name, and of the manifest itself
+FILES = "files"  # by name
 PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's cache
 
 
@@ -41,8 +41,7 @@ def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
         sync(path)
         if path.is_file():
             files[str(path.relative_to(folder))] = path.stat().st_size, checksum(path)
-    content = plain({**facts, FILES: files})
-    write_json(manifest, {**content, OWN: json_checksum(content)})
+    write_json(manifest, vouched(plain({**facts, FILES: files})))
 
 
 def damage(manifest: Path, contents: bool = True) -> str | None:
@@ -55,7 +54,7 @@ def damage(manifest: Path, contents: bool = True) -> str | None:
         return f"{manifest.name} is missing or cannot be read"
     if OWN not in content:
         return f"{manifest.name} has no checksum"
-    if content.pop(OWN) != json_checksum(content):
+    if is_changed(content):
         return f"{manifest.name} has changed since it was written"
     for name, (length, written) in content[FILES].items():
         file = manifest.parent / name
@@ -67,8 +66,3 @@ def damage(manifest: Path, contents: bool = True) -> str | None:
         except OSError as error:
             return f"{name}: {error.strerror}"
     return None
-
-
-def json_checksum(content: Mapping[str, Any]) -> str:
-    """Of what it says, however it is laid out."""
-    return xxhash.xxh3_64(json.dumps(content, sort_keys=True).encode()).hexdigest()

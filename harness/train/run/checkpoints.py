@@ -23,12 +23,12 @@ from typing import Any
 from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_json
-from harness.core.records.checksums import changed_row
+from harness.core.records.checksums import changed_row, checksum_of
 from harness.core.records.disk import draft_of, sync
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.context import COMPLETE, COMPLETE_UNIX, Context
-from harness.train.manifest import FILES, checksum, damage, json_checksum, write_manifest
+from harness.train.manifest import FILES, checksum, damage, write_manifest
 from harness.train.session import barrier, broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
@@ -86,7 +86,7 @@ def sound_checkpoints(folder: Path) -> list[Path]:
 
 def _recorded(folder: Path) -> list[str]:
     """The checksums of the rows."""
-    return [json_checksum(row) for row in RunFolder(folder).read_epochs()[0]]
+    return [checksum_of(row) for row in RunFolder(folder).read_epochs()[0]]
 
 
 def _refuse_changed(file: Path, checkpoint: str, written: list[str], rows: list[str]) -> None:
