@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.core.records import FINISHED, SKIPPED
+from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
@@ -88,7 +89,7 @@ def with_other_threads(states: list[State], threads: str | None) -> list[str]:
     """A line on the runs on CPUs that are done, but with other threads than this sweep gives."""
     unlike: dict[str, list[State]] = {}
     for state in states:
-        facts: Mapping[str, Any] = state.job.folder.read_environment() or {}
+        facts = believable("environment", dict(state.job.folder.read_environment() or {}))
         known = str(facts.get("threads") or threads)
         on_cpu = (facts.get("observed") or {}).get("device") == "cpu"
         if on_cpu and known != threads and state.job.folder.outcome() == FINISHED:

@@ -339,7 +339,7 @@ def _tell_command(folder: Path, chosen: list[State], screen: Screen) -> None:
         return
     if before and _chooses(measured[-1]) and not _chooses(before):
         paths = {s.job.path for s in chosen if s.command}
-        others = [run["path"] for run in plan.get("runs") or () if run["path"] not in paths]
+        others = {run.get("path") for run in plan.get("runs") or ()} - {*paths, None}
         root = folder.parents[1]
         if any(RunFolder(root / path).outcome() == FINISHED for path in others):
             return
@@ -350,7 +350,7 @@ def _tell_command(folder: Path, chosen: list[State], screen: Screen) -> None:
 
 
 def _chooses(command: str) -> bool:
-    words = {word.partition("=")[0] for word in shlex.split(command)}
+    words = {word.partition("=")[0] for word in command.split()}
     return bool(words & {"--select", "--exclude", "--limit"})
 
 
