@@ -24,7 +24,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from harness.core.provenance import check_model
 from harness.core.settings import Settings, UserError
-from harness.train.data import models, sources
+from harness.train.data import models, probes, sources
 from harness.train.data.cache import cached, reserve
 from harness.train.data.models import explain
 from harness.train.data.samples import Data, as_data, chunks
@@ -107,6 +107,25 @@ class ImageBatches:
         # Mode c, though nothing is written: torch warns about arrays that are read-only.
         self.pixels = np.load(folder / "pixels.npy", mmap_mode="c")
         self.labels, self.numbered = labels, numbered
+
+    def check_model(self, name: str, model: Any) -> None:
+        """Refuse a model of transformers that reads images of another size than its processor's."""
+        if not type(model).__module__.startswith("transformers.models."):
+            return
+        hollow = probes.twin(model, lambda tensor: torch.empty_like(tensor, device="meta")).eval()
+        shape = self.pixels.shape[1:]
+        try:
+            with torch.no_grad():
+                hollow(pixel_values=torch.empty((1, *shape), device="meta"))
+        except NotImplementedError:  # it looks at content: its first step will tell
+            return
+        except (ValueError, RuntimeError) as error:
+            text = " ".join(str(error).split())[:200].rstrip(".")
+            raise UserError(
+                f"--model {name} does not read the images that its image processor makes "
+                f"({' x '.join(map(str, shape))}): {text}: correct preprocessor_config.json, or "
+                "give --image_size"
+            ) from None
 
     def __call__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:
         samples = np.asarray(samples)

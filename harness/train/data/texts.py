@@ -198,6 +198,20 @@ class TextBatches:
         self.layout = Layout()
         self.buckets: dict[int, list[int]] = {}  # by the number of texts in a batch
 
+    def check_model(self, name: str, model: Any) -> None:
+        """Refuse a model that has no row for a token; on a GPU the first step would end the run
+        without a word of it.
+        """
+        kinds = getattr(getattr(model, "config", None), "type_vocab_size", None)
+        for what, used, known in (
+            ("tokens", self.tokens, tokens_of(model)), ("token types", self.types, kinds)
+        ):  # fmt: skip
+            if known and used is not None and (largest := int(used.max())) >= known:
+                raise UserError(
+                    f"--model {name}: its tokenizer gives {what} up to {largest}, and the model "
+                    f"knows those below {known}: save the tokenizer that belongs to it there"
+                )
+
     def mean_tokens(self) -> float:
         return float(self.offsets[-1] / (len(self.offsets) - 1))
 
@@ -284,6 +298,15 @@ class TextBatches:
         """A bound for every text and for what fills a row up: a constant, compiled in once."""
         steps = np.diff([0, *self._buckets(texts)])
         return int(max(np.diff(self.offsets).max(), steps.max()))
+
+
+def tokens_of(model: Any) -> int | None:
+    """How many tokens a model has embeddings for; None if it does not tell."""
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # a model of one's own, and few of the library
+        return None
+    return table.num_embeddings if isinstance(table, torch.nn.Embedding) else None
 
 
 def attention_inputs(

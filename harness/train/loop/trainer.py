@@ -86,6 +86,8 @@ class ExactTrainer(Trainer):
         # Before the model is split or wrapped: its shapes are looked at.
         with untouched_random_state():
             check_before(self.compute_metrics, settings.best_metric)
+            if check := getattr(self.data_collator, "check_model", None):
+                check(str(settings.model), self.model)
             self.utilisation = Utilisation(
                 context, self.model, self._samples, lambda: self.observations.devices,
                 lambda: self._samples(args.per_device_train_batch_size),

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from PIL import Image
 
 from harness.core.settings import Settings, UserError
-from harness.train.data.images import _resizer
+from harness.train.data.images import ImageBatches, _resizer
 from tests.support.samples import stored
 
 RAMP = np.linspace(0, 1, 64).reshape(8, 8)
@@ -51,3 +53,37 @@ def test_a_broken_image_is_named_with_its_folders(tmp_path: Path) -> None:
             resizer({"bytes": None, "path": str(file)})
     with pytest.raises(UserError, match=r"^image without a name cannot be read"):
         resizer({"bytes": b"broken", "path": None})
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("ViT", True), ("ResNet", False)])
+def test_a_model_of_images_of_another_size_is_refused(
+    tmp_path: Path, kind: str, refused: bool
+) -> None:
+    np.save(tmp_path / "pixels.npy", np.zeros((2, 3, 24, 24), np.uint8))
+    batches = ImageBatches(tmp_path, np.array([0, 1]))
+    small = {"ViT": {"image_size": 32, "patch_size": 8, "hidden_size": 8, "num_hidden_layers": 1,
+                     "num_attention_heads": 2, "intermediate_size": 8},
+             "ResNet": {"embedding_size": 8, "hidden_sizes": [8], "depths": [1]}}[kind]  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**small)
+    model = getattr(transformers, f"{kind}ForImageClassification")(config)
+    if not refused:  # it reads images of any size
+        batches.check_model("mine", model)
+        batches.check_model("mine", torch.nn.Linear(2, 2))  # its own words tell
+        return
+    with pytest.raises(
+        UserError, match=r"^--model mine does not read .* \(3 x 24 x 24\): Input im"
+    ):
+        batches.check_model("mine", model)
+
+
+def test_a_model_that_looks_at_content_is_left_to_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks(pixel_values: torch.Tensor) -> None:
+        raise NotImplementedError("no content on meta")
+
+    np.save(tmp_path / "pixels.npy", np.zeros((2, 3, 24, 24), np.uint8))
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(torch.nn.Linear, "__module__", "transformers.models.mine")
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, pixel_values: looks(pixel_values))
+    ImageBatches(tmp_path, np.array([0, 1])).check_model("mine", model)

@@ -119,6 +119,54 @@ def test_no_token_to_pad_with_is_refused(tmp_path: Path) -> None:
         load_texts(options, 1)
 
 
+@pytest.mark.parametrize(("known", "types", "told"), [
+    (40, 2, "tokens up to 43, and the model knows those below 40"),
+    (44, 1, "token types up to 1, and the model knows those below 1"),
+    (44, 2, None),
+])  # fmt: skip
+def test_a_model_without_a_row_for_a_token_is_refused(
+    tmp_path: Path, known: int, types: int, told: str | None
+) -> None:
+    config = transformers.BertConfig(**{**SIZES, "vocab_size": known, "type_vocab_size": types})
+    options = saved(tmp_path, config, pad_token="[PAD]")
+    names = ["input_ids", "token_type_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(options.model, model_input_names=names)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A", pair="$A $B:1", special_tokens=[]
+    )
+    tokenizer.save_pretrained(options.model)
+    data: Any = load_texts(replace(options, text_column="text,text"), 1)
+    model = models.build(options, data.labels)
+    if told is None:
+        data.collate.check_model("mine", model)
+        data.collate.check_model("mine", torch.nn.Linear(2, 2))  # which tells nothing
+        return
+    with pytest.raises(UserError, match=f"^--model mine: its tokenizer gives {told}: save"):
+        data.collate.check_model("mine", model)
+
+
+@pytest.mark.process
+def test_a_model_folder_that_contradicts_itself_is_one_line(tmp_path: Path) -> None:
+    options = saved(
+        tmp_path, transformers.BertConfig(**{**SIZES, "vocab_size": 40}), pad_token="[PAD]"
+    )
+    argv = ["--model", str(options.model), "--dataset", str(options.dataset), "--from_scratch"]
+    done = script(
+        "bert",
+        *argv,
+        "--b",
+        "12",
+        "--train_size",
+        "all",
+        "--test_size",
+        "all",
+        "--o",
+        str(tmp_path),
+    )
+    assert done.code == 2 and "the model knows those below 40" in done.err
+    assert done.err.count("\n") == 1
+
+
 def test_checkpointing_that_a_model_lacks_is_refused(tmp_path: Path) -> None:
     options = saved(tmp_path, transformers.AlbertConfig(**SIZES, embedding_size=8))
     options = replace(options, trainer=(("gradient_checkpointing", True),))
