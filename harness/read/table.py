@@ -89,12 +89,14 @@ def screen() -> Console:
     return PlainConsole()
 
 
-def show_list(texts: Iterable[str]) -> None:
-    """Sentences, each a paragraph of its own; on a terminal they are broken between words."""
+def show_lists(lists: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Sentences, each with those below it; on a terminal they are broken between words."""
     console = screen()
-    for text in texts:
-        width = console.width if console.is_terminal else len(text) + 2
-        console.print(textwrap.fill(text, width, initial_indent="- ", subsequent_indent="  "))
+    for text, below in lists:
+        for line, indent in ((text, "- "), *((each, "  - ") for each in below)):
+            width = console.width if console.is_terminal else len(line) + len(indent)
+            more = " " * len(indent)
+            console.print(textwrap.fill(line, width, initial_indent=indent, subsequent_indent=more))
 
 
 def show(table: Table) -> None:

@@ -45,7 +45,12 @@ sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
 
 Against the baseline:
 
-- setup 1_2 against setup 1_1: samples/s: 1.50 times, of unknown noise; wall time to accuracy 0.9: missed by some run; training time to accuracy 0.9: missed by some run; accuracy: not compared (effective batch, updates, one seed on a side); 1 to 2 runs each.
+- setup 1_2 against setup 1_1:
+  - samples/s: 1.50 times, of unknown noise
+  - wall time to accuracy 0.9: missed by some run
+  - training time to accuracy 0.9: missed by some run
+  - accuracy: not compared (effective batch, updates, one seed on a side)
+  - 1 to 2 runs each.
 
 Not finished:
 
@@ -100,9 +105,11 @@ def test_the_hypothesis_stands_directly_before_the_answer(plan: Plan, table: Ver
     plan.run("1_2", train_samples_per_s=200.0)
     folder = plan.write(hypothesis="four is | enough.")
     said = table(folder, "--write")
-    assert "\nhypothesis: four is | enough.\n- setup 1_2 against setup 1_1: " in said
+    assert (
+        "\nhypothesis: four is | enough.\n- setup 1_2 against setup 1_1:\n  - samples/s: " in said
+    )
     text = (plan.folder / "table.md").read_text()
-    answer = "Against the baseline:\n\n- setup 1_2 against setup 1_1: "
+    answer = "Against the baseline:\n\n- setup 1_2 against setup 1_1:\n  - samples/s: "
     assert f"|\n\nHypothesis: four is \\| enough.\n\n{answer}" in text
     assert json.loads(table(folder, "--json"))["hypothesis"] == "four is | enough."
     plan.write(hypothesis=None)

@@ -83,6 +83,13 @@ class Pair:
         return ratio(ours, theirs)
 
 
+def in_parts(answer: str) -> tuple[str, list[str]]:
+    """What is compared, and a line a measure; an answer without parts is whole."""
+    what, _, rest = answer.partition(": ")
+    parts = rest.split("; ")
+    return (f"{what}: ", parts) if len(parts) > 1 else (answer, [])
+
+
 def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[str]:
     """A sentence for each way that the sweep compares with its baseline.
 

@@ -6,10 +6,11 @@ import html
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.read.compare.answers import in_parts
 from harness.read.drawing import colour_rules
 from harness.read.figures.catalogue import FIGURES
 from harness.read.labels import heading_of
-from harness.read.report.sections import Section, definitions, in_parts
+from harness.read.report.sections import Section, definitions
 from harness.read.table import Table, html_lines
 from harness.read.tables.marks import FILTERS
 

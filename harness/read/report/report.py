@@ -32,9 +32,9 @@ from harness.read.records.recorded import warn
 from harness.read.records.selection import read_all_parts, refuse_part
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
-from harness.read.report.sections import Section, Shown, definitions, in_parts
+from harness.read.report.sections import Section, Shown, definitions
 from harness.read.table import Table, escaped, markdown_lines, table_of
-from harness.read.tables.command import csv_text, markdown
+from harness.read.tables.command import answer_lines, csv_text, markdown
 from harness.read.tables.marks import marks_of
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import SweepTable, sweep_table
@@ -235,9 +235,7 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         yield f"\n**{escaped(section.table.title)}**\n"
         if section.hypothesis:
             yield f"{escaped(section.hypothesis)}\n"
-        for what, parts in map(in_parts, section.answers):
-            yield f"- {escaped(what.rstrip())}"
-            yield from (f"  - {escaped(part)}" for part in parts)
+        yield from answer_lines(section.answers)
         if section.next_question:
             yield f"\nNext: {escaped(section.next_question)}"
     for section in sections:

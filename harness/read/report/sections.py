@@ -61,13 +61,6 @@ class Section:
         return [(title, texts) for title, texts in lists if texts]
 
 
-def in_parts(answer: str) -> tuple[str, list[str]]:
-    """What is compared, and a line a measure; an answer without parts is whole."""
-    what, _, rest = answer.partition(": ")
-    parts = rest.split("; ")
-    return (f"{what}: ", parts) if len(parts) > 1 else (answer, [])
-
-
 def definitions(sections: Sequence[Section]) -> dict[str, str]:
     """What all tables use, and of the other words those that these sections use."""
     said = "\n".join(text for s in sections for text in (*s.answers, *chain(*s.results.rows)))

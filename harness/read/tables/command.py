@@ -7,7 +7,7 @@ the table beside sweep.json; --columns and --latex shape what is shown.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from harness.core.process import printable
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
+from harness.read.compare.answers import in_parts
 from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, strategy_text
 from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
@@ -32,7 +33,7 @@ from harness.read.table import (
     markdown_lines,
     screen,
     show,
-    show_list,
+    show_lists,
     table_of,
 )
 from harness.read.tables import columns
@@ -243,7 +244,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     show(table)
     if shown.hypothesis:
         console.print(f"hypothesis: {shown.hypothesis}")
-    show_list(shown.answers)
+    show_lists(map(in_parts, shown.answers))
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
     for note in shown.notes:
@@ -292,6 +293,13 @@ def markdown(shown: SweepTable) -> str:
     return "\n".join(_markdown(shown)) + "\n"
 
 
+def answer_lines(answers: Iterable[str]) -> Iterator[str]:
+    """As a list, with a line a measure."""
+    for what, parts in map(in_parts, answers):
+        yield f"- {escaped(what.rstrip())}"
+        yield from (f"  - {escaped(part)}" for part in parts)
+
+
 def _markdown(shown: SweepTable) -> Iterator[str]:
     yield f"### {escaped(shown.title)}"
     yield ""
@@ -302,7 +310,7 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
         yield f"\nHypothesis: {escaped(shown.hypothesis)}"
     if shown.answers:
         yield "\nAgainst the baseline:\n"
-        yield from (f"- {escaped(answer)}" for answer in shown.answers)
+        yield from answer_lines(shown.answers)
     if shown.not_finished:
         yield "\nNot finished:\n"
         for which, what, path in shown.not_finished:

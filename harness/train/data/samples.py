@@ -128,6 +128,14 @@ def as_data(
     )
 
 
+def check_model(collate: Any, name: str, model: Any) -> None:
+    """Refuse a model that cannot read what was prepared for it; a collator of one's own says no
+    such thing.
+    """
+    if check := getattr(collate, "check_model", None):
+        check(name, model)
+
+
 def cut_tail(settings: Settings, count: int, world: int) -> int:
     """Training samples used: whole effective batches, so that all are fed once and weigh alike."""
     batch = batch_of(settings, world)

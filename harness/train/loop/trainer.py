@@ -23,7 +23,7 @@ from harness.core.records.disk import writing_to
 from harness.core.strategies import STRATEGIES, is_apart
 from harness.train.context import HALF_PRECISION, Context, autocast
 from harness.train.data import probes, text_layout
-from harness.train.data.samples import EpochOrder
+from harness.train.data.samples import EpochOrder, check_model
 from harness.train.data.texts import join_predictions, parts_of
 from harness.train.loop import host_overhead
 from harness.train.loop.balance import Balance
@@ -44,8 +44,7 @@ from harness.train.strategy import choice, exchange_of, sharding, verify
 
 class ExactTrainer(Trainer):
     """Takes the context of the run, a last step for each batch on its device, and a data set for
-    one evaluation at the end; everything else is as for the Trainer.
-    """
+    one evaluation at the end; all else is as for the Trainer."""
 
     elastic: ElasticSchedule | None = None  # with --elastic_batch scale
     compiled: Compiled | None = None  # with --torch_compile
@@ -86,8 +85,7 @@ class ExactTrainer(Trainer):
         # Before the model is split or wrapped: its shapes are looked at.
         with untouched_random_state():
             check_before(self.compute_metrics, settings.best_metric)
-            if check := getattr(self.data_collator, "check_model", None):
-                check(str(settings.model), self.model)
+            check_model(self.data_collator, str(settings.model), self.model)
             self.utilisation = Utilisation(
                 context, self.model, self._samples, lambda: self.observations.devices,
                 lambda: self._samples(args.per_device_train_batch_size),
