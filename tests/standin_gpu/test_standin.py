@@ -17,6 +17,7 @@ from harness.core.strategies import STRATEGIES
 from harness.train.run.warm import free_port
 from tests.support.broken_runs import SHORT, assert_same_training, only_run, stop_at
 from tests.support.ranks import ROOT, Done, ran, run_script, script
+from tests.support.stalled import reason_of
 
 pytestmark = [pytest.mark.standin, pytest.mark.process, pytest.mark.timeout(1800)]
 
@@ -317,3 +318,13 @@ def test_env_and_doctor_say_what_is_there() -> None:
     assert facts["machine"] == "h200x2" and facts["gpus"] == ["NVIDIA H200"] * 2
     old = command("doctor", FAKE_OLD_DRIVER="1")
     assert "install the cu126 build of torch" in old.stdout and old.returncode == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stopped_rank_is_named_where_the_others_wait_for_nccl(
+    tmp_path: Path, number: int
+) -> None:
+    reason, _ = reason_of(tmp_path, number, "stopped", "--hang_after", "3",
+                          env={"FAKE_GPUS": "2"})  # fmt: skip
+    assert reason == f"rank {number} (node 0) does not answer for 3 s: its process is stopped"
+    assert environment(only_run(tmp_path))["observed"]["backend"] == "nccl"

@@ -13,12 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from torch.distributed import HashStore
 from transformers import TrainerCallback
 
-import vit
 from harness.core.settings import UserError
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.run import lifecycle, watchdog
@@ -27,12 +25,11 @@ from harness.train.run.watchdog import Hung, Watchdog, takes_long
 from harness.train.session import Session
 from harness.train.strategy.hivemind.session import Peers
 from tests.support.broken_runs import only_run
-from tests.support.ranks import ran, run_script
+from tests.support.ranks import ran
+from tests.support.stalled import reason_of
 from tests.support.sweeps import wait_for
 from tests.support.toys import CPU, Net, Points, ours
 
-ARGV = ["--tiny", "--train_size", "64", "--test_size", "16", "--epochs", "2", "--b", "8",
-        "--setup", "1_2", "--telemetry_hz", "0", "--comm_probe", "off"]  # fmt: skip
 WORLD = SimpleNamespace(rank=0, size=1, per_node=1, nodes=1)
 
 
@@ -340,57 +337,6 @@ def test_a_mistake_of_any_rank_is_recorded_once_training_has_begun(
     assert ended.value.code == 2 and recorded == [error] * (update is not None)
 
 
-def stalling(name: str, argv: list[str], cwd: str, number: int, how: str) -> int:
-    """The script, whose rank of this number stalls after its third update."""
-    # As after a node has come back: the count is that of its own torchrun.
-    rank = os.environ["RANK"]
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(rank) + 1)
-    stderr = os.open(Path(argv[-1], f"stderr_{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(stderr, 2)
-
-    class Stalling(vit.Console):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            super().on_step_end(args, state, control, **kwargs)
-            if state.global_step == 3 and args.process_index == number:
-                os.kill(os.getpid(), signal.SIGSTOP) if how == "stopped" else sleep_for_ever()
-
-    vit.Console = Stalling  # type: ignore[misc]
-    return run_script(name, argv, cwd)
-
-
-def sleep_for_ever() -> None:
-    while True:
-        time.sleep(1)
-
-
-def reason_of(folder: Path, number: int, how: str, *argv: str) -> tuple[str, str]:
-    """What is recorded of such a run, and what all of its ranks print."""
-    stopped: list[psutil.Process] = []
-
-    def kill_what_is_stopped() -> None:
-        # As torchrun does, which gives a rank half a minute to end by itself.
-        while not stopped and not done.wait(0.2):
-            if any(folder.rglob("failure_*.json")) or any(folder.rglob("summary.json")):
-                time.sleep(1)
-                children = psutil.Process().children(recursive=True)
-                stopped.extend(c for c in children if c.status() == psutil.STATUS_STOPPED)
-                for child in stopped:
-                    child.kill()
-
-    done = threading.Event()
-    killer = threading.Thread(target=kill_what_is_stopped)
-    killer.start()
-    try:
-        ended = ran(2, stalling, "vit", [*ARGV, *argv, "--o", str(folder)], ".", number, how)
-    finally:
-        done.set()
-        killer.join()
-    assert ended.code != 0 and bool(stopped) == (how == "stopped")
-    summary = only_run(folder).read_summary()
-    assert summary is not None and summary["outcome"] == "failed"
-    return str(summary["reason"]), "".join(f.read_text() for f in folder.glob("stderr_*"))
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_stopped_rank_is_found_and_named(tmp_path: Path, number: int) -> None:
@@ -406,7 +352,7 @@ def test_a_stopped_rank_is_found_and_named(tmp_path: Path, number: int) -> None:
 def test_a_rank_that_waits_for_ever_is_found_with_all_stacks(tmp_path: Path) -> None:
     reason, printed = reason_of(tmp_path, 1, "waiting", "--hang_after", "3")
     assert "no update for 3 s: rank 0 (node 0) in" in reason
-    assert "rank 1 (node 0) in sleep_for_ever (test_watchdog.py:" in reason
+    assert "rank 1 (node 0) in sleep_for_ever (stalled.py:" in reason
     for rank in (0, 1):
         assert f"stacks of rank {rank} (node 0):" in printed
 
