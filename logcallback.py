@@ -13,7 +13,7 @@ import errno
 import math
 import os
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +398,7 @@ class LogCallback(Recorder):
         attempts.write_summary(self.folder, outcome, reason, best, facts)
         if self.folder.outcome() is None:  # the rows are gone, and a summary alone was made anew
             raise DiskError(errno.ENOENT, attempts.removed(self.folder))
-        self.folder.progress.unlink(missing_ok=True)
+        with suppress(OSError):  # the record is whole without
+            self.folder.progress.unlink(missing_ok=True)
         if self.lock is not None:
             self.lock.release()

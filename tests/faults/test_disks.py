@@ -14,7 +14,7 @@ from tests.support.broken_runs import assert_same_training
 from tests.support.disks import FAULTS, Writes, failing, trials
 from tests.support.mutants import amount
 from tests.support.ranks import ranks
-from tests.support.toys import CPU, Net, Points, ours
+from tests.support.toys import CPU, Net, Points, started, trainer_of
 
 pytestmark = [pytest.mark.process, pytest.mark.root]
 
@@ -26,9 +26,8 @@ def train(folder: Path) -> tuple[int, str]:
     """Its exit code, and what it prints to stderr."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
         try:
-            trainer, run = ours(folder, Net(), Points(32), Points(8), *FLAGS)
-            with run:
-                run.train(trainer)
+            with started(folder, *FLAGS) as run:
+                run.train(trainer_of(run, Net(), Points(32), Points(8)))
         except SystemExit as error:
             return int(error.code or 0), said.getvalue()
     return 0, said.getvalue()

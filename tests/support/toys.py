@@ -235,20 +235,24 @@ def argv(folder: str | Path, *more: str) -> list[str]:
     return [f"--{k}={v}" for k, v in chosen.items() if k not in named] + list(more)
 
 
-def ours(
-    folder: str | Path,
+def started(folder: str | Path, *more: str) -> Lifecycle:
+    """A run of toy sizes, as bert.py starts it."""
+    run = start(parse("bert", argv(folder, *more)))
+    assert run is not None
+    return run
+
+
+def trainer_of(
+    run: Lifecycle,
     model: nn.Module,
     train: Any,
     test: Any,
-    *more: str,
     callbacks: Iterable[Any] = (),
     collate: Any = None,
     records: bool = True,
     checksum: str = "points",
-) -> tuple[ExactTrainer, Lifecycle]:
+) -> ExactTrainer:
     """An ExactTrainer with records, put together as bert.py does it."""
-    run = start(parse("bert", argv(folder, *more)))
-    assert run is not None
     used = cut_tail(run.context.settings, len(train), run.context.data_parallel_size)
     left_out = len(train) - used
     context = run.resume(
@@ -261,7 +265,7 @@ def ours(
             "test_samples": len(test),
         }
     )
-    trainer = ExactTrainer(
+    return ExactTrainer(
         context=context,
         model=model,
         args=context.args,
@@ -272,7 +276,14 @@ def ours(
         callbacks=[*([LogCallback(context)] if records else []), *callbacks],
         **({"data_collator": collate} if collate else {}),
     )
-    return trainer, run
+
+
+def ours(
+    folder: str | Path, model: nn.Module, train: Any, test: Any, *more: str, **options: Any
+) -> tuple[ExactTrainer, Lifecycle]:
+    """Both, for a run that nothing ends before its time."""
+    run = started(folder, *more)
+    return trainer_of(run, model, train, test, **options), run
 
 
 def trained(*args: Any, **options: Any) -> tuple[ExactTrainer, Lifecycle]:

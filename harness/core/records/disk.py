@@ -50,14 +50,20 @@ def writing_to(folder: Path) -> Iterator[None]:
     """Say in one line what the disk of a folder refuses, whoever of the libraries writes there."""
     try:
         yield
-    except DiskError:
-        raise
     except Exception as error:
-        refusal = _refusal(error, folder)
-        if refusal is None:
+        if (refused := of_disk(error, folder)) in (None, error):
             raise
-        number, refused = refusal
-        raise DiskError(number, f"{REFUSALS[number]} {refused}") from error
+        raise refused from error
+
+
+def of_disk(error: Exception, folder: Path) -> DiskError | None:
+    """The error of a disk that refused what was to be written to this folder."""
+    if isinstance(error, DiskError):
+        return error
+    if (refusal := _refusal(error, folder)) is None:
+        return None
+    number, refused = refusal
+    return DiskError(number, f"{REFUSALS[number]} {refused}")
 
 
 def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:

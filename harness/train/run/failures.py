@@ -25,7 +25,7 @@ from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.process import tell_torchrun
 from harness.core.records import RunFolder, write_json
-from harness.core.records.disk import DiskError
+from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.rows import FailureRecord
 from harness.core.settings import UserError
@@ -73,6 +73,11 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     return "failed", text if named else f"{type(error).__name__}: {text}"
 
 
+def what_ended(error: BaseException | None, folder: Path) -> BaseException | None:
+    """It, or the error of the disk where that of the run refused a write of any library."""
+    return (of_disk(error, folder) if isinstance(error, OSError) else None) or error
+
+
 def was_at_step(error: BaseException) -> bool | None:
     """Whether it was raised neither evaluating nor saving; None where another thread has found it.
 
@@ -88,7 +93,8 @@ def record_failure(context: Context, recorder: Recorder, error: BaseException) -
     if context.is_rank0 and isinstance(error, DiskError):
         remove_broken(context.folder.path)  # half a checkpoint may have filled the disk
     try:
-        _record(context, recorder, error)
+        with writing_to(context.folder.path):
+            _record(context, recorder, error)
     except DiskError as refused:
         outcome, reason = outcome_of(error)
         why = "" if str(refused) == reason else f": {refused}"

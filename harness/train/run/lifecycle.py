@@ -28,7 +28,7 @@ from harness.train.data.models import loading
 from harness.train.measure.environment import launch
 from harness.train.run.checkpoints import remove_broken, usable_checkpoint
 from harness.train.run.elastic import limit_collectives
-from harness.train.run.failures import Stopped, outcome_of, record_failure
+from harness.train.run.failures import Stopped, outcome_of, record_failure, what_ended
 from harness.train.run.publish import publish
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, Watchdog
@@ -173,6 +173,7 @@ class Lifecycle:
         # the other ranks as soon as one fails: not while this one records and unlocks.
         self.over = True
         self._ignore_signals()
+        error = what_ended(error, self.context.folder.path)
         context, begun = self.context, self.recorder.update is not None
         assert self.watchdog is not None
         self.watchdog.close(done=error is None)

@@ -24,7 +24,7 @@ from harness.train.run.failures import outcome_of
 from harness.train.run.start import remove_log_folder
 from tests.support.broken_runs import SHORT, attempts_of, only_run
 from tests.support.ranks import ran, script
-from tests.support.toys import CPU, Net, Points, ours
+from tests.support.toys import CPU, Net, Points, ours, started
 
 pytestmark = pytest.mark.process
 
@@ -248,6 +248,39 @@ def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> 
     )  # fmt: skip
 
 
+def refused_to_a_library(folder: str) -> None:
+    with started(folder) as run:
+        raise OSError(errno.ENOSPC, "No space left", str(run.context.folder.path / "file"))
+
+
+def refused_a_removal(folder: str) -> None:
+    trainer, run = ours(folder, Net(), Points(16), Points(8))
+    with run:
+        remove, progress = Path.unlink, run.context.folder.progress
+
+        def refused(path: Path, missing_ok: bool = False) -> None:
+            if path == progress:
+                raise OSError(errno.EROFS, "Read-only", str(path))
+            remove(path, missing_ok=missing_ok)
+
+        Path.unlink = refused  # type: ignore[method-assign]
+        run.train(trainer)
+
+
+def test_what_a_disk_refuses_to_whomever_is_one_line(tmp_path: Path) -> None:
+    done = ran(1, refused_to_a_library, str(tmp_path), env=CPU)
+    path = only_run(tmp_path).path
+    told = f"failed: no space on {path}; the record is in {path}\n"
+    assert (done.code, done.err) == (1, told)
+
+
+def test_a_finished_run_whose_progress_cannot_be_removed_is_finished(tmp_path: Path) -> None:
+    done = ran(1, refused_a_removal, str(tmp_path), env=CPU)
+    assert (done.code, done.err) == (0, "")
+    assert only_run(tmp_path).outcome() == "finished"
+    assert recorded(only_run(tmp_path)).problem is None
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_full_disk_is_the_recorded_reason(count: int, tmp_path: Path) -> None:
@@ -270,24 +303,24 @@ def test_a_full_disk_is_the_recorded_reason(count: int, tmp_path: Path) -> None:
 def test_the_folders_of_torchrun_are_removed_while_they_are_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def started(name: str) -> Path:
+    def begun(name: str) -> Path:
         own = tmp_path / name / "run_1" / "attempt_0" / "0"
         own.mkdir(parents=True)
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(own / "error.json"))
         return own
 
-    own = started("torchelastic_a")
+    own = begun("torchelastic_a")
     (own.parent / "1").mkdir()
     remove_log_folder()
     assert not own.exists() and (own.parent / "1").is_dir()  # which the other rank removes
     (own.parent / "1").rmdir()
-    started("torchelastic_a")
+    begun("torchelastic_a")
     remove_log_folder()
     assert not (tmp_path / "torchelastic_a").exists() and tmp_path.is_dir()
-    own = started("torchelastic_b")
+    own = begun("torchelastic_b")
     (own / "stdout.log").touch()  # torchrun --redirects 3
     remove_log_folder()
-    kept = started("logs of the user")
+    kept = begun("logs of the user")
     remove_log_folder()
     assert own.is_dir() and kept.is_dir()
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
