@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("data")
-    good = [f"some words {i},{i % 2}" for i in range(40)]
+    good = [f"the film was so {i},{i % 2}" for i in range(40)]
     csv(folder, "good", good)
     csv(folder, "nolabel", [f"words {i},{i % 25}" for i in range(40)], "text,score")
     csv(folder, "oneclass", [f"words {i},1" for i in range(40)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.core.settings import UserError
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}  # of the separators
 ANY = "commas, semicolons, tabs or |"
 FIRST = 100  # lines that tell the separator
+FEW_VALUES = 100  # of a column that may name classes
 
 
 def is_csv(dataset: str) -> bool:
@@ -90,9 +92,10 @@ def _check_rows(file: Path, sep: str, known: str) -> None:
     csv.field_size_limit(sys.maxsize)
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.reader(opened, delimiter=sep)
+            lines = _Lines(opened)
+            reader = csv.reader(lines, delimiter=sep)
             header = next(reader, [])
-            columns, line = len(header), reader.line_num + 1
+            columns = len(header)
             if columns == 1:
                 raise UserError(
                     f"--dataset {file} has only one column, {header[0][:40]!r}: separate columns "
@@ -102,12 +105,73 @@ def _check_rows(file: Path, sep: str, known: str) -> None:
                 raise UserError(
                     f"--dataset {file} has several columns named {twice[0]}: rename all but one"
                 )
+            spans = _Spans(sep, columns)
+            lines.take()
             for row in reader:
+                first = reader.line_num - len(lines.read) + 1
                 if len(row) > columns:
-                    raise UserError(_too_many(file, sep, line, row, columns))
-                line = reader.line_num + 1
+                    raise UserError(_too_many(file, sep, first, row, columns))
+                spans.add(first, row, lines.take())
     except (UnicodeDecodeError, csv.Error):
         return  # loading them says what is wrong
+    if swallowed := spans.swallowed():
+        first, count = swallowed
+        raise UserError(
+            f"--dataset {file} cannot be read: a value in quotes that begins in line {first} goes "
+            f"on over {count} lines that all look like rows: double the quotes within texts, or "
+            "remove them"
+        )
+
+
+class _Lines:
+    """The lines of a file, of which those that have been read can be taken."""
+
+    def __init__(self, opened: Iterable[str]) -> None:
+        self.lines, self.read = iter(opened), list[str]()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.read.append(next(self.lines))
+        return self.read[-1]
+
+    def take(self) -> list[str]:
+        taken, self.read = self.read, []
+        return taken
+
+
+class _Spans:
+    """Rows over several lines. A stray quote swallows the rows up to the next one; then each of its
+    lines has all columns, and in one with few values, such as the class, a value of other rows.
+    """
+
+    def __init__(self, sep: str, columns: int) -> None:
+        self.sep, self.columns = sep, columns
+        self.values: dict[int, set[str]] = {column: set() for column in range(columns)}
+        self.rows: list[tuple[int, list[str]]] = []
+
+    def add(self, first: int, row: list[str], lines: list[str]) -> None:
+        if len(lines) > 1:
+            self.rows.append((first, lines))
+            return
+        for column in [*self.values]:
+            if column < len(row):
+                self.values[column].add(row[column])
+            if len(self.values[column]) > FEW_VALUES:
+                del self.values[column]
+
+    def swallowed(self) -> tuple[int, int] | None:
+        """The first line of such a row, and how many it has."""
+        for first, lines in self.rows:
+            if all(map(self._is_row, lines)):
+                return first, len(lines)
+        return None
+
+    def _is_row(self, line: str) -> bool:
+        values = [value.strip('"') for value in line.rstrip("\r\n").split(self.sep)]
+        like = (values[column] in seen for column, seen in self.values.items())
+        return len(values) == self.columns and any(like)
 
 
 def _too_many(file: Path, sep: str, line: int, row: list[str], columns: int) -> str:

@@ -123,8 +123,8 @@ class ImageBatches:
             text = " ".join(str(error).split())[:200].rstrip(".")
             raise UserError(
                 f"--model {name} does not read the images that its image processor makes "
-                f"({' x '.join(map(str, shape))}): {text}: correct preprocessor_config.json, or "
-                "give --image_size"
+                f"({' x '.join(map(str, shape))}): {text}: make its config.json and "
+                "preprocessor_config.json agree"
             ) from None
 
     def __call__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ import transformers
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub import constants, errors
 from huggingface_hub.file_download import repo_folder_name
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -45,14 +46,20 @@ BUSY = (
     "--{kind} {name}: the Hub answers {status} after several tries: try again later, or, with a "
     "filled cache, with HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
 )
+NO_WEIGHTS = "--{kind} {name} is a folder without weights: save them there, or add --from_scratch"
 UNREADABLE = "--{kind} {name} cannot be read: {text}"
 NOT_UTF8 = UNREADABLE + ": save it as UTF-8"
 # Parts of the names of dropout rates, and of rates at which layers and paths are skipped.
 DROPPING = ("dropout", "_pdrop", "drop_rate", "drop_mlp_rate", "drop_conv")
 SKIPPING = ("drop_path", "layerdrop", "drop_connect", "jitter_noise")
+FAILURES = (
+    DatasetGenerationError, OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR,
+    SafetensorError,
+)  # fmt: skip
 BY_CAUSE: tuple[tuple[Any, str], ...] = (
     (UnicodeDecodeError, NOT_UTF8),
     (DatasetNotFoundError, MISSING),
+    (SafetensorError, "--{kind} {name}: its weights are damaged ({text}): copy them once more"),
     (DatasetGenerationError, UNREADABLE),
     (errors.GatedRepoError, GATED),
     (errors.RepositoryNotFoundError, MISSING),
@@ -111,6 +118,8 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
                 settings.model, trust_remote_code=settings.trust_remote_code, **classes
             )
     config.dtype = torch.float32  # whatever the weights were saved in
+    if getattr(config, "problem_type", None):  # of what the weights were trained for before
+        config.problem_type = "single_label_classification"
     config.architectures = config.architectures or []  # transformers walks over them
     if settings.dropout is not None:
         _set_dropout(config, settings.dropout)
@@ -143,6 +152,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
                     use_safetensors=None if settings.trust_remote_code else True,
                 )
             drawn = _drawn(settings, model, loaded)
+            _order_head(model, _classes_of(settings), labels)
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
             kind = task_of(settings.script).input
@@ -213,6 +223,31 @@ def _drawn(settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]
             f"as {lacking[0]}: take a whole checkpoint, or --from_scratch for random weights"
         )
     return names
+
+
+def _classes_of(settings: Settings) -> list[str]:
+    """The names of the classes that the head of a checkpoint was saved with, in its order."""
+    return [str(name) for _, name in sorted((configuration(settings).id2label or {}).items())]
+
+
+def _order_head(model: nn.Module, saved: list[str], labels: list[str]) -> None:
+    """Where a head was saved with the same classes in another order, put its rows into ours."""
+    if saved == labels or sorted(saved) != sorted(labels):
+        return
+    rows = torch.tensor([saved.index(name) for name in labels])
+    heads = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.out_features == len(labels)
+    ]
+    if len(heads) != 1:
+        raise UserError(
+            f"the model has its classes in another order ({', '.join(saved)}) than the data, and "
+            f"{len(heads)} layers of as many outputs: save it with the order {', '.join(labels)}"
+        )
+    for tensor in (heads[0].weight, heads[0].bias):
+        if tensor is not None:
+            tensor.data = tensor.data[rows]
 
 
 def code_of(thing: Any) -> str | None:
@@ -296,7 +331,7 @@ def explain(kind: str, name: str) -> Iterator[None]:
     except ImportError as error:
         missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
         raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
-    except (DatasetGenerationError, OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR) as e:
+    except FAILURES as e:
         check_hub_files(kind, name)  # a damaged file raises whatever it leads to
         causes = _causes(e)
         text = " ".join(str(causes[-1] if isinstance(e, DatasetGenerationError) else e).split())
@@ -319,6 +354,8 @@ def _template(name: str, causes: list[BaseException], text: str) -> str:
             return NO_NETWORK if template == MISSING and offline else template
     if constants.HF_HUB_OFFLINE and from_hub(name) and "can't load" in text:
         return NO_NETWORK  # some say no more than that
+    if "no file named model.safetensors" in text and not any(Path(name).rglob("*.bin")):
+        return NO_WEIGHTS
     for phrases, template in BY_TEXT:
         if any(phrase in text for phrase in phrases):
             return template

@@ -7,6 +7,7 @@ and for every set-up that is compared.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import datasets
 import numpy as np
 import xxhash
+from datasets.exceptions import DatasetGenerationError
 
 from harness.core.provenance import DATA_FILES, check_dataset
 from harness.core.records.redact import redacted
@@ -120,7 +122,12 @@ def _read(settings: Settings) -> datasets.DatasetDict:
     if path.is_file():
         kind = DATA_FILES[path.suffix]
         more = csv_options([path]) if kind == "csv" else {}
-        return datasets.load_dataset(kind, data_files=str(path), **more)
+        try:
+            return datasets.load_dataset(kind, data_files=str(path), **more)
+        except DatasetGenerationError:
+            if path.suffix == ".jsonl":
+                _refuse_broken_line(path)
+            raise
     if (path / "dataset_dict.json").is_file():
         return datasets.DatasetDict.load_from_disk(str(path))
     if (path / "dataset_info.json").is_file() and (path / "state.json").is_file():
@@ -130,6 +137,18 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         if path.is_dir()
         else datasets.load_dataset(name, settings.dataset_config)
     )
+
+
+def _refuse_broken_line(file: Path) -> None:
+    """Datasets names the place of an error in the whole file."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                json.loads(line if line.strip() else "null")
+            except ValueError as error:
+                raise UserError(
+                    f"--dataset {file} cannot be read: line {number} is no JSON: {error}"
+                ) from None
 
 
 def _folder(path: Path, config: str | None) -> datasets.DatasetDict:
@@ -323,6 +342,8 @@ def _check_single(data: datasets.Dataset, label: str) -> None:
     if not isinstance(feature, (datasets.Value, datasets.ClassLabel)):
         several = isinstance(feature, (list, datasets.List, datasets.LargeList))
         kind = "lists (several classes for a sample)" if several else type(feature).__name__
+        if kind == "Json":
+            kind = "values of several kinds, such as numbers and texts"
         raise UserError(
             f"column {label} holds {kind}, not one class for each sample: name another with "
             "--label_column"

@@ -36,6 +36,7 @@ MAX_PARTS = 4
 PART_TOKENS = 100
 MAX_SHAPES = 8
 SHAPE_STEP = 8  # sizes are multiples of this
+MOST_UNKNOWN = 0.5  # of the tokens; a folder without a tokenizer gives one that knows no word
 SIMULATED_BATCHES = 1000  # to see which sizes are usual
 
 
@@ -74,6 +75,12 @@ def load_texts(settings: Settings, world: int) -> Data:
     typed = "token_type_ids" in tokenizer.model_input_names
     typed = typed and bool(np.load(folder / "types.npy", mmap_mode="r").any())
     collate = TextBatches(folder, source.all_labels, tokenizer, typed)
+    unknown = collate.unknown_share(tokenizer)
+    if unknown > MOST_UNKNOWN:
+        raise UserError(
+            f"--model {settings.model}: its tokenizer does not know {unknown:.0%} of the tokens of "
+            "these texts: save the tokenizer that belongs to it in its folder (save_pretrained)"
+        )
     truncated = int(np.load(folder / "truncated.npy"))
     facts = {
         "max_length": length,
@@ -211,6 +218,15 @@ class TextBatches:
                     f"--model {name}: its tokenizer gives {what} up to {largest}, and the model "
                     f"knows those below {known}: save the tokenizer that belongs to it there"
                 )
+
+    def unknown_share(self, tokenizer: Any) -> float:
+        """Of the tokens of the texts, without those that a tokenizer adds around them."""
+        added = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        counts = np.bincount(self.tokens)
+        of_texts = counts.sum() - sum(counts[i] for i in added if i < len(counts))
+        unknown = tokenizer.unk_token_id
+        known = unknown is None or unknown >= len(counts) or unknown == self.pad
+        return 0.0 if known else float(counts[unknown] / max(of_texts, 1))
 
     def mean_tokens(self) -> float:
         return float(self.offsets[-1] / (len(self.offsets) - 1))

@@ -142,3 +142,51 @@ def test_a_configuration_that_names_no_class_of_a_model_is_built(tmp_path: Path)
     ).save_pretrained(tmp_path)
     settings = Settings(script="vit", model=str(tmp_path), from_scratch=True)
     assert models.build(settings, LABELS).num_labels == 3
+
+
+ORDERS = [("bad", "fair", "good"), ("good", "bad", "fair"), ("a", "b", "c")]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_head_for_the_same_classes_answers_alike_in_whatever_order(
+    tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    config = transformers.BertConfig(**{**SIZES, "num_labels": 3}, id2label=dict(enumerate(order)))
+    saved = transformers.BertForSequenceClassification(config).eval()
+    saved.save_pretrained(tmp_path)
+    text = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        was, now = saved(text).logits[0], build(tmp_path).eval()(text).logits[0]
+    of = dict(zip(order, was.tolist(), strict=True))
+    expected = [of[name] for name in LABELS] if set(order) == set(LABELS) else was.tolist()
+    assert now.tolist() == pytest.approx(expected, rel=1e-6)
+    assert build(tmp_path).config.id2label == dict(enumerate(LABELS))
+
+
+def test_where_it_is_not_clear_which_layer_is_the_head_another_order_is_refused() -> None:
+    two = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    with pytest.raises(UserError, match=r"another order \(b, a\) than the data, and 2 layers of"):
+        models._order_head(two, ["b", "a"], ["a", "b"])
+
+
+@pytest.mark.parametrize("was", ["regression", "multi_label_classification"])
+def test_what_a_model_was_trained_for_before_does_not_matter(folder: Path, was: str) -> None:
+    config = transformers.BertConfig(**SIZES, problem_type=was)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    loss = build(folder)(torch.tensor([[5, 6, 7]]), labels=torch.tensor([2])).loss
+    assert 0.5 < loss.item() < 2  # a cross-entropy of three classes
+
+
+def test_damaged_weights_are_one_line(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"bert: its weights are damaged \(.*\): copy them once"):
+        build(folder)
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_folder_without_weights_is_one_line(folder: Path, trust: bool) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="bert is a folder without weights: save them there, or"):
+        build(folder, trust_remote_code=trust)
+    assert build(folder, from_scratch=True).num_labels == 3

@@ -151,3 +151,26 @@ def test_where_no_column_has_classes_their_values_are_counted(
     words.save_to_disk(tmp_path / "lists")
     with pytest.raises(UserError, match="no column of classes among words: name one"):
         load(settings(tmp_path / "lists"))
+
+
+@pytest.mark.parametrize("sep", [",", "\t"])
+@pytest.mark.parametrize("column", ["first", "last"])
+def test_a_stray_quote_that_swallows_rows_is_refused(tmp_path: Path, sep: str, column: str) -> None:
+    texts = [f"text {i}" for i in range(40)]
+    texts[7], texts[11] = '"so it was', '"and ended'
+    rows = [f"{t}{sep}{i % 2}" for i, t in enumerate(texts)]
+    head = f"text{sep}label"
+    if column == "last":
+        rows, head = [sep.join(row.split(sep)[::-1]) for row in rows], f"label{sep}text"
+    file = tmp_path / "a.tsv" if sep == "\t" else tmp_path / "a.csv"
+    file.write_text("\n".join([head, *rows]) + "\n")
+    with pytest.raises(UserError, match=r"begins in line 9 goes on over 5 lines that all look li"):
+        load(settings(file))
+
+
+def test_texts_of_several_lines_are_texts(tmp_path: Path) -> None:
+    """Also where each of their lines has a comma: only 0 and 1 stand where the class is."""
+    texts = [f"Dear {i}, good\nbye, friend {i}" for i in range(40)]
+    write_csv(tmp_path / "a.csv", [{"text": t, "label": i % 2} for i, t in enumerate(texts)])
+    found = load(settings(tmp_path / "a.csv"))
+    assert sum(found.sizes) == 40 and set(found.train["text"]) <= set(texts)

@@ -150,7 +150,8 @@ def test_layers_that_training_skips_may_be_unused() -> None:
 @pytest.mark.process
 def test_ddp_trains_a_model_that_skips_layers(tmp_path: Path) -> None:
     transformers.OPTConfig(**{**OPT, "vocab_size": 4000}).save_pretrained(tmp_path / "model")
-    tokenizer = embedded.train_tokenizer(["a text of words"] * 9, tmp_path / "model", 60)
+    letters = ["a text of words, by letters: quick foxes jump over lazy dogs; vexing"] * 9
+    tokenizer = embedded.train_tokenizer(letters, tmp_path / "model", 60)
     assert len(tokenizer) <= 4000
     argv = ["--model", str(tmp_path / "model"), "--from_scratch", "--dataset", "embedded:english"]
     argv += ["--train_size", "64", "--test_size", "16", "--b", "4", "--epochs", "1"]

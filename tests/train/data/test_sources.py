@@ -388,3 +388,19 @@ def test_a_folder_of_images_with_metadata(tmp_path: Path) -> None:
         Image.new("RGB", (4, 4)).save(tmp_path / row["file_name"])
     source = load(settings(tmp_path, script="vit", label_column="kind"))
     assert (source.inputs, source.labels) == (["image"], ["bad", "good"])
+
+
+def test_a_broken_line_of_json_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    lines = [json.dumps(row) for row in rows(20)]
+    file.write_text("\n".join([*lines[:6], "", '{"text": "oops', *lines[6:]]))
+    with pytest.raises(UserError, match=r"a\.jsonl cannot be read: line 8 is no JSON: "):
+        load(settings(file))
+
+
+def test_labels_of_several_kinds_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    kinds = [{"text": f"text {i}", "label": [0, "0"][i % 2]} for i in range(20)]
+    file.write_text("\n".join(map(json.dumps, kinds)))
+    with pytest.raises(UserError, match="column label holds values of several kinds, such as num"):
+        load(settings(file))

@@ -167,6 +167,24 @@ def test_a_model_folder_that_contradicts_itself_is_one_line(tmp_path: Path) -> N
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("known", "refused"), [(0, True), (15, True), (25, False)])
+def test_a_tokenizer_that_knows_few_of_the_words_is_refused(
+    tmp_path: Path, known: int, refused: bool
+) -> None:
+    """As transformers makes one for a folder that has none."""
+    options = saved(tmp_path, transformers.BertConfig(**SIZES), pad_token="[PAD]")
+    tokens = ["[A]", "[PAD]", "[UNK]", "[END]", *WORDS[:known]]
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(tokens)}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    few = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]")
+    few.save_pretrained(options.model)
+    if not refused:
+        assert load_texts(options, 1).labels == ["0", "1"]
+        return
+    with pytest.raises(UserError, match=r"its tokenizer does not know \d+% of the tokens of these"):
+        load_texts(options, 1)
+
+
 def test_checkpointing_that_a_model_lacks_is_refused(tmp_path: Path) -> None:
     options = saved(tmp_path, transformers.AlbertConfig(**SIZES, embedding_size=8))
     options = replace(options, trainer=(("gradient_checkpointing", True),))
