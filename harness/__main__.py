@@ -8,10 +8,13 @@ if not __package__:  # started as `python harness VERB`
 
 from harness.core.process import install_quit_handlers
 
-if __name__ == "__main__":
-    install_quit_handlers()  # what follows takes a moment, too
 
-from harness.cli import main
+def main() -> int:
+    install_quit_handlers()  # what follows takes a moment, too
+    from harness.cli import main as of_verbs
+
+    return of_verbs()
+
 
 if __name__ == "__main__":
     sys.exit(main())

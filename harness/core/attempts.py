@@ -298,6 +298,11 @@ def with_rank(failure: FailureRecord) -> str:
 NAMES_RANK = re.compile(r" \(rank \d+\)$")
 
 
+def failures_of(folder: RunFolder) -> list[Mapping[str, Any]]:
+    """What is believed of what each rank that failed has left."""
+    return [believable("failure", failure) for failure in folder.read_failures()]
+
+
 def first_failure(
     folder: RunFolder, is_new: Callable[[FailureRecord], bool]
 ) -> FailureRecord | None:
@@ -306,10 +311,11 @@ def first_failure(
     Ordered by their messages before their clocks, which differ between machines.
     """
     # A file that lacks fields was not written by a rank.
-    failures = [believable("failure", failure) for failure in folder.read_failures()]
     names = [name for name, field in fields("failure").items() if field.required]
     complete = [
-        cast(FailureRecord, f) for f in failures if all(f.get(n) is not None for n in names)
+        cast(FailureRecord, f)
+        for f in failures_of(folder)
+        if all(f.get(n) is not None for n in names)
     ]
     recent = filter(is_new, complete)
     return min(recent, key=lambda f: (only_follows(f["reason"]), f["unix"]), default=None)

@@ -63,8 +63,7 @@ class Began:
 
     @classmethod
     def now(cls, folder: RunFolder) -> Self:
-        failures = [believable("failure", failure) for failure in folder.read_failures()]
-        return cls(time.time(), folder.read_summary(), failures)
+        return cls(time.time(), folder.read_summary(), attempts.failures_of(folder))
 
     def new_summary(self, folder: RunFolder) -> SummaryRecord | None:
         summary = folder.read_summary()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ class Context:
     began_s: float = field(default_factory=time.perf_counter)
     cpu_began: os.times_result = field(default_factory=os.times)
     inputs: dict[str, Any] = field(default_factory=dict)  # local files and code, on rank 0
+    earlier_failures: Sequence[Mapping[str, Any]] = ()  # in the folder before the ranks met
     # Known once the data are loaded.
     data_facts: dict[str, Any] = field(default_factory=dict)
     # Filled once the model is made.

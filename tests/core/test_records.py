@@ -349,6 +349,18 @@ def test_a_command_is_recorded_without_secrets_and_home() -> None:
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+@pytest.mark.parametrize(("home", "shown"), [
+    ("/", "org/m ../a/x.csv /rooted /root/x"), ("/root", "org/m ../a/x.csv /rooted ~/x"),
+])  # fmt: skip
+def test_a_home_is_a_folder_and_no_part_of_names(
+    monkeypatch: pytest.MonkeyPatch, home: str, shown: str
+) -> None:
+    """A number without a name, as in some containers, has / as its home."""
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("LOGNAME", "ada")
+    assert redacted("org/m ../a/x.csv /rooted /root/x") == shown
+
+
 def test_a_text_is_recorded_without_people_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("LOGNAME", "ada-l")

@@ -77,7 +77,7 @@ def test_the_package_works_from_any_folder(installed: Path, tmp_path: Path, root
     (installed / "another.py").write_text("")
     assert python(installed, tmp_path, "-c", code) == first
     script = (installed / "bin" / "harness").read_text()
-    assert "from harness.cli import main" in script
+    assert "from harness.__main__ import main" in script
     shown = python(installed, tmp_path, str(installed / "bin" / "harness"), "table", str(records))
     assert "vit" in shown
     settings = python(installed, tmp_path, "-m", "vit", "--tiny", "--print_settings")

@@ -98,7 +98,10 @@ def first_line(error: Exception) -> str:
 
 def without_home(text: str) -> str:
     """Paths of a person's own, as anyone would write them."""
-    return text.replace(str(Path.home()), "~")
+    home = str(Path.home())
+    if home == "/":  # of a number without a name, as in some containers
+        return text
+    return re.sub(rf"{re.escape(home)}(?![\w-])", "~", text)
 
 
 def redacted_command(words: Sequence[str]) -> str:

@@ -47,6 +47,10 @@ BUSY = (
     "filled cache, with HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"
 )
 NO_WEIGHTS = "--{kind} {name} is a folder without weights: save them there, or add --from_scratch"
+BROKEN_OFF = (
+    "--{kind} {name}: the Hub broke off in the middle of an answer: give the same command again, "
+    "which goes on with what is there"
+)
 UNREADABLE = "--{kind} {name} cannot be read: {text}"
 NOT_UTF8 = UNREADABLE + ": save it as UTF-8"
 # Parts of the names of dropout rates, and of rates at which layers and paths are skipped.
@@ -346,6 +350,8 @@ def explain(kind: str, name: str) -> Iterator[None]:
 
 def _template(name: str, causes: list[BaseException], text: str) -> str:
     """The libraries raise OSError and ValueError for most things: the text tells them apart."""
+    if any("complete message body" in str(cause) for cause in causes):  # as HTTP libraries say it
+        return BROKEN_OFF
     for kinds, template in BY_CAUSE:
         if any(isinstance(cause, kinds) for cause in causes):
             offline = "offline" in text or "couldn't reach" in text

@@ -447,7 +447,7 @@ class ExactTrainer(Trainer):
         if self.recorder.attempt:
             attempts.require(self.context.folder)
         with writing_to(folder.parent):
-            all_finite, own_disk = agree_to_save(folder, self.context.world, finite)
+            all_finite, own_disk = agree_to_save(folder, self.context.world, finite, model)
             if not all_finite:  # a loss of this update may not have been logged yet
                 where = f"at update {self.state.global_step}{self.exchange.caution}"
                 raise Diverged(f"weights are not finite {where}")

@@ -21,6 +21,7 @@ from torch import nn
 from harness.core.locks import Lock
 from harness.core.provenance import cache_root
 from harness.core.records import write_json
+from harness.core.records.checksums import OWN, is_changed, vouched
 from harness.core.settings import UserError
 from harness.train.data import probes
 from harness.train.measure.environment import cpu_name
@@ -53,7 +54,7 @@ def calibration() -> dict[str, Any]:
         known = _read(file) or _measured()
         if None not in known.values():
             with suppress(OSError):
-                write_json(file, known, durable=False)
+                write_json(file, vouched(known), durable=False)
     finally:
         lock.release()
     return known
@@ -62,14 +63,9 @@ def calibration() -> dict[str, Any]:
 def _read(file: Path) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
         known = json.loads(file.read_text())
-        if isinstance(known, dict) and all(
-            isinstance(known.get(name), (int, float)) and known[name] > 0 for name in _NAMES
-        ):
-            return known
-    return None
-
-
-_NAMES = (*(f"{name}_tflops" for name in FORMATS), "memory_gb_per_s", "threads")
+        if isinstance(known, dict) and OWN in known and not is_changed(known):
+            return {name: known[name] for name in known if name != OWN}
+    return None  # damaged, or of a version that had no checksum
 
 
 def _measured() -> dict[str, Any]:

@@ -8,6 +8,7 @@ nothing is sent.
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import re
 import secrets
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_json
 from harness.core.records.checksums import changed_row, checksum_of
-from harness.core.records.disk import draft_of, sync
+from harness.core.records.disk import DiskError, draft_of, sync
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.context import COMPLETE, COMPLETE_UNIX, Context
@@ -174,10 +176,28 @@ class Written:
 ONLY_SEEN = Written()
 
 
-def agree_to_save(folder: Path, world: World, sound: bool) -> tuple[bool, bool]:
+def require_space(folder: Path, model: nn.Module) -> None:
+    """Before the first byte of a checkpoint: it is as large as the one before, and holds the
+    weights.
+    """
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    before = whole_checkpoints(folder.parent)[-1:]
+    files = (file for checkpoint in before for file in checkpoint.rglob("*") if file.is_file())
+    needed = max(weights, sum(file.stat().st_size for file in files))
+    if (free := shutil.disk_usage(folder.parent).free) < needed:
+        raise DiskError(
+            errno.ENOSPC,
+            f"no space on {folder.parent}: a checkpoint takes {needed / 1e6:,.1f} MB, and "
+            f"{free / 1e6:,.1f} MB are free",
+        )
+
+
+def agree_to_save(folder: Path, world: World, sound: bool, model: nn.Module) -> tuple[bool, bool]:
     """Whether the weights of all ranks are sound, and whether this one is on a disk of its own: a
     file that rank 0 has just made is not there (a collective).
     """
+    if world.rank == 0:
+        require_space(folder, model)
     mark = folder / f".{secrets.token_hex(8)}" if world.nodes > 1 and world.rank == 0 else None
     if mark is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -188,9 +188,10 @@ def _let_rank0_record(folder: RunFolder, leave_group: bool, within_s: float) -> 
 def _first_failure(context: Context, wait_s: float) -> FailureRecord | None:
     """The failure of another rank that came first, if one comes within this time."""
     until = time.monotonic() + wait_s
-    since = time.time() - context.wall_s
-    while True:
-        first = attempts.first_failure(context.folder, lambda f: f["unix"] >= since)
+    while True:  # not told by clocks, which differ between nodes
+        first = attempts.first_failure(
+            context.folder, lambda failure: failure not in context.earlier_failures
+        )
         others = first is not None and first["rank"] != context.world.rank
         if others or time.monotonic() >= until:
             return first

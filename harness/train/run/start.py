@@ -290,7 +290,8 @@ def start(settings: Settings) -> Lifecycle | None:
     remove_log_folder()
     context, lock = _open(settings)
     if context.is_rank0:  # as they are now, before they are read
-        context = replace(context, inputs=inputs(context.settings))
+        earlier = attempts.failures_of(context.folder)
+        context = replace(context, inputs=inputs(context.settings), earlier_failures=earlier)
     settings, world, args = context.settings, context.world, context.args
     _require_one_strategy(context)
     if _is_finished(context):

@@ -225,7 +225,9 @@ def test_a_hub_in_trouble_with_and_without_a_cache(tmp_path: Path) -> None:
                 assert "not what the Hub has (another checksum)" in text, text
             hub.spoils = "half"
             text, _ = load("me/half")
-            assert "UserError: --model me/half" in text and "\n" not in text, text
+            assert (
+                "UserError: --model me/half" in text and "broke off" in text and "\n" not in text
+            ), text
             hub.spoils = ""
             for name in ("me/half", "me/wrong"):
                 for what in ("model", "dataset"):

@@ -27,10 +27,12 @@ def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(first[name] > 0 for name in KNOWN) and first["threads"] == torch.get_num_threads()
     assert calibration.calibration() == first
     (file,) = tmp_path.glob("harness/*.json")
-    for damaged in ("{", "[]", json.dumps({**first, "fp32_tflops": -1})):
+    written = json.loads(file.read_text())
+    edited = {**written, "fp32_tflops": 90 * first["fp32_tflops"]}
+    for damaged in ("{", "[]", json.dumps(first), json.dumps(edited)):
         file.write_text(damaged)
-        assert calibration.calibration()["fp32_tflops"] > 0
-        assert json.loads(file.read_text())["fp32_tflops"] > 0
+        assert 0 < calibration.calibration()["fp32_tflops"] < 45 * first["fp32_tflops"]
+        assert set(json.loads(file.read_text())) == {*first, "checksum"}
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("no folder")  # nothing can be cached

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
 from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_rows
@@ -79,7 +80,9 @@ def test_what_rank_0_has_the_other_node_gets(
 def unsound(folder: str) -> tuple[bool, list[str]]:
     world = own_node(folder)
     dist.init_process_group("gloo")
-    sound, _ = agree_to_save(Path("run/checkpoint-4"), world, sound=world.rank == 0)
+    if world.rank == 0:
+        Path("run").mkdir()
+    sound, _ = agree_to_save(Path("run/checkpoint-4"), world, world.rank == 0, nn.Linear(1, 1))
     left = sorted(str(path) for path in Path().rglob("*"))
     dist.destroy_process_group()
     return sound, left
@@ -96,12 +99,13 @@ def go_on(folder: str, kind: str) -> Any:
     world = own_node(folder)
     dist.init_process_group("gloo")
     run = Path("run")
+    run.mkdir()
     context: Any = SimpleNamespace(
         args=SimpleNamespace(world_size=2, should_save=world.rank == 0), world=world, fingerprint={}
     )
     for update in (3, 6):
         checkpoint = run / f"checkpoint-{update}"
-        sound, own_disk = agree_to_save(checkpoint, world, sound=True)
+        sound, own_disk = agree_to_save(checkpoint, world, True, nn.Linear(1, 1))
         assert sound and own_disk == (world.rank == 1)
         checkpoint.mkdir(parents=True, exist_ok=True)
         for name in (f"rng_state_{world.rank}.pth", f"apart_{world.rank}.pt"):

@@ -8,11 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from harness.core import attempts
@@ -20,11 +23,12 @@ from harness.core.records import RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.settings import Settings
 from harness.read.records.recorded import recorded
+from harness.train.run.checkpoints import require_space
 from harness.train.run.failures import outcome_of
 from harness.train.run.start import remove_log_folder
 from tests.support.broken_runs import SHORT, attempts_of, only_run
 from tests.support.ranks import ran, script
-from tests.support.toys import CPU, Net, Points, ours, started
+from tests.support.toys import CPU, Net, Points, ours, started, trainer_of
 
 pytestmark = pytest.mark.process
 
@@ -246,6 +250,47 @@ def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> 
     assert outcome_of(DiskError(errno.ENOSPC, "no space on /home/ada/out")) == (
         "failed", "no space on ~/out",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("free", "before", "refused"), [
+    (1000, 0, "1.0 MB, and 0.0 MB"), (2 * 10**6, 0, None),
+    (2 * 10**6, 3 * 10**6, "3.0 MB, and 2.0 MB"), (4 * 10**6, 3 * 10**6, None),
+])  # fmt: skip
+def test_there_is_room_for_a_checkpoint_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, before: int, refused: str | None
+) -> None:
+    model = torch.nn.Linear(500, 500, bias=False)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    if before:
+        (tmp_path / "checkpoint-4").mkdir()
+        (tmp_path / "checkpoint-4" / "complete.json").touch()
+        (tmp_path / "checkpoint-4" / "weights").write_bytes(bytes(before))
+    if refused is None:
+        require_space(tmp_path / "checkpoint-8", model)
+        return
+    with pytest.raises(DiskError, match=f"^no space on {tmp_path}: .* {refused} are free$"):
+        require_space(tmp_path / "checkpoint-8", model)
+
+
+class Ends(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.process_index == 1:
+            raise RuntimeError("the true reason")
+
+
+def behind(folder: str) -> None:
+    if os.environ["RANK"] == "1":
+        now = time.time
+        time.time = lambda: now() - 3600
+    run = started(folder, "--setup=1_2", "--hang_after=0")
+    with run:
+        run.train(trainer_of(run, Net(), Points(16), Points(8), callbacks=[Ends()]))
+
+
+def test_the_reason_is_that_of_the_rank_whose_clock_is_behind(tmp_path: Path) -> None:
+    assert ran(2, behind, str(tmp_path), env=CPU).code == 1
+    summary = only_run(tmp_path).read_summary() or {}
+    assert summary["reason"] == "RuntimeError: the true reason (rank 1)"
 
 
 def refused_to_a_library(folder: str) -> None:
