@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import MEASURES, ComparedMeasure
+from harness.read.compare.compare import MEASURES, NO_SPREAD, ComparedMeasure
 from harness.read.labels import (
     STRATEGY,
     column_of,
@@ -272,7 +272,7 @@ def _one(measure: ComparedMeasure, found: Estimate | str, case: str, alone: bool
     if isinstance(found, str) or judged == EQUAL:
         return f"{judged}{named}"
     text = f"{_number(measure, found.value)} {_unit(measure)}"
-    if found.low is not None and judged != TOO_FEW:
+    if found.low is not None and judged not in (TOO_FEW, NO_SPREAD):
         text += f" ({_number(measure, found.low)} to {_number(measure, found.high)})"
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
 
@@ -309,6 +309,8 @@ def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) 
         return EQUAL
     if estimate.low is None or estimate.high is None:
         return UNKNOWN_NOISE
+    if estimate.is_without_spread:
+        return NO_SPREAD
     if estimate.low > none or estimate.high < none:
         return more if estimate.low > none else less
     if measure.question == QUALITY:

@@ -28,6 +28,8 @@ from harness.read.records.selection import (
 )
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
+NO_SPREAD = "no spread to judge noise by"
+
 
 @dataclass(frozen=True)
 class ComparedMeasure:
@@ -194,7 +196,7 @@ def judgement(row: Row) -> str:
     noise = "the noise of runs" if row.measure.question == SPEED else "the noise of seeds"
     beyond = row.is_beyond_noise
     if beyond is None:
-        return "noise is unknown" if row.estimate.low is None else "no spread to judge noise by"
+        return "noise is unknown" if row.estimate.low is None else NO_SPREAD
     return f"more than {noise}" if beyond else f"within {noise}"
 
 

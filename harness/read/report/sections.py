@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from harness.read.compare.answers import UNKNOWN_NOISE
+from harness.read.compare.compare import NO_SPREAD
 from harness.read.table import Table
 from harness.read.tables.sweep_table import SweepTable
 
@@ -76,6 +77,10 @@ IF_USED = {
     UNKNOWN_NOISE: (
         UNKNOWN_NOISE, "a side has too few runs that count for an interval: the difference may be "
         "chance."
+    ),
+    NO_SPREAD: (
+        NO_SPREAD, "all seeds differ from the baseline by the same amount: it may be chance, and "
+        "more seeds tell."
     ),
 }  # fmt: skip
 
