@@ -128,10 +128,38 @@ def test_several_cases_are_counted(plan: Plan) -> None:
     sweep = read_sweep(plan.write())
     (answer,) = answers(sweep)
     assert "in 3 cases of batch per GPU: samples/s: 0.50 (b8) to 2.00 (b4) times, " in answer
-    assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal in 3; " in answer
+    assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal (the same " in answer
     (one,) = answers(sweep, {"per_gpu_batch": "8"})
     assert "samples/s: 0.50 times (" in one and "cases" not in one
     assert answers(sweep, {"per_gpu_batch": "32"}) == []
+
+
+def test_cases_of_the_very_same_values_count_once(plan: Plan) -> None:
+    """A link changes the time and not the accuracy: three links tell of it what one does."""
+    changed = {"1_1": (0.9, 0.9), "1_2": (0.8, 0.81), "2_1": (0.9, 0.906), "2_2": (0.85, 0.86)}
+    for n, link in enumerate(("1ms", "20ms", "80ms")):
+        for strategy in ("ddp", "local_sgd"):
+            for setup, accuracies in changed.items():
+                for seed, accuracy in enumerate(
+                    accuracies if strategy == "local_sgd" else [0.9] * 2
+                ):
+                    plan.run(setup, seed=seed, label={"strategy": strategy, "link": link},
+                             accuracy=accuracy, train_samples_per_s=100.0 + n + seed)  # fmt: skip
+    asked = {"axes": ["strategy", "setup", "link"], "baseline": {"strategy": "ddp"}}
+    (answer,) = answers(read_sweep(plan.write(**asked)))
+    assert (
+        "accuracy: -9.5 (1_2) to +0.3 (2_1) points, lower in 1, equal in 1, within the noise in 2 "
+        "(4 different results in 12 cases); "
+    ) in answer
+    two = plan.content["runs"]
+    plan.content["runs"] = [run for run in two if run["label"]["setup"] in ("1_2", "2_2")]
+    sweep = read_sweep(plan.write(**asked))
+    (answer,) = answers(sweep)
+    found = (
+        "accuracy: -9.5 points (-15.9 to -3.1) for 1_2, and -4.5 points (-10.9 to +1.9) for 2_2, "
+        "within the noise (2 different results in 6 cases)"
+    )
+    assert found in answer and found in finding(sweep, "accuracy")
 
 
 def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
@@ -145,7 +173,7 @@ def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
     assert answer == (
         "setup 1_2 against setup 1_1 in 2 cases of script: "
         f"samples/s: {vit}, and {bert}; "
-        "accuracy: equal for vit, and equal for bert; 2 runs each."
+        "accuracy: equal (the same values in each of 2 cases); 2 runs each."
     )
     assert finding(sweep, RATE).endswith(f"samples/s: {vit}, and {bert}")
 
@@ -157,7 +185,7 @@ def test_a_case_without_a_value_is_named_by_its_axis(plan: Plan) -> None:
     asked = {"axes": ["setup", "link"], "baseline": {"setup": "1_2"}}
     (answer,) = answers(read_sweep(plan.write(**asked)))
     assert "samples/s: 0.20 (link none) to 1.00 (link -) times, slower in 2" in answer
-    assert ", equal in 1; accuracy: equal in 3; " in answer
+    assert ", equal in 1; accuracy: equal (the same values in each of 3 cases); " in answer
 
 
 def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Plan) -> None:
