@@ -134,7 +134,7 @@ WRONG = {
     "unknown script": ("script: vitt", "line 1: unknown script vitt: did you mean vit?"),
     "script twice": ("script: [vit, vit]", "name each script once"),
     "key": ("script: vit\n\ngird: {}", "line 3: unknown key gird: did you mean grid?"),
-    "link at the top": ("script: vit\nlink: 20ms", "line 2: unknown key link: it belongs under grid (link: ["),
+    "link at the top": ("script: vit\nlink: 20ms", "unknown key link: it belongs under grid"),
     "far key": ("script: vit\nzzz: 1", "line 2: unknown key zzz: there are script"),
     "key in tiny": ("script: vit\ntiny:\n  gird: {}", "line 3: unknown key gird"),
     "tiny": ("script: vit\ntiny: 3", "line 2: tiny: expected keys"),
