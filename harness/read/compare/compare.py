@@ -20,9 +20,11 @@ from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import (
+    OWN_OUTPUT,
     command_for_seeds,
     describe,
     differing,
+    is_published,
     parse_selector,
     read_group,
 )
@@ -312,7 +314,9 @@ def more_seeds(comparison: Comparison) -> list[str]:
                 else "run its script with other seeds"
             )
             more = f"more: {command}" if command else other
-            if command and (parse_selector(group.selector)[0] / SWEEP).is_file():
+            if command and is_published(group):
+                more += f" (into {OWN_OUTPUT}, not beside published records: compare all of yours)"
+            elif command and (parse_selector(group.selector)[0] / SWEEP).is_file():
                 more += " (this selection shows them once `seeds` in the sweep's file lists them)"
             lines.append(f"{group.name} has {few} seed{'s' if few > 1 else ''}: {noise}; {more}")
     return lines
