@@ -163,7 +163,10 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
     nodes, devices, tag = parse_setup(setup)
     if link != Link():
         if nodes == 1:
-            raise UserError(f"link {link} needs at least two nodes, and setup {setup} has one")
+            raise UserError(
+                f"link {link} needs at least two nodes, and setup {setup} has one: name each "
+                "set-up with its link under runs (- {setup: 1_1} and - {setup: 2_1, link: 20ms})"
+            )
         if tag:
             raise UserError(f"setup {setup}: leave out the tag, the link {link} sets it")
         link.check(nodes)

@@ -284,8 +284,17 @@ def choose(
     chosen = [s for s in states if not select or any(_matches(s.job, c) for c in select)]
     chosen = [s for s in chosen if not any(_matches(s.job, c) for c in exclude)][limit]
     if not chosen:
-        raise UserError("no run is left: see --dry_run without --select, --exclude and --limit")
+        raise UserError(f"no run is left: {_unmatched(states, select)}")
     return chosen
+
+
+def _unmatched(states: list[State], select: Sequence[dict[str, str]]) -> str:
+    """The values that exist in place of one that none of the runs has."""
+    for name, pattern in (pair for condition in select for pair in condition.items()):
+        values = dict.fromkeys(number(s.job.label[name]) for s in states if name in s.job.label)
+        if not fnmatch.filter(values, pattern):
+            return f"none has {name} {pattern}; there is {', '.join(values)}"
+    return "see --dry_run without --select, --exclude and --limit"
 
 
 def _matches(job: Job, condition: dict[str, str]) -> bool:

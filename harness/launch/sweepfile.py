@@ -40,10 +40,12 @@ from harness.core.command_line import field_of, reading_yaml, texts_of, typed
 from harness.core.links import link_of
 from harness.core.records.summary import QUALITY
 from harness.core.settings import UserError, nearest
+from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.core.tasks import TASKS, names, task_of
 
 SHIPPED = Path("experiments")
 HEADER = re.compile(r"^#\s*(Question|Hypothesis|Command|Needs|Time|Runs):\s*(.*)$")
+STRATEGY = "strategy"
 HOLDS = ("per_gpu_batch", "effective_batch")
 LR_RULES = ("none", "linear", "sqrt")
 KEYS = (
@@ -52,6 +54,8 @@ KEYS = (
 )  # fmt: skip
 # Settings that belong on the command line of the sweep.
 NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
+
+AXIS_ALONE = "it belongs under grid (link: [1ms, 20ms]), settings (for all runs) or runs"
 
 MOST_PARTS = 100_000  # of a file, with each alias in full
 
@@ -194,10 +198,15 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], object] | No
     known = (*KEYS, *dict.fromkeys((*TASKS, *own)), "tiny")
     for where in (*((key,) for key in source.content), *(("tiny", key) for key in small)):
         if where[-1] not in known or where == ("tiny", "tiny"):
-            raise source.wrong(where, f"unknown key {where[-1]}: {nearest(where[-1], known)}")
+            hint = AXIS_ALONE if where[-1] == "link" else nearest(where[-1], known)
+            raise source.wrong(where, f"unknown key {where[-1]}: {hint}")
     if tiny:
         source.use_tiny()
     return _Reader(source, tiny, installed or find_spec).sweep()
+
+
+def _values_of(grid: dict[str, list[Any]]) -> list[Point]:
+    return [{name: value} for name, values in grid.items() for value in values]
 
 
 def _script_names(named: Any) -> list[str]:
@@ -241,7 +250,7 @@ class _Reader:
             runs=runs,
             exclude=[self._point(scripts, e, where) for e, where in self._entries("exclude")],
             order=self._order(varied),
-            baseline=self._baseline(scripts, varied),
+            baseline=self._baseline(scripts, varied, [*_values_of(grid), *runs]),
             target=self._target(),
             hold=self._choice("hold", HOLDS),
             lr_rule=self._choice("lr_rule", LR_RULES),
@@ -359,7 +368,12 @@ class _Reader:
                 raise self._wrong("order", f"unknown key {name}: {hint}", number)
         return tuple(order)
 
-    def _baseline(self, scripts: tuple[str, ...], varied: set[str]) -> Point | None:
+    def _baseline(
+        self, scripts: tuple[str, ...], varied: set[str], points: list[Point]
+    ) -> Point | None:
+        """Without flags of a strategy that it has off where no run names them: so a strategy is
+        meant that is named alone.
+        """
         if "baseline" not in self.content:
             return None
         baseline = self._point(scripts, self.content["baseline"], ("baseline",))
@@ -368,7 +382,12 @@ class _Reader:
                 raise self._wrong(
                     "baseline", f"{name} does not vary: a baseline names values of grid or runs"
                 )
-        return baseline
+        unnamed = {
+            name for name, value in baseline.items()
+            if STRATEGY in baseline and name in OF_ONE_STRATEGY and is_off(value)
+            and all(point.get(name) != value for point in points)
+        }  # fmt: skip
+        return {name: value for name, value in baseline.items() if name not in unnamed}
 
     def _target(self) -> dict[str, Any] | None:
         entry = self.content.get("target")

@@ -19,7 +19,7 @@ TIMED = re.compile(r"(_s|_ms|_j|_w|_share|_skew|utilisation_percent)$|joules_per
 
 Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them, such as the seed
 
-# Differences between logarithms below this are rounding errors.
+# Intervals of differences, of shares or of logarithms, below this are rounding errors.
 ROUNDING = 1e-12
 
 
@@ -78,9 +78,14 @@ class Estimate:
     @property
     def is_beyond_noise(self) -> bool | None:
         """Whether the interval excludes zero; None without an interval, or without any spread."""
-        if self.low is None or self.high is None or (self.low == self.high and self.value != 0):
+        if self.low is None or self.high is None or (self.is_without_spread and self.value != 0):
             return None
         return self.low > 0 or self.high < 0
+
+    @property
+    def is_without_spread(self) -> bool:
+        """All runs differ by the same: there is an interval, of no width, that tells nothing."""
+        return self.low is not None and self.low == self.high
 
 
 def is_rate(measure: str) -> bool:
@@ -135,7 +140,10 @@ def difference(one: Repeats, other: Repeats) -> Estimate:
         return Estimate(value, n=n)
     if set(one) == set(other):
         pairs = spread([one[key] - other[key] for key in one])
-        return Estimate(value, pairs.low, pairs.high, n, paired=True)
+        low, high = pairs.ends
+        if high - low < ROUNDING:
+            low = high = value
+        return Estimate(value, low, high, n, paired=True)
     half = _welch_half(statistics.variance(ones) / len(ones), len(ones) - 1,
                        statistics.variance(others) / len(others), len(others) - 1)  # fmt: skip
     return Estimate(value, value - half, value + half, n)

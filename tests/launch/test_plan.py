@@ -168,7 +168,8 @@ WRONG = {
     ),
     "link on one node": (
         "script: vit\ngrid: {setup: [1_2], link: [1ms]}",
-        "link 1ms needs at least two nodes, and setup 1_2 has one",
+        "link 1ms needs at least two nodes, and setup 1_2 has one: name each set-up with its link "
+        "under runs",
     ),
     "link and tag": (
         "script: vit\ngrid: {setup: [2_1_far], link: [1ms]}",

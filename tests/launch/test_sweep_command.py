@@ -121,7 +121,7 @@ MISTAKES = {
         "--select setpu: no run varies it; did you mean setup?",
     ),
     "far key": (["FILE", "--exclude", "q=1"], "--exclude q: no run varies it; there are lr,"),
-    "nothing left": (["FILE", "--select", "setup=9_9"], "no run is left"),
+    "nothing left": (["FILE", "--select", "setup=9_9"], "left: none has setup 9_9; there is 1_1"),
     "limit": (["FILE", "--limit", "3"], "--limit 3: expected A:B"),
     "set": (["FILE", "--set", "epochs"], "--set epochs: expected KEY=VALUE"),
     "set unknown": (["FILE", "--set", "epohs=1"], "unknown flag --epohs: did you mean --epochs?"),

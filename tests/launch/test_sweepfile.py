@@ -116,6 +116,15 @@ def test_wrong_links(value: Any) -> None:
         link_of(value)
 
 
+def test_a_baseline_names_its_strategys_flags_that_are_off(tmp_path: Path) -> None:
+    """`compress: none` is what a run has that does not name it, as for `compare`."""
+    runs = "runs: [{strategy: ddp}, {strategy: ddp, compress: bf16}]\n"
+    text = "script: vit\n{}baseline: {{strategy: ddp, compress: none}}"
+    assert loaded(tmp_path, text.format(runs)).baseline == {"strategy": "ddp"}
+    named = text.format(runs.replace("{strategy: ddp}", "{strategy: ddp, compress: none}"))
+    assert loaded(tmp_path, named).baseline == {"strategy": "ddp", "compress": "none"}
+
+
 WRONG = {
     "nothing": ("", "expected keys such as script and grid"),
     "a list": ("- script", "expected keys"),
@@ -125,6 +134,7 @@ WRONG = {
     "unknown script": ("script: vitt", "line 1: unknown script vitt: did you mean vit?"),
     "script twice": ("script: [vit, vit]", "name each script once"),
     "key": ("script: vit\n\ngird: {}", "line 3: unknown key gird: did you mean grid?"),
+    "link at the top": ("script: vit\nlink: 20ms", "unknown key link: it belongs under grid"),
     "far key": ("script: vit\nzzz: 1", "line 2: unknown key zzz: there are script"),
     "key in tiny": ("script: vit\ntiny:\n  gird: {}", "line 3: unknown key gird"),
     "tiny": ("script: vit\ntiny: 3", "line 2: tiny: expected keys"),

@@ -13,7 +13,7 @@ import pytest
 
 from harness.core.records import RunFolder
 from harness.read.compare.answers import answers, finding
-from harness.read.compare.compare import compare
+from harness.read.compare.compare import NO_SPREAD, compare, judgement
 from harness.read.explain.explain import _notes, memory_bounds
 from harness.read.explain.time_breakdown import REST
 from harness.read.figures.time import _parts
@@ -98,6 +98,21 @@ def test_an_interval_of_accuracy_that_says_nothing_is_not_printed(plan: Plan) ->
     assert "accuracy: +0.5 points (-5.9 to +6.9), within the noise; " in narrow
 
 
+def test_an_interval_of_no_width_is_no_finding(plan: Plan, table: Verb) -> None:
+    """Each seed has one of 320 test samples fewer: by chance as well as not. `compare` says so."""
+    for seed, right in ((0, 301), (1, 307)):
+        plan.run("1_1", seed=seed, accuracy=right / 320)
+        plan.run("1_2", seed=seed, accuracy=(right - 1) / 320)
+    sweep = read_sweep(plan.write())
+    (answer,) = answers(sweep)
+    assert "accuracy: -0.3 points, no spread to judge noise by; 2 runs each" in answer
+    assert finding(sweep, "accuracy") == ""
+    (row,) = [row for row in compare(*sweep.groups).rows if row.measure.name == "accuracy"]
+    assert judgement(row) == NO_SPREAD
+    plan.write(columns=["accuracy_gain_points"])
+    assert row_of(table(plan.folder), "1_2")[-3:] == ["-0.31", "(no", "spread)"]
+
+
 def test_one_run_shows_nothing(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0)
     with_rates(plan, "1_2", 200.0)
@@ -107,30 +122,58 @@ def test_one_run_shows_nothing(plan: Plan) -> None:
 
 
 def test_several_cases_are_counted(plan: Plan) -> None:
-    for batch, rates in ((4, (200.0, 201.0)), (8, (50.0, 50.1)), (16, (100.0, 101.0))):
+    for batch, rates in ((4, (200.0, 202.0)), (8, (50.0, 50.1)), (16, (100.0, 101.0))):
         with_rates(plan, "1_1", 100.0, 100.5, batch=batch)
         with_rates(plan, "1_2", *rates, batch=batch)
     sweep = read_sweep(plan.write())
     (answer,) = answers(sweep)
     assert "in 3 cases of batch per GPU: samples/s: 0.50 (b8) to 2.00 (b4) times, " in answer
-    assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal in 3; " in answer
+    assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal (the same " in answer
     (one,) = answers(sweep, {"per_gpu_batch": "8"})
     assert "samples/s: 0.50 times (" in one and "cases" not in one
     assert answers(sweep, {"per_gpu_batch": "32"}) == []
 
 
+def test_cases_of_the_very_same_values_count_once(plan: Plan) -> None:
+    """A link changes the time and not the accuracy: three links tell of it what one does."""
+    changed = {"1_1": (0.9, 0.9), "1_2": (0.8, 0.81), "2_1": (0.9, 0.906), "2_2": (0.85, 0.86)}
+    for n, link in enumerate(("1ms", "20ms", "80ms")):
+        for strategy in ("ddp", "local_sgd"):
+            for setup, accuracies in changed.items():
+                for seed, accuracy in enumerate(
+                    accuracies if strategy == "local_sgd" else [0.9] * 2
+                ):
+                    plan.run(setup, seed=seed, label={"strategy": strategy, "link": link},
+                             accuracy=accuracy, train_samples_per_s=100.0 + n + seed)  # fmt: skip
+    asked = {"axes": ["strategy", "setup", "link"], "baseline": {"strategy": "ddp"}}
+    (answer,) = answers(read_sweep(plan.write(**asked)))
+    assert (
+        "accuracy: -9.5 (1_2) to +0.3 (2_1) points, lower in 1, equal in 1, within the noise in 2 "
+        "(4 different results in 12 cases); "
+    ) in answer
+    two = plan.content["runs"]
+    plan.content["runs"] = [run for run in two if run["label"]["setup"] in ("1_2", "2_2")]
+    sweep = read_sweep(plan.write(**asked))
+    (answer,) = answers(sweep)
+    found = (
+        "accuracy: -9.5 points (-15.9 to -3.1) for 1_2, and -4.5 points (-10.9 to +1.9) for 2_2, "
+        "within the noise (2 different results in 6 cases)"
+    )
+    assert found in answer and found in finding(sweep, "accuracy")
+
+
 def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
     """Which of them gained less is part of the answer."""
-    for script, rates in (("vit", (150.0, 165.0)), ("bert", (180.0, 198.0))):
+    for script, rates in (("vit", (150.0, 166.0)), ("bert", (180.0, 199.0))):
         with_rates(plan, "1_1", 100.0, 110.0, label={"script": script})
         with_rates(plan, "1_2", *rates, label={"script": script})
     sweep = read_sweep(plan.write(axes=["script", "setup"]))
     (answer,) = answers(sweep)
-    vit, bert = "1.50 times (1.50 to 1.50) for vit", "1.80 times (1.80 to 1.80) for bert"
+    vit, bert = "1.50 times (1.45 to 1.56) for vit", "1.80 times (1.75 to 1.86) for bert"
     assert answer == (
         "setup 1_2 against setup 1_1 in 2 cases of script: "
         f"samples/s: {vit}, and {bert}; "
-        "accuracy: equal for vit, and equal for bert; 2 runs each."
+        "accuracy: equal (the same values in each of 2 cases); 2 runs each."
     )
     assert finding(sweep, RATE).endswith(f"samples/s: {vit}, and {bert}")
 
@@ -138,11 +181,11 @@ def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
 def test_a_case_without_a_value_is_named_by_its_axis(plan: Plan) -> None:
     for link, rate in ((None, 100.0), ("1ms", 50.0), ("none", 20.0)):
         with_rates(plan, "1_2", 100.0, 100.0, label={"link": link})
-        with_rates(plan, "2_1", rate, rate, label={"link": link})
+        with_rates(plan, "2_1", rate, rate * (1.01 if link else 1), label={"link": link})
     asked = {"axes": ["setup", "link"], "baseline": {"setup": "1_2"}}
     (answer,) = answers(read_sweep(plan.write(**asked)))
     assert "samples/s: 0.20 (link none) to 1.00 (link -) times, slower in 2" in answer
-    assert ", equal in 1; accuracy: equal in 3; " in answer
+    assert ", equal in 1; accuracy: equal (the same values in each of 3 cases); " in answer
 
 
 def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Plan) -> None:
@@ -153,7 +196,7 @@ def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Pl
     two, missed = answers(read_sweep(plan.write(target=TARGET)))
     # To the end of the first epoch: half of the wall time (6 of 12 s) and of the training (2 of 4).
     wall, training = "wall time to accuracy 0.9: ", "training time to accuracy 0.9: "
-    assert f"{wall}0.50 times (0.50 to 0.50); {training}0.50 times (0.50 to 0.50)" in two
+    assert f"{wall}0.50 times, {NO_SPREAD}; {training}0.50 times, {NO_SPREAD}; " in two
     assert f"{wall}missed by some run; {training}missed by some run" in missed
     # What devices buy is a rate, too; ways to train on the same ones are told apart by the times.
     assert two.startswith("setup 1_2 against setup 1_1: samples/s: equal; wall time")
@@ -202,8 +245,8 @@ def test_batches_are_compared_in_quality_where_they_are_the_question(plan: Plan)
         plan.run("1_1", 8, seed, updates=50, accuracy=0.7, train_samples_per_s=150.0)
         plan.run("1_2", 8, seed, 2, updates=25, accuracy=0.7, train_samples_per_s=300.0)
     (answer,) = answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4})))
-    assert answer.startswith("batch per GPU 8 against batch per GPU 4: samples/s: 1.50 times (")
-    assert "accuracy: -20.0 points (" in answer
+    assert answer.startswith("batch per GPU 8 against batch per GPU 4: samples/s: 1.50 times, ")
+    assert "accuracy: -20.0 points, " in answer
     # A set-up that changes the batch with the devices is asked for something else.
     both = answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4, "setup": "1_1"})))
     (other,) = [text for text in both if "setup 1_2" in text]
@@ -218,7 +261,7 @@ def test_number_formats_are_compared_where_they_are_the_question(plan: Plan) -> 
     asked = {"axes": ["precision"], "baseline": {"precision": "fp32"}}
     (answer,) = answers(read_sweep(plan.write(**asked, columns=["peak_memory_gib"])))
     assert answer.startswith("precision bf16 against precision fp32: samples/s: 2.00 times")
-    assert "; peak memory: 0.50 times (0.50 to 0.50); accuracy: equal; 2 runs" in answer
+    assert f"; peak memory: 0.50 times, {NO_SPREAD}; accuracy: equal; 2 runs" in answer
     (answer,) = answers(read_sweep(plan.write(**asked)))
     assert "peak memory" not in answer
 
@@ -298,7 +341,7 @@ def test_where_all_runs_were_disturbed_they_are_compared_with_a_note(plan: Plan)
 
 def test_an_answer_from_disturbed_runs_alone_says_so_first(plan: Plan, table: Verb) -> None:
     with_rates(plan, "1_1", 100.0, 100.0, environment=BUSY)
-    with_rates(plan, "1_2", 200.0, 200.0, environment=BUSY)
+    with_rates(plan, "1_2", 200.0, 201.0, environment=BUSY)
     text = "all runs disturbed (other programs)"
     (answer,) = answers(read_sweep(plan.write()))
     assert answer.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times")

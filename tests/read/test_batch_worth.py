@@ -13,7 +13,7 @@ from harness.cli import main
 from harness.read.compare.critical_batch import fit, interpolated
 from harness.read.records.runs import Target, time_to_target
 from tests.support.paired import Verb, pair
-from tests.support.records import with_epochs
+from tests.support.records import row_of, with_epochs
 
 TARGET = Target("accuracy", 0.8)
 BATCHES = (8, 16, 32, 64, 128)
@@ -176,15 +176,33 @@ def test_misses_and_failures_are_left_out_and_named(tmp_path: Path, batches: Ver
     text = batches.in_one_line(tmp_path, *AT)
     assert "batch 256 is left out: 1 of 1 runs miss the target" in text
     assert "batch 512 is left out: 1 not finished" in text
-    assert "batch 4 is left out: 1 reach it before their first evaluation" in text
+    assert (
+        "batch 4 is left out of the fit: 1 reach it before their first evaluation "
+        "(a --target beyond accuracy=0.9 tells when)"
+    ) in text
     assert "batch 2 is left out: its records do not tell" in text
     assert "Bcrit: 40" in text
+
+
+def test_the_first_evaluation_bounds_the_time_of_an_early_batch(
+    tmp_path: Path, batches: Verb
+) -> None:
+    """It cannot be fitted; when that epoch ended was measured, as of any other batch."""
+    sweep_of(tmp_path, batches=(8, 16))
+    for seed, value in ((1, 0.85), (2, 0.9)):
+        soon = pair(tmp_path, seed, "--b", "2", environment={"effective_batch": 4})
+        with_epochs(soon, rows(value, 0.95))
+    row = row_of(batches(tmp_path, *AT), "4")
+    assert (row[3:6], row[-1]) == (["100±0", "-", "-"], "2.00±0.00")
+    text = batches.in_one_line(tmp_path, *AT)
+    assert "(a --target beyond accuracy=0.9 tells when)" in text
+    assert "least training time to the target: 2.00 s, at batch 4; batch 8 takes" in text
 
 
 def test_not_determined(tmp_path: Path, batches: Verb) -> None:
     sweep_of(tmp_path, batches=(8, 64))
     text = batches.in_one_line(tmp_path, *AT)
-    assert "Bcrit: not determined: 2 batches reach it in every run; 3 are needed" in text
+    assert "Bcrit: not determined: 2 batches can be fitted; 3 are needed" in text
 
 
 def test_learning_rates_are_families(tmp_path: Path, batches: Verb) -> None:

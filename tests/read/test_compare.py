@@ -340,7 +340,7 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
         _, _, answer = page.partition(
             f"- setup 1_2, batch per GPU {each} against setup 1_1, batch per GPU {whole}: "
         )
-        assert answer.startswith(f"samples/s: {value:.2f} times ({low:.2f} to {high:.2f})")
+        assert answer.startswith(f"- samples/s: {value:.2f} times ({low:.2f} to {high:.2f})")
         value, low, high = (100 * (end or 0.0) for end in (points.value, points.low, points.high))
         text = f"accuracy: {value:+.1f} points ({low:+.1f} to {high:+.1f})"
         assert text in answer.partition(" runs each")[0]
@@ -372,15 +372,17 @@ def test_the_words_about_sharding_are_those_of_the_records(root: Path) -> None:
 def test_commands_for_more_seeds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
     far = read_group("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
-    published = root / "outputs" / "published"
     assert command_for_seeds(far, 2) == (
         "for seed in 1 3; do OMP_NUM_THREADS=1 python -m harness nodes 2 --link 20ms/100mbit -- "
         "torchrun vit.py --tiny --per_gpu_batch 16 --epochs 1 --setup 2_1_20ms-100mbit "
-        f"--output_dir {published} --seed $seed; done"
+        "--output_dir outputs --seed $seed; done"
     )
     near = read_group("B", f"{sweep}:script=vit,setup=2_1,link=1ms/100mbit", None)
     monkeypatch.setattr(compare_module, "SEEDS", 99)
-    ending = "done (this selection shows them once `seeds` in the sweep's file lists them)"
+    ending = "done (into outputs, not beside published records: compare all of yours)"
+    assert all(line.endswith(ending) for line in more_seeds(compare(far, near)))
+    monkeypatch.setattr(compare_module, "is_published", lambda _: False)
+    ending = "(this selection shows them once `seeds` in the sweep's file lists them)"
     assert all(line.endswith(ending) for line in more_seeds(compare(far, near)))
 
 

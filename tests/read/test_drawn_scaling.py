@@ -55,7 +55,7 @@ def test_a_line_breaks_where_a_batch_has_no_times_that_count(plan: Plan) -> None
 def test_a_line_without_points_is_in_no_legend(plan: Plan) -> None:
     for seed in (1, 2):
         for strategy, threads in (("ddp", 1), ("dilo", 1), ("fsdp", seed)):
-            for setup, devices in (("1_2", 2), ("1_4", 4)):
+            for setup, devices in (("1_1", 1), ("1_4", 4)):
                 label, facts = {"strategy": strategy}, {"threads": threads}
                 plan.run(setup, 4, seed, devices, environment=facts, label=label)
     sweep = measured(plan, axes=["setup", "strategy"])
@@ -63,7 +63,7 @@ def test_a_line_without_points_is_in_no_legend(plan: Plan) -> None:
         drawn = draw(name, sweep)
         named = " ".join(legend_of(drawn))
         assert "ddp" in named and "dilo" in named and "fsdp" not in named, name
-        assert UNLIKE.format("2 groups", "1_2 fsdp, 1_4 fsdp") in drawn.notes, name
+        assert UNLIKE.format("2 groups", "1_1 fsdp, 1_4 fsdp") in drawn.notes, name
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,21 @@ def test_scaling_efficiency(hold: str, kind: str, expected: list[float], plan: P
     assert list(np.asarray(line.get_ydata())) == pytest.approx(expected)
     assert set(np.asarray(ideal.get_ydata())) == {1.0}
     assert any(kind in note for note in drawn.notes) and "0.50 on 4" in drawn.alt
+
+
+def test_no_efficiency_without_a_run_on_one_device(plan: Plan) -> None:
+    """Two nodes over a slow link are not the ideal that four are measured against."""
+    for setup, devices in (("1_1", 1), ("2_1", 2), ("4_1", 4)):
+        for strategy in ("ddp", "local_sgd"):
+            if devices > 1 or strategy == "ddp":
+                plan.run(setup, 4, 1, devices, label={"strategy": strategy})
+    drawn = draw("efficiency", measured(plan, axes=["setup", "strategy"]))
+    assert "not drawn, as no run on one device does its work: local_sgd" in drawn.notes
+    assert legend_of(drawn) == ["ddp"] and "local_sgd" not in drawn.alt
+    assert drawn.figure.axes[0].get_ylabel() == "efficiency against one device"
+    del plan.content["runs"][0]
+    with pytest.raises(NothingToDraw, match="no run on one device finished, against which"):
+        draw("efficiency", measured(plan, axes=["setup", "strategy"]))
 
 
 def test_a_wide_interval_does_not_flatten_the_lines_of_efficiency(plan: Plan) -> None:

@@ -233,13 +233,15 @@ def test_an_explanation_has_its_place(
     """What it says is tested where real runs are (test_explain.py)."""
     monkeypatch.setattr(
         "harness.read.report.report.explain_sweep",
-        lambda found: [f"{found.name} & its <reasons>"],
+        lambda found: [f"{found.name}:\n& its <reasons>\nand why"],
     )
     plan.run()
     page, text, *_ = make_report(plan.write(), tmp_path / "report")
     assert "<h3>Explanation</h3>" in page.read_text()
-    assert "<li>sizes &amp; its &lt;reasons&gt;</li>" in page.read_text()
-    assert "### Explanation" in text.read_text()
+    below = "<ul><li>&amp; its &lt;reasons&gt;</li><li>and why</li></ul>"
+    assert f"<li>sizes:{below}</li>" in page.read_text()
+    assert "### Explanation\n\n- sizes:\n  - " in text.read_text()
+    assert text.read_text().count("\n  - and why") == 1
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import MEASURES, ComparedMeasure
+from harness.read.compare.compare import MEASURES, NO_SPREAD, ComparedMeasure
 from harness.read.labels import (
     STRATEGY,
     column_of,
@@ -134,12 +134,13 @@ def finding(sweep: SweepResults, *names: str) -> str:
     first = measures[0]
     found = list[tuple[float, float, str]]()
     for way, pairs in _pairs(sweep, None).items():
-        estimates = [each for pair in pairs if isinstance(each := pair.estimate(first), Estimate)]
+        cases = [pair.estimate(first) for pair, *_ in _alike(first, pairs)]
+        estimates = [each for each in cases if isinstance(each, Estimate)]
         sizes = [size for each in estimates if (size := _clear(first, each)) is not None]
         if sizes:
             parts = [_part(sweep, measure, pairs) for measure in measures]
             text = f"{_ways(sweep, way, pairs)}: {'; '.join(parts + _other_links(pairs))}"
-            found.append((len(sizes) / len(pairs), statistics.median(sizes), text))
+            found.append((len(sizes) / len(cases), statistics.median(sizes), text))
     return max(found)[-1] if found else ""
 
 
@@ -242,17 +243,19 @@ def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
 
 def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) -> str:
     """One or two cases: each number and interval. More: the least and the most, and in how many of
-    the cases it is faster, slower, within the noise, ...
+    the cases it is faster, slower, within the noise, ... Cases of equal values count once.
     """
-    what, found = _what(sweep, measure), [pair.estimate(measure) for pair in pairs]
+    alike = _alike(measure, pairs)
+    what, found = _what(sweep, measure), [of_alike[0].estimate(measure) for of_alike in alike]
     estimates = [each for each in found if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
         return f"{what}: {listed(dict.fromkeys(map(str, found)), ' or ', MOST_TEXTS)}"
-    cases = _names_of_cases(sweep, pairs)
-    if len(pairs) <= FEW_CASES:
+    cases = _names_of_cases(sweep, alike)
+    once = _counted_once(len(alike), len(pairs))
+    if len(alike) <= FEW_CASES:
         alone = _runs(pairs) == ALONE
         texts = [_one(measure, each, case, alone) for each, case in zip(found, cases, strict=True)]
-        return f"{what}: {', and '.join(texts)}"
+        return f"{what}: {', and '.join(texts)}{once}"
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(
         each if isinstance(each, str) else _judged(measure, each, more, less) for each in found
@@ -260,7 +263,32 @@ def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) 
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
     span = [] if {*counts} == {EQUAL} else [_span(measure, found, cases)]
-    return f"{what}: {', '.join([*span, *texts])}"
+    return f"{what}: {', '.join([*span, *texts])}{once}"
+
+
+def _alike(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The pairs, those together that have the very same values: they measured one thing, as the
+    accuracy over links does that change nothing but the time.
+    """
+    alike: dict[Any, list[Pair]] = {}
+    for pair in pairs:
+        values = [
+            frozenset(values_of(group, measure.name, measure.question).items())
+            for group in (pair.group, pair.base)
+        ]
+        found = pair.estimate(measure)
+        key = (*values, found) if isinstance(found, Estimate) else id(pair)
+        alike.setdefault(key, []).append(pair)
+    return [*alike.values()]
+
+
+def _counted_once(different: int, cases: int) -> str:
+    """What says that some cases have the very same values."""
+    if different == cases:
+        return ""
+    if different == 1:
+        return f" (the same values in each of {cases} cases)"
+    return f" ({different} different results in {cases} cases)"
 
 
 def _one(measure: ComparedMeasure, found: Estimate | str, case: str, alone: bool) -> str:
@@ -272,7 +300,7 @@ def _one(measure: ComparedMeasure, found: Estimate | str, case: str, alone: bool
     if isinstance(found, str) or judged == EQUAL:
         return f"{judged}{named}"
     text = f"{_number(measure, found.value)} {_unit(measure)}"
-    if found.low is not None and judged != TOO_FEW:
+    if found.low is not None and judged not in (TOO_FEW, NO_SPREAD):
         text += f" ({_number(measure, found.low)} to {_number(measure, found.high)})"
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
 
@@ -287,14 +315,18 @@ def _span(measure: ComparedMeasure, found: Sequence[Estimate | str], cases: Sequ
     return f"{' to '.join(texts)} {_unit(measure)}"
 
 
-def _names_of_cases(sweep: SweepResults, pairs: Sequence[Pair]) -> list[str]:
-    """What tells the cases apart; nothing where there is only one."""
-    labels = [pair.group.label for pair in pairs]
+def _names_of_cases(sweep: SweepResults, alike: Sequence[Sequence[Pair]]) -> list[str]:
+    """What tells the cases apart, of alike ones what they share; nothing where they are all."""
+    labels = [[pair.group.label for pair in pairs] for pairs in alike]
     axes = [
-        axis for axis in shown_axes(_cases(sweep, pairs[0]))
-        if len({short_text(label, (axis,)) for label in labels}) > 1
+        axis for axis in shown_axes(_cases(sweep, alike[0][0]))
+        if len({short_text(label, (axis,)) for of_one in labels for label in of_one}) > 1
     ]  # fmt: skip
-    return [" ".join(_value(label, axis) for axis in axes) for label in labels]
+    return [
+        " ".join(_value(of_one[0], axis) for axis in axes
+                 if len({short_text(label, (axis,)) for label in of_one}) == 1)
+        for of_one in labels
+    ]  # fmt: skip
 
 
 def _value(label: Mapping[str, Any], axis: str) -> str:
@@ -309,6 +341,8 @@ def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) 
         return EQUAL
     if estimate.low is None or estimate.high is None:
         return UNKNOWN_NOISE
+    if estimate.is_without_spread:
+        return NO_SPREAD
     if estimate.low > none or estimate.high < none:
         return more if estimate.low > none else less
     if measure.question == QUALITY:

@@ -20,13 +20,17 @@ from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import (
+    OWN_OUTPUT,
     command_for_seeds,
     describe,
     differing,
+    is_published,
     parse_selector,
     read_group,
 )
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
+
+NO_SPREAD = "no spread to judge noise by"
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ def judgement(row: Row) -> str:
     noise = "the noise of runs" if row.measure.question == SPEED else "the noise of seeds"
     beyond = row.is_beyond_noise
     if beyond is None:
-        return "noise is unknown" if row.estimate.low is None else "no spread to judge noise by"
+        return "noise is unknown" if row.estimate.low is None else NO_SPREAD
     return f"more than {noise}" if beyond else f"within {noise}"
 
 
@@ -310,7 +314,9 @@ def more_seeds(comparison: Comparison) -> list[str]:
                 else "run its script with other seeds"
             )
             more = f"more: {command}" if command else other
-            if command and (parse_selector(group.selector)[0] / SWEEP).is_file():
+            if command and is_published(group):
+                more += f" (into {OWN_OUTPUT}, not beside published records: compare all of yours)"
+            elif command and (parse_selector(group.selector)[0] / SWEEP).is_file():
                 more += " (this selection shows them once `seeds` in the sweep's file lists them)"
             lines.append(f"{group.name} has {few} seed{'s' if few > 1 else ''}: {noise}; {more}")
     return lines

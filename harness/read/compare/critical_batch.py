@@ -44,6 +44,7 @@ class Interpolated:
 
     samples: float  # infinite: it missed the target
     early: bool  # before its first evaluation: the samples are an upper bound
+    value: float = math.nan  # of the evaluation that reached it
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def interpolated(rows: Sequence[Mapping[str, object]], target: Target) -> Interp
             return None
         if target.reached(value):
             share = 1.0 if before is None else (target.value - before) / (value - before)
-            return Interpolated(samples + share * more, n == 0)
+            return Interpolated(samples + share * more, n == 0, value)
         samples, before = samples + more, value
     return Interpolated(math.inf, False) if rows else None
 
@@ -87,8 +88,8 @@ def fit(values: Mapping[float, Sequence[float]]) -> Fit:
     that samples grow with the batch at all.
     """
     if len(values) < BATCHES:
-        many = "1 batch reaches" if len(values) == 1 else f"{len(values)} batches reach"
-        return _undetermined(f"{many} it in every run; {BATCHES} are needed")
+        many = "1 batch" if len(values) == 1 else f"{len(values)} batches"
+        return _undetermined(f"{many} can be fitted; {BATCHES} are needed")
     means = {batch: math.fsum(samples) / len(samples) for batch, samples in values.items()}
     runs = [(batch, each) for batch, samples in values.items() for each in samples]
     batches, samples = np.array(runs).T
@@ -164,10 +165,15 @@ class Batch:
         return len(self.group.runs) - len(self.group.finished)
 
     @property
-    def usable(self) -> bool:
-        """Every run reached the target, and not before the first evaluation."""
-        reached = all(math.isfinite(at.samples) and not at.early for at in self.passed)
+    def reached(self) -> bool:
+        """Whether every run reached the target: then the time to the end of that epoch is known."""
+        reached = all(math.isfinite(at.samples) for at in self.passed)
         return bool(self.passed) and not self.failed and reached
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be fitted: no run reached the target before the first evaluation."""
+        return self.reached and not any(at.early for at in self.passed)
 
     @property
     def interpolated_samples(self) -> list[float]:
@@ -217,7 +223,7 @@ def run(options: argparse.Namespace) -> int:
     if not families:
         raise UserError(f"{selector}: the batch does not vary between its finished runs")
     if options.json:
-        fields = [as_fields(each) for each in families]
+        fields = [as_fields(each, target) for each in families]
         print_json({"target": str(target), "families": fields, "not_read": not_read})
         return 0
     console = screen()
@@ -227,7 +233,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def as_fields(family: Family) -> dict[str, Any]:
+def as_fields(family: Family, target: Target) -> dict[str, Any]:
     """A family as plain values, for a program."""
     curve = family.fit()
     return {
@@ -246,13 +252,13 @@ def as_fields(family: Family) -> dict[str, Any]:
             for batch in family.batches
         ],
         "critical_batch": {"value": curve.critical, "low": curve.low, "high": curve.high},
-        "notes": notes(family, curve),
+        "notes": notes(family, curve, target),
     }
 
 
-def notes(family: Family, curve: Fit) -> list[str]:
+def notes(family: Family, curve: Fit, target: Target) -> list[str]:
     runs = [run for batch in family.batches for run in batch.group.finished]
-    return [*left_out(family), verdict(family, curve), *fastest(family), *disturbed(runs)]
+    return [*left_out(family, target), verdict(family, curve), *fastest(family), *disturbed(runs)]
 
 
 def families_of(records: list[Run], target: Target) -> list[Family]:
@@ -310,15 +316,15 @@ def _show(console: Console, family: Family, target: Target) -> None:
     curve = family.fit()
     console.print(f"{family.name}, to {target}", style="bold")
     show(table_of(HEADINGS, (_cells(family, batch, curve) for batch in family.batches)))
-    for line in (*notes(family, curve), ""):
+    for line in (*notes(family, curve, target), ""):
         console.print(line)
 
 
 def _cells(family: Family, batch: Batch, curve: Fit) -> list[str]:
     fitted = curve.samples(batch.size)
     rate = batch.group.mean("train_samples_per_s") if family.has_times else None
-    seconds = batch.measured("tta_train_s") if family.has_times and batch.usable else {}
-    samples = batch.measured("tta_samples") if batch.usable else {}
+    seconds = batch.measured("tta_train_s") if family.has_times and batch.reached else {}
+    samples = batch.measured("tta_samples") if batch.reached else {}
     return [
         str(batch.size),
         UNKNOWN if batch.lr is None else number(batch.lr),
@@ -331,17 +337,21 @@ def _cells(family: Family, batch: Batch, curve: Fit) -> list[str]:
     ]
 
 
-def left_out(family: Family) -> Iterator[str]:
+def left_out(family: Family, target: Target) -> Iterator[str]:
     """A line for each batch that is not fitted: without its worst runs it would look too good."""
+    best = min if target.smaller_is_better else max
     for batch in family.batches:
         if batch.usable:
             continue
         missed = sum(math.isinf(at.samples) for at in batch.passed)
-        early = sum(at.early for at in batch.passed)
+        early = [at.value for at in batch.passed if at.early]
         why = [f"{missed} of {len(batch.group.finished)} runs miss the target"] if missed else []
-        why += [f"{early} reach it before their first evaluation"] if early else []
+        if early:
+            beyond = f"a --target beyond {target.metric}={best(early):.4g} tells when"
+            why += [f"{len(early)} reach it before their first evaluation ({beyond})"]
         why += [f"{batch.failed} not finished"] if batch.failed else []
-        yield f"batch {batch.size} is left out: {', '.join(why) or 'its records do not tell'}"
+        of = " of the fit" if batch.reached else ""
+        yield f"batch {batch.size} is left out{of}: {', '.join(why) or 'its records do not tell'}"
 
 
 def verdict(family: Family, curve: Fit) -> str:
@@ -370,7 +380,7 @@ def fastest(family: Family) -> Iterator[str]:
     if family.unlike:
         yield f"times are not compared: {'; '.join(family.unlike)}"
         return
-    timed = [batch for batch in family.batches if batch.usable and batch.measured("tta_train_s")]
+    timed = [batch for batch in family.batches if batch.reached and batch.measured("tta_train_s")]
     if len(timed) < 2:
         return
     times = {b.size: statistics.mean(b.measured("tta_train_s").values()) for b in timed}

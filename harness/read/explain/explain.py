@@ -371,7 +371,7 @@ def _ms(value: float | None, sd: float | None) -> str:
 
 
 def explain_sweep(sweep: SweepResults) -> list[str]:
-    """A text for each chosen group; where it cannot be explained, the reason."""
+    """Lines for each chosen group, the first its name; where it cannot be explained, the reason."""
     chosen = list(_chosen(sweep))
     # As if read by themselves: a baseline is looked for by settings, not by the axes of a sweep.
     near = [
@@ -385,10 +385,10 @@ def explain_sweep(sweep: SweepResults) -> list[str]:
         runs = tuple(run for run in group.runs if run.folder)
         try:
             explanation = explain(Group(runs, name="RUN", selector=name), near=near)
-            text = " ".join(explanation.sentences)
+            text = "\n".join(explanation.sentences)
         except UserError as error:
             text = str(error)
-        texts.append(f"{name}. {text}")
+        texts.append(f"{name}:\n{text}")
     return texts
 
 

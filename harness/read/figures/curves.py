@@ -316,17 +316,26 @@ def _same_place(axes: Axes, panel: Panel, place: Callable[[Group], float], measu
 
 
 def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
-    """The share of the ideal that is reached: weak at equal batch a device, else strong."""
+    """The share of the ideal that is reached: weak at equal batch a device, else strong.
+
+    Ideal is what one device does: a line whose fewest devices are more has no place in it.
+    """
     groups = [group for group in _scaled(sweep) if group.finished]
+    if all(_devices(group) > 1 for group in groups):
+        raise NothingToDraw("no run on one device finished, against which efficiency is measured")
     arranged, notes = arrange(sweep, groups, _along(sweep), by_setup=False)
     arranged, of_lines = _from_single(sweep, arranged, styles.of_lines(sweep, arranged))
     figure, axes = kit.panels(len(arranged), 3.0)
     notes += without_place(sweep, groups)
     drawn, texts, kinds, shown = Drawn(figure, notes=notes), [], set[str](), set[str]()
+    without_one = dict[str, None]()
     for place, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []
         for number, (name, line_groups) in enumerate(in_order(panel.lines, _devices)):
             aside = kit.aside(number, len(panel.lines))
+            if _devices(line_groups[0]) > 1:
+                without_one[name or panel.title or "all"] = None
+                continue
             points = _efficiencies(line_groups)
             if len(points) < 2:
                 continue
@@ -349,12 +358,18 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
         place.set_ylim(0, 1.1 * max(values))  # long intervals are cut, not the lines made flat
         kit.mark_cut_intervals(drawn, place)
         kit.describe(
-            place, panel.title, "devices", "scaling efficiency" if place is axes[0] else ""
+            place,
+            panel.title,
+            "devices",
+            "efficiency against one device" if place is axes[0] else "",
         )
         found = kit.listed(reached) or "nothing to compare"
         texts.append(f"{': '.join(filter(None, (panel.title, found)))}.")
     if not kinds:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
+    if without_one:
+        named = kit.listed(without_one, ", ")
+        drawn.notes.append(f"not drawn, as no run on one device does its work: {named}")
     kind = " and ".join(sorted(kinds))
     kit.legend(figure, _of_shown(of_lines, shown))
     drawn.notes += [*_shared_cores(sweep), f"{kind}; bars are 95 % intervals over the seeds"]
@@ -363,7 +378,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def _efficiencies(groups: Sequence[Group]) -> list[tuple[float, float, float, float, str]]:
-    """(devices, value, low, high, kind) against the group with the fewest devices."""
+    """(devices, value, low, high, kind) against the group on one device."""
     base = groups[0]
     points = [(_devices(base), 1.0, 1.0, 1.0, "")]
     for group in groups[1:]:

@@ -245,6 +245,9 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
             yield name, _text(values[0]), _text(values[1])
 
 
+OWN_OUTPUT = "outputs"  # where runs go that must not stand beside published ones
+
+
 def command_for_seeds(group: Group, how_many: int) -> str | None:
     """What measures more seeds, with as many threads; None where only others can, as of imported
     runs, or where a script that only calls LogCallback may take no --seed.
@@ -254,13 +257,21 @@ def command_for_seeds(group: Group, how_many: int) -> str | None:
         return None
     script, *flags = without_flags(run.command, ["--seed"])
     path = run.recorded_folder.path
-    if not any(flag.startswith("--o") for flag in flags) and len(path.parents) > 2:
+    if is_published(group):
+        flags = [*without_flags(flags, ["--o", "--output_dir"]), "--output_dir", OWN_OUTPUT]
+    elif not any(flag.startswith("--o") for flag in flags) and len(path.parents) > 2:
         flags += ["--output_dir", str(path.parents[2])]
     taken = {run.seed for run in group.runs}
     new = [str(seed) for seed in SEEDS if seed not in taken][:how_many]
     command = shlex.join([*_launcher(run), script, *flags])
     threads = f"OMP_NUM_THREADS={run.threads} " if run.threads else ""
     return f"for seed in {' '.join(new)}; do {threads}{command} --seed $seed; done"
+
+
+def is_published(group: Group) -> bool:
+    """Whether its records are of an archive: nobody else's runs belong beside them."""
+    folder = group.runs[0].recorded_folder
+    return folder.archived is not None and not folder.path.exists()
 
 
 def without_flags(words: Iterable[str], flags: Collection[str]) -> list[str]:

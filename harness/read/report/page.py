@@ -161,7 +161,14 @@ def _in_parts(sentence: str) -> str:
 
 
 def _list(texts: Sequence[str]) -> Iterator[str]:
-    yield "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"
+    yield "<ul>" + "".join(f"<li>{_lines_of(text)}</li>" for text in texts) + "</ul>"
+
+
+def _lines_of(text: str) -> str:
+    """A text of several lines has the others below the first."""
+    first, *others = text.splitlines()
+    below = f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in others)}</ul>" if others else ""
+    return _text(first) + below
 
 
 def _text(text: str) -> str:

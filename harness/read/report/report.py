@@ -254,7 +254,9 @@ def _section_lines(section: Section) -> Iterator[str]:
         yield from markdown_lines(section.nodes)
     for title, texts in section.lists:
         yield f"\n### {title}\n"
-        yield from (f"- {escaped(text)}" for text in texts)
+        for first, *others in map(str.splitlines, texts):
+            yield f"- {escaped(first)}"
+            yield from (f"  - {escaped(line)}" for line in others)
     if section.table.not_finished:
         yield "\n### Not finished\n"
         for which, what, _ in section.table.not_finished:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from harness.read.compare.answers import UNKNOWN_NOISE
+from harness.read.compare.compare import NO_SPREAD
 from harness.read.table import Table
 from harness.read.tables.sweep_table import SweepTable
 
@@ -77,6 +78,10 @@ IF_USED = {
         UNKNOWN_NOISE, "a side has too few runs that count for an interval: the difference may be "
         "chance."
     ),
+    NO_SPREAD: (
+        NO_SPREAD, "all seeds differ from the baseline by the same amount: it may be chance, and "
+        "more seeds tell."
+    ),
 }  # fmt: skip
 
 # Words that all tables use; each table defines its own besides.
@@ -90,8 +95,8 @@ DEFINITIONS = {
     "±": "sample standard deviation over the seeds; bands and bars in figures are 95 % intervals "
     "of the mean (Student's t), points are single runs.",
     "scaling efficiency": "weak X_N/(N X_1) of samples/s at equal batch per device, strong "
-    "T_1/(N T_N) of training time at equal effective batch; one process alone is the baseline of "
-    "every strategy.",
+    "T_1/(N T_N) of training time at equal effective batch; in figures 1 is one device, and what "
+    "has no run on one is not drawn; in tables 1 is the baseline, and N counts its devices as one.",
     "time to accuracy": "wall time, and training time, to the end of the first epoch that reaches "
     "the target; a miss is infinite, and is counted.",
     "where the time went": "of the median rank, means over the seeds; what the records do not "

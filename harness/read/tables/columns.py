@@ -231,6 +231,8 @@ def _against_base(name: str, form: str, with_interval: bool, row: Row) -> str:
     form = "{:.3f}" if name in RATIOS and value < 0.1 else form
     if not with_interval or low is None or high is None:
         return form.format(value)
+    if low == high:
+        return f"{form.format(value)} (no spread)"
     return f"{form.format(value)} ({form.format(low)} to {form.format(high)})"
 
 
