@@ -13,6 +13,7 @@ import errno
 import math
 import os
 import time
+import weakref
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,27 @@ def best_of_trainer(args: TrainingArguments) -> str | None:
     return f"{args.metric_for_best_model}:min" if smaller else args.metric_for_best_model
 
 
+def _broke_off(
+    pid: int, folder: RunFolder, attempt: int, state: TrainerState, clock: StepClock,
+    began_s: float, cpu: CpuTime, batch: int,
+) -> None:  # fmt: skip
+    """Record how far a training came that an exception has ended: no event of the Trainer says so.
+
+    Called when its LogCallback is gone, or at the end of the process.
+    """
+    if os.getpid() != pid:  # a worker that was forked
+        return
+    with suppress(OSError):
+        if (start := attempts.unended(folder)) is None or start.get("attempt") != attempt:
+            return
+        # No less than its rows say.
+        told_s = believable("progress", folder.read_progress() or {}).get("wall_s") or 0.0
+        wall_s, update = max(clock.last_s - began_s, told_s), state.global_step
+        times = cpu.per_rank()
+        reason = "the training broke off"
+        attempts.end(folder, "interrupted", reason, wall_s, times, update, per_gpu_batch=batch)
+
+
 class LogCallback(Recorder):
     """Records one run into one folder; rank 0 writes the rows, every rank its own file."""
 
@@ -81,6 +103,7 @@ class LogCallback(Recorder):
         self.observed_before: dict[str, Any] = {}  # by an earlier attempt
         self.finite = True  # the weights; the Trainer's log hides a loss that is not
         self.lock: Lock | None = None  # of the folder, without a context
+        self.at_exit: weakref.finalize[Any, Any] | None = None  # likewise: while it trains
         self.save_time_s = self.ended_s = self.reported_s = 0.0
         self.earlier_wall_s: float | None = 0.0
         self.rest_only = False  # of an epoch is trained: nobody knows the part before
@@ -93,12 +116,18 @@ class LogCallback(Recorder):
             self.cpu.restart()
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; none on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
-        self.train_samples = rows.size_of(kwargs.get("train_dataloader"))
+        loader = kwargs.get("train_dataloader")
+        self.train_samples, self.workers = rows.size_of(loader), getattr(loader, "num_workers", 0)
         # The Trainer's own losses are means over the samples with one process and one pass alone,
-        # and with label smoothing they are no cross-entropy.
+        # that of training where every batch is full, too; with label smoothing they are no
+        # cross-entropy.
         ours, one = self.context is not None, args.world_size * max(devices, 1) == 1
-        self.eval_loss_is_exact = ours or (one and not args.label_smoothing_factor)
-        self.train_loss_is_mean = ours or (one and args.gradient_accumulation_steps == 1)
+        exact = one and not args.label_smoothing_factor
+        full = self.train_samples is not None and self.train_samples % self.batch == 0
+        self.eval_loss_is_exact = ours or exact
+        self.train_loss_is_exact = ours or (
+            exact and full and args.gradient_accumulation_steps == 1
+        )
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         traffic = traffic_of(self.context, self.observations.payload_bytes)
@@ -120,9 +149,13 @@ class LogCallback(Recorder):
         if self.context is None:
             self._open()
         self.row.begin()
-        loader = kwargs.get("train_dataloader")
         self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
         self.earlier_wall_s = attempts.wall_s_before(self.folder)
+        if self.context is None:
+            self.at_exit = weakref.finalize(
+                self, _broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
+                self.began_s, self.cpu, args.per_device_train_batch_size,
+            )  # fmt: skip
         self.machine = environment(args.device.type == "cuda")
         if self.context is not None:
             self.machine["inputs"] = self.context.inputs
@@ -136,6 +169,8 @@ class LogCallback(Recorder):
 
     def _open(self) -> None:
         """Take the folder, without a context; what an earlier training left there is kept."""
+        if self.at_exit is not None:
+            self.at_exit()  # of a training that broke off
         self._lock()
         if self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()
@@ -244,8 +279,12 @@ class LogCallback(Recorder):
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s, sent = self.clock.stop(), self.clock.traffic.stop()
         strategy_fields = self.observations.epoch_fields
-        short = self._fed(state) - (self.train_samples or math.inf)
-        steps = rows.steps(self.clock.steps(), strategy_fields.get("samples"), short)
+        steps: list[rows.Step] = [*self.clock.steps()]
+        if self.context is None and self.train_samples is None:
+            steps = rows.steps_of_stream(steps, self.workers)
+        else:
+            short = self._fed(state) - (self.train_samples or math.inf)
+            steps = rows.steps(self.clock.steps(), strategy_fields.get("samples"), short)
         first_epoch = self.updates_before <= self.first_update
         untimed = self.clock.untimed if first_epoch else 0
         timed = steps[untimed:]
@@ -274,13 +313,10 @@ class LogCallback(Recorder):
         self,
         state: TrainerState,
         train_s: float,
-        timed: list[tuple[float, float]],
+        timed: list[rows.Step],
         everyone: list[dict[str, Any]],
     ) -> dict[str, Any]:
-        fed = self._fed(state)
-        samples = min(fed, self.train_samples or fed)
-        if self.world.size == 1:
-            fed = samples  # one process is fed no sample twice
+        fed, samples = self._samples(state)
         return {
             "epoch": everyone[0]["epoch"],
             "updates": state.global_step,
@@ -303,7 +339,15 @@ class LogCallback(Recorder):
         if "train_loss" in self.observations.epoch_means:
             return {}
         loss = self.losses.mean(self.updates_before, state.global_step) if self.finite else None
-        return {"train_loss" if self.train_loss_is_mean else "trainer_train_loss": loss}
+        return {"train_loss" if self.train_loss_is_exact else "trainer_train_loss": loss}
+
+    def _samples(self, state: TrainerState) -> tuple[int | None, int | None]:
+        """Of this epoch, those that were fed and those that are distinct."""
+        if self.context is None and self.train_samples is None:
+            return None, None  # batches of a stream may be short
+        fed = self._fed(state)
+        samples = min(fed, self.train_samples or fed)
+        return (samples if self.world.size == 1 else fed), samples  # one is fed none twice
 
     def _fed(self, state: TrainerState) -> int:
         """Samples of this epoch's updates, had every batch been full."""
@@ -393,6 +437,8 @@ class LogCallback(Recorder):
         outcome, reason = FINISHED, None
         if not self.finite:
             outcome, reason = "diverged", f"weights are not finite at update {update}"
+        if self.at_exit is not None:
+            self.at_exit.detach()
         batch = args.per_device_train_batch_size
         attempts.end(self.folder, outcome, reason, wall_s, cpu_time, update, per_gpu_batch=batch)
         attempts.write_summary(self.folder, outcome, reason, best, facts)

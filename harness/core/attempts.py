@@ -137,13 +137,16 @@ def lost(
     discarded_s = max(min(discarded_s, ends[0].get("wall_s") or discarded_s), 0.0)
     discarded_s += _discarded_before(rows, opened.counted_unix or 0.0)
     reached, lost_s = ends[0].get("update"), None
+    redone = None if reached is None else max(reached - update, 0)
+    if not redone and ends[0].get("as_reported"):
+        redone = None  # what it made after its last report nobody knows
     if opened.counted_unix is not None or not update:  # else of a time that nobody knows
         lost_s = discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix
     return {
         **known,
         "gap_s": gap_s,
         "lost_s": lost_s,
-        "redone_updates": None if reached is None else max(reached - update, 0),
+        "redone_updates": redone,
     }
 
 
@@ -170,13 +173,13 @@ def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
 def times_of_attempts(rows: Attempts, train_time_s: float | None) -> dict[str, Any]:
     """The fields of a summary that are computed from attempts.jsonl and the training time."""
     starts, wall_s = starts_of(rows), total_wall_s(rows)
-    lost = [row.get("lost_s") for row in starts[1:]]
+    lost, redone = ([s.get(n) for s in starts[1:]] for n in ("lost_s", "redone_updates"))
     return {
         # Of a killed attempt whose last progress is lost nobody knows the time.
         "wall_s": None if _are_lost(rows) or wall_s < (train_time_s or 0) else wall_s,
         "restarts": sum(row.get("gap_s") is not None for row in starts),
         "lost_s": total(lost) if lost else 0.0,
-        "redone_updates": int(sum_of(starts, "redone_updates")),
+        "redone_updates": total(redone) if redone else 0,
         "goodput_share": goodput_share(train_time_s, total_elapsed_s(rows)),
         **total_cpu_time(rows),
     }
@@ -203,6 +206,7 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
         {
             "event": "end",
             "attempt": start.get("attempt"),
+            "as_reported": True,
             "per_gpu_batch": start.get("per_gpu_batch"),
             "outcome": failure["outcome"] if failure else "interrupted",
             "reason": failure["reason"] if failure else "the process was killed",

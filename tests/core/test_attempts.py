@@ -168,3 +168,20 @@ def test_a_run_that_lost_its_attempts_does_not_know_its_time(tmp_path: Path) -> 
     attempts.write_summary(folder, "finished")
     summary = folder.read_summary() or {}
     assert summary["wall_s"] is None and summary["train_time_s"] == 3.0
+
+
+@pytest.mark.parametrize(("reported", "redone"), [(6, 2), (4, None), (None, None)])
+def test_what_a_killed_attempt_did_not_report_is_unknown(
+    reported: int | None, redone: int | None, tmp_path: Path
+) -> None:
+    """It was said to be nothing."""
+    folder = RunFolder(tmp_path)
+    folder.write_settings({})
+    attempts.begin(folder, 0, 1)
+    attempts.tell_progress(folder, {"attempt": 1, "update": reported, "wall_s": 1.0})
+    attempts.begin(folder, 4, 1)
+    _, end, start = folder.read_attempts()
+    assert end["as_reported"] is True and start["redone_updates"] == redone
+    attempts.end(folder, "finished", None, 1.0)
+    attempts.write_summary(folder, "finished")
+    assert (folder.read_summary() or {})["redone_updates"] == redone

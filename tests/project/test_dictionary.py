@@ -50,6 +50,7 @@ NOT_WRITTEN_HERE = {
     "environment.observed.compiled_graphs", "environment.observed.compiled_in_updates",
     "environment.link.asked.nodes",
     "environment.inputs.strategy",  # tests/train/strategy/test_own_strategy.py
+    "end.as_reported",  # of a killed attempt: tests/core/test_attempts.py
     "failure.rank", "failure.outcome", "failure.reason", "failure.unix",
     "settings.imported",  # tests/read/test_importing.py
 }  # fmt: skip

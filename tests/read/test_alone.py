@@ -73,6 +73,17 @@ def test_its_metrics_stand_in_the_table_as_they_are(runs: Path, table: Verb) -> 
     assert all(word in said for word in ("Net", "Points", "0.01", "mcc", "0.2500", "-4.0000"))
 
 
+def test_rows_that_nothing_else_tells_apart_name_their_folders(
+    runs: Path, tmp_path: Path, table: Verb
+) -> None:
+    assert not re.search(r"^ run +setup", table(runs), re.MULTILINE)
+    for name in ("second", "first"):
+        trained(tmp_path / name, 8)
+    said = table(tmp_path)
+    assert re.search(r"^ run +setup", said, re.MULTILINE)
+    assert re.findall(r"^ (\w+) +1_1 ", said, re.MULTILINE) == ["first", "second"]
+
+
 def test_no_reader_is_broken_by_them(
     runs: Path, tmp_path: Path, table: Verb, capsys: pytest.CaptureFixture[str]
 ) -> None:

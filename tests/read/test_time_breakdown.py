@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.settings import UserError
 from harness.read.explain.causes import _outside, run_context, seconds
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
@@ -43,6 +44,13 @@ def test_parts_of_a_disturbed_rank_add_up() -> None:
         COMPUTE: pytest.approx(0.949 * 5 / 8), DATA: pytest.approx(0, abs=1e-12),
         COMMUNICATION: pytest.approx(0.949 / 8), STRAGGLERS: pytest.approx(0.949 * 2 / 8),
     }  # fmt: skip
+
+
+def test_the_steps_of_a_stream_have_unknown_samples(tmp_path: Path) -> None:
+    """It was told to measure a longer run."""
+    (run,) = read_group("x", str(written(tmp_path, row={"timed_samples": None})), None).runs
+    with pytest.raises(UserError, match="does not know the samples of its steps"):
+        time_breakdown(run)
 
 
 @pytest.mark.parametrize("seed", range(20))

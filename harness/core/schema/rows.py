@@ -51,10 +51,12 @@ class EpochRow(TypedDict):
     epoch: Annotated[Amount,
         "epochs trained when the row was written; a fraction where `--max_steps` ended the run"]
     updates: Annotated[Count, "updates since the run began, those that fp16 skipped among them"]
-    samples: Annotated[Count,
-        "distinct training samples of this epoch: those fed twice are counted once"]
-    fed_samples: Annotated[Count,
-        "samples fed to the model, counted from the tensors; more than `samples` with `--tail pad`"]
+    samples: Annotated[Count | None,
+        "distinct training samples of this epoch: those fed twice are counted once; null where "
+        "LogCallback alone was given a stream, whose length nobody knows"]
+    fed_samples: Annotated[Count | None,
+        "samples fed to the model, counted from the tensors; more than `samples` with "
+        "`--tail pad`; null as `samples`"]
     effective_batch: Annotated[Positive,
         "samples of one update: per_gpu_batch x grad_acc x processes (x GPUs for dp), as they are "
         "when the epoch ends"]
@@ -62,7 +64,7 @@ class EpochRow(TypedDict):
     train_loss: Annotated[Loss | None,
         "mean over all samples fed on all ranks in this epoch, with dropout on and the weights "
         "changing; of LogCallback alone from the Trainer's log, and null where that does not cover "
-        "exactly the epoch, as where it was resumed inside it"]
+        "exactly the epoch, as where it was resumed inside it, or is no such mean (below)"]
     grad_norm: Annotated[Ratio | None,
         "mean over the updates of the gradient norm before clipping; with local_sgd and diloco "
         "each rank has its own and all count; null without clipping, and if all were skipped"]
@@ -78,8 +80,10 @@ class EpochRow(TypedDict):
     train_samples_per_s: Annotated[PerSecond | None, "`timed_samples` / `timed_s`"]
     train_samples_per_s_per_gpu: Annotated[PerSecond | None, "that / number of devices"]
     timed_steps: Annotated[Count,
-        "timed steps: all but the first `timing_warmup_steps` of a process"]
-    timed_samples: Annotated[Amount, "distinct samples in the timed steps"]
+        "timed steps: all but the first `timing_warmup_steps` of a process; of a stream that "
+        "LogCallback alone was given not the epoch's last, whose batch may be short"]
+    timed_samples: Annotated[Amount | None,
+        "distinct samples in the timed steps; null where workers load such a stream"]
     timed_s: Annotated[Seconds,
         "sum of the times of the timed steps; a step lasts from the end of one update to the end "
         "of the next"]
@@ -261,7 +265,9 @@ class AttemptStart(TypedDict):
         "`from_update` is not 0 and `counted_unix` not known"]
     redone_updates: Annotated[Count | None,
         "updates after `from_update` that had counted when the attempt before ended, whichever "
-        "attempt had made them, and that are made again; null for the first, and where unknown"]
+        "attempt had made them, and that are made again; at least, where that end is "
+        "`as_reported`, and null where it had reported none of them; null for the first, and where "
+        "unknown"]
 
 
 class AttemptEnd(TypedDict):
@@ -275,6 +281,9 @@ class AttemptEnd(TypedDict):
     unix: Annotated[Unix | None, "when; at the end of a killed attempt, its last sign of life, "
                                  "null without one"]
     update: Annotated[Count | None, "the last update it completed"]
+    as_reported: NotRequired[Annotated[bool,
+        "true where it was killed: `update` and the times are those that it had last reported, up "
+        "to a second before"]]
     per_gpu_batch: NotRequired[Annotated[Positive | None,
         "samples per process and forward pass, as they were run; null where that is not known"]]
     in_step: NotRequired[Annotated[bool | None,
@@ -346,8 +355,8 @@ class SummaryRecord(TypedDict):
     lost_s: Annotated[Seconds | None,
         "sum over the rows of attempts.jsonl; 0 for a run that was not interrupted; null where an "
         "interruption does not know it"]
-    redone_updates: Annotated[Count,
-        "sum over the rows of attempts.jsonl; 0 for a run that was not interrupted"]
+    redone_updates: Annotated[Count | None,
+        "likewise; at least, where an attempt was killed"]
     goodput_share: Annotated[Share | None,
         "`train_time_s` / (`wall_s` + the sum of `gap_s`): the share of its time in which the run "
         "made updates that count. Lost updates, evaluation, saving, loading and waiting for nodes "

@@ -7,6 +7,7 @@ the table beside sweep.json; --columns and --latex shape what is shown.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from harness.read.tables.sweep_table import SweepTable, sweep_table
 
 # Column of load_runs() -> how a value is shown.
 COLUMNS = {
+    "run": "{}",  # its folder, where nothing else tells two rows apart
     **dict.fromkeys(("script", "setup", "strategy", "model", "dataset", "number_format"), "{}"),
     "effective_batch": "{:.0f}",
     "lr": "{:g}",
@@ -114,6 +116,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
     more = _other_settings(runs)
+    _name_alike(runs, more)
     tables = [
         _of_machine(group, machine, runs, more, options)
         for machine, group in runs.groupby("machine", dropna=False)
@@ -172,6 +175,13 @@ def _other_settings(runs: pd.DataFrame) -> dict[str, str]:
     return headings
 
 
+def _name_alike(runs: pd.DataFrame, more: Iterable[str]) -> None:
+    """Adds the folder of each run where two rows would agree in all that tells runs apart."""
+    if runs.duplicated([name for name in (*SHOWN, *more, "seed") if name in runs]).any():
+        common = os.path.commonpath([*runs["path"]])
+        runs["run"] = [os.path.relpath(path, common) for path in runs["path"]]
+
+
 def _of_machine(
     runs: pd.DataFrame, machine: Any, everything: pd.DataFrame,
     more: dict[str, str], options: argparse.Namespace,
@@ -195,7 +205,7 @@ def _of_machine(
         title += ", all: " + ", ".join(f"{headings[n]} {_shown(n, first[n])}" for n in same)
     if not options.columns:
         shown = [name for name in shown if name not in same]
-    order = (*BY, *more, "seed")
+    order = (*BY, *more, "seed", "run")
     ordered = runs.sort_values([name for name in order if name in runs])
     rows = [[_cell_of(run, name) for name in shown] for _, run in ordered.iterrows()]
     keys = sum(name in order for name in shown)

@@ -19,6 +19,8 @@ GIB = 2**30  # bytes
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 ELSEWHERE = ("epoch", "samples")
 
+Step = tuple[float | None, float]  # samples, None where unknown, and seconds
+
 
 class EpochMeasure:
     """A measure on one rank, by epoch. In a step it must wait for no device and no other rank."""
@@ -99,7 +101,7 @@ class Pending:
 
 
 def rank_row(
-    epoch: float, rank: int, train_s: float, timed: list[tuple[float, float]], data_wait_s: float
+    epoch: float, rank: int, train_s: float, timed: Sequence[Step], data_wait_s: float
 ) -> dict[str, Any]:
     """What differs between ranks, in the form of ranks/rank_<r>.jsonl."""
     seconds = [s for _, s in timed]
@@ -113,19 +115,20 @@ def rank_row(
     }
 
 
-def epoch_sums(exact: dict[str, float], fed: int) -> dict[str, Any]:
+def epoch_sums(exact: dict[str, float], fed: int | None) -> dict[str, Any]:
     """Sums and means over the epoch, as far as the trainer has computed any."""
     return {
-        "fed_samples": int(exact.get("train_samples", fed)),
+        "fed_samples": int(exact["train_samples"]) if "train_samples" in exact else fed,
         "train_loss": exact.get("train_loss"),
         **{name: exact.get(name) for name in ("grad_norm", "clipped_share", "skipped_updates")},
     }
 
 
-def rates(timed: list[tuple[float, float]], devices: int) -> dict[str, Any]:
+def rates(timed: Sequence[Step], devices: int) -> dict[str, Any]:
     """The sums over (samples, seconds) of the timed steps, and samples per second."""
-    samples, seconds = sum(n for n, _ in timed), sum(s for _, s in timed)
-    rate = samples / seconds if seconds else None
+    samples = total([n for n, _ in timed]) if timed else 0
+    seconds = sum(s for _, s in timed)
+    rate = samples / seconds if seconds and samples is not None else None
     return {
         "train_samples_per_s": rate,
         "train_samples_per_s_per_gpu": rate / devices if rate else None,
@@ -135,9 +138,7 @@ def rates(timed: list[tuple[float, float]], devices: int) -> dict[str, Any]:
     }
 
 
-def steps(
-    timed: list[tuple[int, float]], counted: int | None, missing: float
-) -> list[tuple[float, float]]:
+def steps(timed: list[tuple[int, float]], counted: int | None, missing: float) -> list[Step]:
     """(samples, seconds) of each step, with the samples that it really had.
 
     Samples that the strategy has counted itself are divided equally over the steps.
@@ -146,7 +147,14 @@ def steps(
     if steps and missing > 0:
         # The last batch was not full, or was filled up with samples that had been fed before.
         steps[-1] = (steps[-1][0] - int(missing), steps[-1][1])
-    return steps
+    return [*steps]
+
+
+def steps_of_stream(timed: list[Step], workers: int) -> list[Step]:
+    """The steps whose batches were full: the last one of a stream may be short. Where workers load
+    it, each has a last batch of its own, and nobody knows the samples of any step.
+    """
+    return [(None, seconds) for _, seconds in timed] if workers else timed[:-1]
 
 
 def quality_of(metrics: dict[str, Any], samples: int | None, eval_s: float) -> dict[str, Any]:

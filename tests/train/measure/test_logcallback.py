@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import platform
@@ -253,8 +254,10 @@ def stream(folder: str) -> None:
 def test_a_stream_without_length(tmp_path: Path) -> None:
     folder, _ = alone(tmp_path, stream)
     (row,) = rows_of(folder)
-    assert row["samples"] == 24 and row["updates"] == 6
-    assert summary_of(folder)["outcome"] == "finished"
+    assert row["samples"] is row["fed_samples"] is None and row["updates"] == 6
+    assert row["train_loss"] is None and row["trainer_train_loss"] > 0
+    summary = summary_of(folder)
+    assert (summary["outcome"], summary["samples"]) == ("finished", None)
 
 
 def twice(folder: str) -> float:
@@ -352,6 +355,30 @@ def test_resuming_doubles_no_row(update: int, how: str, tmp_path: Path) -> None:
         assert [row[name] is not None for row in rows] == [True, whole, True], name
     assert (summary["train_time_s"] is not None) == (summary["goodput_share"] is not None) == whole
     assert recorded(RunFolder(Path(folder))).problem is None
+
+
+class Interrupted(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 7:
+            raise KeyboardInterrupt
+
+
+def resumed_after_interrupt(folder: str) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        train(folder, callbacks=[Interrupted()], save_strategy="epoch")
+    gc.collect()  # as at the end of the process
+    trainer_for(folder, save_strategy="epoch").train(resume_from_checkpoint=True)
+
+
+def test_an_interrupted_attempt_is_recorded_up_to_its_last_update(tmp_path: Path) -> None:
+    """Of quick steps most had not been reported, and nothing was said to be made again."""
+    folder, _ = alone(tmp_path, resumed_after_interrupt)
+    _, end, start, _ = read_rows(RunFolder(Path(folder)).attempts)[0]
+    assert (end["update"], end["reason"]) == (7, "the training broke off")
+    assert (start["from_update"], start["redone_updates"]) == (4, 3)
+    summary = summary_of(folder)
+    assert (summary["redone_updates"], summary["attempts"]) == (3, 2)
+    assert summary["wall_s"] >= end["wall_s"] > 0
 
 
 def resumed_elsewhere(folder: str) -> None:

@@ -8,8 +8,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 from transformers import PreTrainedConfig, Trainer, TrainerCallback
 
+from harness.core.records import RunFolder
+from harness.read.records.recorded import recorded
 from tests.support.recorded import (
     alone,
     environment_of,
@@ -149,6 +152,8 @@ def test_a_short_last_batch_is_counted_as_it_is(tmp_path: Path) -> None:
         assert row["samples"] == 13
         assert row["fed_samples"] == 13  # one process fills nothing up
         assert row["train_samples_per_s"] == row["timed_samples"] / row["timed_s"]
+        # The Trainer's loss is a mean over batches, of which the last has a quarter of the samples.
+        assert row["train_loss"] is None and row["trainer_train_loss"] > 0
     # The step that is left out has four samples, the last one has one.
     assert [row["timed_steps"] for row in rows] == [3, 4]
     assert [row["timed_samples"] for row in rows] == [9, 13]
@@ -168,14 +173,16 @@ class Unlabelled(Net):
 
 def evaluated_with(folder: str, flags: dict[str, Any]) -> None:
     sets = {"train": Points(22), "test": Points(13, draw=1)}
-    train(folder, model=Unlabelled(), **sets, eval_strategy="epoch", **flags)
+    train(folder, **{"model": Unlabelled(), **sets, "eval_strategy": "epoch", **flags})
 
 
-def test_a_smoothed_evaluation_loss_has_a_name_of_its_own(tmp_path: Path) -> None:
-    """It is no cross-entropy, which `eval_loss` is."""
-    folder, _ = alone(tmp_path, evaluated_with, {"label_smoothing_factor": 0.1})
+def test_smoothed_losses_have_names_of_their_own(tmp_path: Path) -> None:
+    """They are no cross-entropy, which `eval_loss` and `train_loss` are."""
+    flags = {"label_smoothing_factor": 0.1, "train": Points(24)}
+    folder, _ = alone(tmp_path, evaluated_with, flags)
     for row in rows_of(folder):
         assert row["trainer_eval_loss"] > 0 and "eval_loss" not in row
+        assert row["trainer_train_loss"] > 0 and row["train_loss"] is None
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -190,3 +197,32 @@ def test_dropped_samples_are_not_counted(accumulated: int, tmp_path: Path) -> No
     for row in rows_of(folder):
         assert (row["samples"], row["fed_samples"], row["eval_samples"]) == (20, 20, 12)
         assert row["eval_samples_per_s"] == pytest.approx(12 / row["eval_time_s"])
+        assert (row["train_loss"] is not None) == (accumulated == 1)
+
+
+class Stream(IterableDataset):
+    """Ten samples a pass, which nobody knows before."""
+
+    def __iter__(self) -> Any:
+        points = Points(10)
+        return (points[i] for i in range(10))
+
+
+def streamed(folder: str, workers: int) -> None:
+    train(folder, train=Stream(), max_steps=6, dataloader_num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_of_a_stream_are_unknown(workers: int, tmp_path: Path) -> None:
+    """Passes of batches of 4, 4 and 2; they were taken for 12 samples."""
+    folder, _ = alone(tmp_path, streamed, workers)
+    rows, summary = rows_of(folder), summary_of(folder)
+    assert [row["updates"] for row in rows] == [3, 6]
+    for row in rows:
+        assert row["samples"] is row["fed_samples"] is row["train_loss"] is None
+        assert row["trainer_train_loss"] > 0
+    timed = [(row["timed_steps"], row["timed_samples"]) for row in rows]
+    assert timed == ([(2, None), (3, None)] if workers else [(1, 4), (2, 8)])
+    for row in (*rows, summary):
+        assert (row["train_samples_per_s"] is None) == (workers == 1)
+    assert summary["samples"] is None and recorded(RunFolder(Path(folder))).problem is None
