@@ -182,7 +182,7 @@ def test_points_and_ratios_have_intervals_where_they_are_asked_for(
     said = table(plan.write(columns=asked))
     # -1 and -3 points: sd 1.414, 12.706 * 1.414 / sqrt(2). Ratios 0.03 and 0.04: logarithms -3.507
     # and -3.219, sd 0.203, -3.363 -+ 1.828.
-    expected = "-2.00 (-14.71 to +10.71) 0.035 (0.006 to 0.215) 1.00 (1.00 to 1.00)"
+    expected = "-2.00 (-14.71 to +10.71) 0.035 (0.006 to 0.215) 1.00 (no spread)"
     assert " ".join(row_of(said, "diloco")[3:]) == expected
     assert (
         "in brackets: 95 % interval over the seeds, Student's t" in said
