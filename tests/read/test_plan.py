@@ -288,10 +288,34 @@ def test_measured_links_that_differ_by_noise_are_one(records: Path, plan: Verb) 
     assert [each["links"] for each in choices] == [3, 3]
 
 
+def disturb(folder: Path) -> None:
+    file = folder / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"launch": {"cpu_busy_share": 0.9}}))
+
+
+def test_a_quiet_run_leaves_out_those_of_its_own_set_up_and_link_alone(
+    records: Path, plan: Verb
+) -> None:
+    """All over links are disturbed but one, and the runs on one machine are quiet."""
+    quiet = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    for file in sorted(records.rglob("environment.json")):
+        if json.loads(file.read_text())["link"]:
+            disturb(file.parent)
+    found = json.loads(plan(records, *TO_ASK, "--json"))
+    assert found["choices"] == quiet
+    line = "took as long as they take alone, though others used more than 25% of the cores"
+    assert found["assumed"] == [f"12 of 12 runs over links {line}"]
+    assert f"assumed: 12 of 12 runs over links {line}" in plan.in_one_line(records, *TO_ASK)
+    # Of its link the quiet run counts alone, of the two others the eight disturbed ones.
+    reaching(records, "diloco", 80.0, 3, seed=5)
+    found = json.loads(plan(records, *TO_ASK, "--json"))
+    assert found["assumed"] == [f"8 of 9 runs over links {line}"]
+
+
 def test_what_a_choice_took_where_it_was_measured(records: Path) -> None:
     """The mean of the quiet runs of its way; a run that missed did so on a busy machine too."""
-    busy = reaching(records, "ddp", 80.0, 1, seed=3) / "environment.json"
-    busy.write_text(json.dumps(json.loads(busy.read_text()) | {"launch": {"cpu_busy_share": 0.9}}))
+    busy = reaching(records, "ddp", 80.0, 1, seed=3)
+    disturb(busy)
     reaching(records, "ddp", 80.0, 1, seed=4, way="all_to_all")
 
     def seconds(way: str) -> float | None:
@@ -303,7 +327,7 @@ def test_what_a_choice_took_where_it_was_measured(records: Path) -> None:
     assert seconds("backend") == pytest.approx((wall_s("ddp", 80, 2) + wall_s("ddp", 80, 3)) / 2)
     assert seconds("all_to_all") == pytest.approx(wall_s("ddp", 80, 1))
     assert seconds("direct") is None
-    with_epochs(busy.parent, [{"epoch": n + 1.0, "accuracy": 0.1} for n in range(EPOCHS)])
+    with_epochs(busy, [{"epoch": n + 1.0, "accuracy": 0.1} for n in range(EPOCHS)])
     assert seconds("backend") == math.inf
 
 

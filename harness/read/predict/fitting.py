@@ -212,6 +212,8 @@ def fit_on(
     if overrides.sharing is not None:
         sharing, sharing_spread, inside_s = overrides.sharing, None, 0.0
     arguments = first.settings.get("training_arguments") or {}
+    same = _same_training(first, runs)
+    phases = fit_phases((shape_of(run), wire_between(run.measured_link), run) for run in same)
     model = Model(
         line, sharing, sharing_spread, inside_s,
         gradient_bytes=_gradient_bytes(first, runs, overrides),
@@ -220,7 +222,7 @@ def fit_on(
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
         shared_by=max(shape_of(run).ranks for run in basis),
-        payloads=_payloads(_same_training(first, runs)),
+        payloads=_payloads(same),
     )  # fmt: skip
     return Fitted(
         model,
@@ -228,12 +230,13 @@ def fit_on(
         machine=str(first.machine or "unknown machine"),
         runs=len(basis),
         left_out=all_of_them - len(basis),
-        assumed=(*_assumptions(runs, basis, first, line, overrides),),
-        train_samples=overrides.train_size or _train_samples(first),
-        phases=fit_phases(
-            (shape_of(run), wire_between(run.measured_link), run)
-            for run in _same_training(first, runs)
+        assumed=(
+            *_assumptions(runs, basis, first, line, overrides),
+            *_beside_others(basis, "runs"),
+            *_beside_others(phases.over_links, "runs over links"),
         ),
+        train_samples=overrides.train_size or _train_samples(first),
+        phases=phases,
         power_w=_mean_power_w(singles),
         idle_w=spread(
             [w for r in singles if is_number(w := r.environment.get("idle_power_w"))]
@@ -257,16 +260,19 @@ def _assumptions(
         yield f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)"
     if first.identity.get("grad_acc") is None:
         yield "one forward pass an update: the records do not say how many"
-    if busy := sum(run.is_beside_others for run in basis):
-        yield (
-            f"{busy} of {len(basis)} runs took as long as they take alone, though others used "
-            f"more than {DISTURBING_SHARE:.0%} of the cores"
-        )
     sizes = {size for run in basis if (size := _train_samples(run)) is not None}
     if len(sizes) > 1 and overrides.train_size is None:
         yield (
             f"an epoch of {_train_samples(first)} samples: those of the runs have "
             f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
+        )
+
+
+def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
+    if busy := sum(run.is_beside_others for run in runs):
+        yield (
+            f"{busy} of {len(runs)} {what} took as long as they take alone, though others used "
+            f"more than {DISTURBING_SHARE:.0%} of the cores"
         )
 
 
@@ -395,13 +401,11 @@ def _trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
 
 
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
-    """Finished runs, wherever they ran and however they exchange, quiet ones where there are any:
-    they say what is sent, and what a run takes beside its steps.
+    """Finished runs, wherever they ran and however they exchange: they say what is sent, and what
+    a run takes beside its steps.
     """
-    alike = [
-        run for run in runs if run.state == FINISHED and _of_training(run) == _of_training(first)
-    ]
-    return with_times_that_count(alike)
+    same = _of_training(first)
+    return [run for run in runs if run.state == FINISHED and _of_training(run) == same]
 
 
 def _of_training(run: Run) -> list[Any]:
