@@ -184,6 +184,14 @@ def test_what_limits_an_exchange() -> None:
     assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
 
 
+def test_what_trains_apart_on_one_node_is_a_rank() -> None:
+    run = breakdown(parts={COMPUTE: 0.5, COMMUNICATION: 0.5})
+    for nodes, scoped in ((1, True), (2, False)):
+        _, remedy = causes.communication(run, replace(CONTEXT, nodes=nodes))
+        assert "--strategy diloco or local_sgd" in remedy
+        assert ("--strategy diloco or local_sgd with --sync_scope rank" in remedy) is scoped
+
+
 def test_over_a_long_link_evaluating_is_waiting_for_round_trips() -> None:
     """16 updates in two epochs: 0.125 s and 0.25 s an update are 37.5 round trips of 80 ms each."""
     run = breakdown(parts={COMPUTE: 0.25, EVALUATION: 0.125, SAVING: 0.25})

@@ -318,6 +318,8 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     less_often = "communicating less often: a larger batch or --grad_acc (a different training)"
     if context.strategy == "ddp":
         less_often += ", --strategy diloco or local_sgd"
+        if context.nodes == 1:  # whose processes are one replica otherwise
+            less_often += " with --sync_scope rank"
     if limit == "delay":
         way = f", or --exchange {context.other_exchange}" if context.other_exchange else ""
         return text, f"{less_often}{way}. --compress hardly helps against a delay"
