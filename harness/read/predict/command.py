@@ -5,6 +5,7 @@ and cost come to there, and where the curve over nodes bends.
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -213,7 +214,7 @@ def prediction_lines(
     yield f"  cost         {NOT_KNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
     if plan.shape.nodes > 1:
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
-        yield _link_note(each)
+        yield _link_note(each, link, fitted.folder)
         yield _phases_note(fitted, plan.shape)
         yield from _few_updates_note(plan)
     if fitted.model.extrapolates(plan):
@@ -226,7 +227,7 @@ def prediction_lines(
         yield f"note: batch {plan.batch} is extrapolated: {_listed(batches)} were measured"
 
 
-def _link_note(prediction: Prediction) -> str:
+def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
     sizes = prediction.correction.sizes
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
@@ -235,8 +236,17 @@ def _link_note(prediction: Prediction) -> str:
         return "note: this link was not measured: the closed form, corrected as over other links"
     return (
         "note: no all-reduce was measured: the closed form alone; measure the link with "
-        "torchrun ... -m harness link --json > RECORDS/link.json"
+        f"{_measuring(prediction.plan, link)} -m harness link --json > "
+        f"{shlex.quote(f'{folder}/link.json')}"
     )
+
+
+def _measuring(plan: Scenario, link: Link) -> str:
+    """How a measurement begins, on emulated nodes or on each one, of a ring of all of them."""
+    nodes, ranks = plan.shape.nodes, f"--nproc_per_node={plan.shape.per_node}"
+    if plan.emulated:
+        return f"python -m harness nodes {nodes} --link {link} -- torchrun {ranks}"
+    return f"torchrun --nnodes={nodes} {ranks} --node_rank=RANK --master_addr=FIRST_NODE"
 
 
 def _phases_note(fitted: Fitted, shape: Shape) -> str:

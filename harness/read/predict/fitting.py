@@ -7,6 +7,7 @@ the others of its kind.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import statistics
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any
 
 from harness.core.links import Link
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
+from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
@@ -41,6 +43,7 @@ from harness.read.statistics import spread
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
 LINK_FILES = "link*.json"
+MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes`
 
 # Settings in which the runs of one fit may differ: they change the topology, or no step's time.
 FREE = (
@@ -90,6 +93,7 @@ class Fitted:
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
     not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
+    folder: str = "RECORDS"  # into which a measured link belongs
 
     @property
     def runs_text(self) -> str:
@@ -131,16 +135,30 @@ def measured_beside(selector: str) -> Iterator[Reduction]:
     """The all-reduces in link*.json files of a folder, or of FOLDER:NAME=VALUE."""
     folder, _ = parse_selector(selector)
     for file in sorted(folder.rglob(LINK_FILES)) if folder.is_dir() else ():
-        link = read_json(file) or {}
-        if not (link.get("nodes") and link.get("backend")):
-            continue  # not ours
         try:
+            link = _read_link(file)
+            if not (link.get("nodes") and link.get("backend")):
+                continue  # not ours
             rows = _checked_link(link, file)
         except UserError as error:
             warn([str(error)])
             continue
         shape = Shape(int(link["nodes"]), int(link["processes_per_node"]))
         yield from _reductions(link, rows, shape, link["backend"])
+
+
+def _read_link(file: Path) -> dict[str, Any]:
+    """Its JSON, also with the mark that `harness nodes` puts before each line, and with messages
+    before and after it.
+    """
+    if (link := read_json(file)) is not None:
+        return link
+    try:
+        text = MARK.sub("", file.read_text(encoding="utf-8"))
+        content = parsed(text[text.find("{") : text.rfind("}") + 1])
+    except (OSError, ValueError):
+        raise UserError(f"{file} is not JSON: its all-reduces are left out") from None
+    return content if isinstance(content, dict) else {}
 
 
 def _checked_link(link: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
@@ -187,7 +205,9 @@ def fit_records(selector: str, overrides: Overrides) -> Fitted:
     """On the runs that an argument selects, and the links measured beside them."""
     runs, _, not_read = read_selected(selector, None)
     table = [*recorded(runs), *measured_beside(selector)]
-    return replace(fit_on(selector, runs, overrides, table), not_read=not_read)
+    fitted = replace(fit_on(selector, runs, overrides, table), not_read=not_read)
+    folder, _ = parse_selector(selector)
+    return replace(fitted, folder=str(folder)) if folder.is_dir() else fitted
 
 
 def fit_on(
