@@ -272,7 +272,7 @@ def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted:
     file = records / "link.json"
     words = [str(records), "--setup", "2_2", *FAR]
     told = predicted.in_one_line(*words)
-    start = "torchrun --nnodes=2 --nproc_per_node=2 --node_rank=RANK --master_addr=FIRST_NODE"
+    start = "torchrun --nnodes=2 --node_rank=RANK --master_addr=ADDRESS --nproc_per_node=2"
     assert f"measure the link with {start} -m harness link --json > {file}" in told
     told = predicted.in_one_line(*words, "--emulated")
     start = "python -m harness nodes 2 --link 20ms/200mbit -- torchrun --nproc_per_node=2"
@@ -282,6 +282,11 @@ def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted:
     options = parser_of("nodes").parse_args(typed[4:cut])
     assert options.nodes == 2 and options.link == "20ms/200mbit"
     assert parser_of("link").parse_args(typed[typed.index("link") + 1 :]).json
+
+
+def test_a_curve_that_begins_low_has_no_bend(records: Path, predicted: Verb) -> None:
+    text = predicted(str(records), "--setup", "2_4", *FAR, "--sharing", "1")
+    assert "no bend: efficiency is below 0.5 on one node already, and on more" in text
 
 
 def test_what_emulated_nodes_print_of_a_link_is_read(records: Path, predicted: Verb) -> None:

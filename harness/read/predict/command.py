@@ -33,6 +33,7 @@ from harness.read.predict.model import (
     predict,
 )
 from harness.read.predict.phases import EPOCH_END, EVALUATION, PROBE, SAVING, START
+from harness.read.records.selection import start_on
 from harness.read.table import Table, screen, show, table_of
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
@@ -234,19 +235,13 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
         return f"note: all-reduce over this link was measured, at {measured} MB"
     if sizes:
         return "note: this link was not measured: the closed form, corrected as over other links"
+    plan = prediction.plan
+    start = start_on(plan.shape.nodes, plan.shape.per_node, plan.emulated, str(link))
     return (
         "note: no all-reduce was measured: the closed form alone; measure the link with "
-        f"{_measuring(prediction.plan, link)} -m harness link --json > "
+        f"{shlex.join([*start, '-m', 'harness', 'link', '--json'])} > "
         f"{shlex.quote(f'{folder}/link.json')}"
     )
-
-
-def _measuring(plan: Scenario, link: Link) -> str:
-    """How a measurement begins, on emulated nodes or on each one, of a ring of all of them."""
-    nodes, ranks = plan.shape.nodes, f"--nproc_per_node={plan.shape.per_node}"
-    if plan.emulated:
-        return f"python -m harness nodes {nodes} --link {link} -- torchrun {ranks}"
-    return f"torchrun --nnodes={nodes} {ranks} --node_rank=RANK --master_addr=FIRST_NODE"
 
 
 def _phases_note(fitted: Fitted, shape: Shape) -> str:
@@ -303,6 +298,8 @@ def bend_line(curve: list[Prediction]) -> str:
     bends = bend(curve)
     if bends is None:
         return f"no bend up to {curve[-1].plan.shape.nodes:,} nodes: efficiency stays above 0.5"
+    if bends is curve[0]:
+        return "no bend: efficiency is below 0.5 on one node already, and on more"
     return f"the curve bends: from {bends.plan.shape.nodes:,} nodes on efficiency is below 0.5"
 
 
