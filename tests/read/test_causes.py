@@ -182,15 +182,9 @@ def test_what_limits_an_exchange() -> None:
     assert "--compress" in text_of(**link, bandwidth_mbit=500.0)
     assert "--compress" not in text_of(**link, bandwidth_mbit=500.0, compress="bf16")
     assert "limit" not in text_of(**link)
+    assert "diloco or local_sgd with --sync_scope rank" in text_of(nodes=1)
+    assert "local_sgd" in text_of(**link) and "--sync_scope" not in text_of(**link)
     assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
-
-
-def test_what_trains_apart_on_one_node_is_a_rank() -> None:
-    run = breakdown(parts={COMPUTE: 0.5, COMMUNICATION: 0.5})
-    for nodes, scoped in ((1, True), (2, False)):
-        _, remedy = causes.communication(run, replace(CONTEXT, nodes=nodes))
-        assert "--strategy diloco or local_sgd" in remedy
-        assert ("--strategy diloco or local_sgd with --sync_scope rank" in remedy) is scoped
 
 
 def test_what_processes_cost_each_other_is_no_matter_of_the_batch() -> None:
@@ -199,10 +193,7 @@ def test_what_processes_cost_each_other_is_no_matter_of_the_batch() -> None:
     larger, same = (32, breakdown(1, 32, {COMPUTE: 1.0})), (8, breakdown(1, 8, {COMPUTE: 0.5}))
     (cause,) = of_run(run, CONTEXT, [larger, same])
     assert cause.key == causes.BATCH and cause.lost_s == 0.5
-    assert cause.text == (
-        "the batch is small: one process alone takes 62.5 ms per sample with a batch of 8, and "
-        "31.2 ms with one of 32"
-    )
+    assert "alone takes 62.5 ms per sample with a batch of 8, and 31.2 ms with one" in cause.text
     assert of_run(run, CONTEXT, [larger]) == []  # nothing tells one reason from the other
     far = replace(CONTEXT, nodes=2)
     assert "computing takes 125 ms per sample" in of_run(run, far, [larger, same])[0].text
