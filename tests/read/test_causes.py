@@ -109,7 +109,8 @@ def test_bounds_are_the_rest_of_the_step_or_of_the_run() -> None:
 def test_a_small_batch_is_seen_by_other_runs_and_by_evaluation() -> None:
     run = breakdown(parts={COMPUTE: 1.0, COMMUNICATION: 0.5})
     large = breakdown(1, 32, {COMPUTE: 1.0})
-    result = next(c for c in of_run(run, CONTEXT, [(32, large)]) if c.key == causes.BATCH)
+    apart = replace(CONTEXT, on_cpu=False)
+    result = next(c for c in of_run(run, apart, [(32, large)]) if c.key == causes.BATCH)
     assert result.lost_s == 1 - 8 / 32 and "a batch of 32" in result.text
     # Fewer updates exchange less often: a larger batch is spared both.
     assert bound(run, result)[0] == 16 / (1.5 - 0.75 - 0.5)
@@ -181,7 +182,21 @@ def test_what_limits_an_exchange() -> None:
     assert "--compress" in text_of(**link, bandwidth_mbit=500.0)
     assert "--compress" not in text_of(**link, bandwidth_mbit=500.0, compress="bf16")
     assert "limit" not in text_of(**link)
+    assert "diloco or local_sgd with --sync_scope rank" in text_of(nodes=1)
+    assert "local_sgd" in text_of(**link) and "--sync_scope" not in text_of(**link)
     assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
+
+
+def test_what_processes_cost_each_other_is_no_matter_of_the_batch() -> None:
+    """Two take 1 s for 8 samples each; one alone takes 0.5 s, and 1 s for 32."""
+    run = breakdown(parts={COMPUTE: 1.0})
+    larger, same = (32, breakdown(1, 32, {COMPUTE: 1.0})), (8, breakdown(1, 8, {COMPUTE: 0.5}))
+    (cause,) = of_run(run, CONTEXT, [larger, same])
+    assert cause.key == causes.BATCH and cause.lost_s == 0.5
+    assert "alone takes 62.5 ms per sample with a batch of 8, and 31.2 ms with one" in cause.text
+    assert of_run(run, CONTEXT, [larger]) == []  # nothing tells one reason from the other
+    far = replace(CONTEXT, nodes=2)
+    assert "computing takes 125 ms per sample" in of_run(run, far, [larger, same])[0].text
 
 
 def test_over_a_long_link_evaluating_is_waiting_for_round_trips() -> None:

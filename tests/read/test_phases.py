@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,18 @@ def test_a_restarted_run_has_no_start_of_its_own() -> None:
     # One median a link, whatever a disturbed run took.
     runs = [(Shape(2), Wire(0.02), run_of(0.02, factor)) for factor in (1.0, 1.0, 9.0)]
     assert fit_phases(runs).of[Shape(2)][SAVING].fixed_s == pytest.approx(0.05 + 18 * 0.02)
+
+
+def test_quiet_runs_are_preferred_over_each_link_alone() -> None:
+    """Nothing that one link's quiet run says is known of the other links or of one machine."""
+    busy = {"launch": {"cpu_busy_share": 0.9}}
+    near, far = Wire(0.001), Wire(0.08)
+    runs = [(Shape(1), None, run_of(0.0)), (Shape(2), far, run_of(0.08))]
+    for wire, factor in ((near, 1.0), (far, 7.0)):
+        slow = run_of(wire.delay_s, factor)
+        runs += [(Shape(2), wire, replace(slow, environment=slow.environment | busy))] * 2
+    phases = fit_phases(runs)
+    found = phases.of[Shape(2)][START]
+    assert (found.fixed_s, found.delays) == pytest.approx(PLANTED[START])
+    assert [run.is_beside_others for run in phases.over_links].count(True) == 2
+    assert len(phases.over_links) == 3

@@ -214,10 +214,36 @@ def test_of_close_choices_without_an_interval_none_is_taken(records: Path, plan:
     close = {each["exchange"]: each for each in found if each["strategy"] == "diloco"}
     times = sorted(each["wall_s"] for each in close.values())
     assert close["all_to_all"]["wall_low_s"] is None and 1 < times[1] / times[0] < 1.1
-    text = plan.in_one_line(records, *TO_ASK)
-    assert f"these are within {times[1] / times[0] - 1:.1%} to accuracy at least 0.9 over" in text
-    assert "of some no interval is known, so neither is which is the fastest: diloco" in text
-    assert text.count(", --exchange") == 2 and "take " not in text
+    lines = plan(records, *TO_ASK).splitlines()
+    start = next(n for n, line in enumerate(lines) if "it is open which is the fastest" in line)
+    assert lines[start] == (
+        "it is open which is the fastest to accuracy at least 0.9 over 40ms/200mbit: these are "
+        f"within {times[1] / times[0] - 1:.1%}, and not all have an interval"
+    )
+    named = [line.partition(", --exchange ")[2].partition(":")[0] for line in lines[start + 1 :]]
+    assert {*named[:2]} == {"backend", "all_to_all"} and not any(named[2:])
+    assert lines[start + 3].startswith("measure the first with: torchrun --nnodes=4 --node_rank=")
+    assert f"--exchange {named[0]}" in lines[start + 3] and "take " not in "".join(lines)
+
+
+def test_the_choice_is_measured_by_a_command(records: Path, plan: Verb) -> None:
+    """Its own, but for the set-up, the link and the way of exchange."""
+    own = "vit.py --tiny --setup 4_1_far --strategy diloco --exchange auto --link 80ms"
+    for file in records.rglob("environment.json"):
+        content = json.loads(file.read_text()) | {"threads": 1}
+        over = {"command": own} if content["nodes"] == 4 else {}
+        file.write_text(json.dumps(content | over))
+    text = plan.in_one_line(records, *TO_ASK, "--emulated")
+    assert (
+        "measure it with: OMP_NUM_THREADS=1 python -m harness nodes 4 --link 40ms/200mbit -- "
+        f"torchrun vit.py --tiny --strategy diloco --output_dir {records}/"
+    ) in text
+    assert "backend --exchange backend" in text.partition("measure it with")[2]
+    told = plan.refused(records, *TO_ASK, "--nodes", "8")
+    assert (
+        "but on 1, 4: measure it over any link, emulated nodes will do: OMP_NUM_THREADS=1 " in told
+    )
+    assert "python -m harness nodes 8 --link 40ms/200mbit -- torchrun vit.py --tiny " in told
 
 
 def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, plan: Verb) -> None:
@@ -288,10 +314,34 @@ def test_measured_links_that_differ_by_noise_are_one(records: Path, plan: Verb) 
     assert [each["links"] for each in choices] == [3, 3]
 
 
+def disturb(folder: Path) -> None:
+    file = folder / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"launch": {"cpu_busy_share": 0.9}}))
+
+
+def test_a_quiet_run_leaves_out_those_of_its_own_set_up_and_link_alone(
+    records: Path, plan: Verb
+) -> None:
+    """All over links are disturbed but one, and the runs on one machine are quiet."""
+    quiet = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    for file in sorted(records.rglob("environment.json")):
+        if json.loads(file.read_text())["link"]:
+            disturb(file.parent)
+    found = json.loads(plan(records, *TO_ASK, "--json"))
+    assert found["choices"] == quiet
+    line = "took as long as they take alone, though others used more than 25% of the cores"
+    assert found["assumed"] == [f"12 of 12 runs over links {line}"]
+    assert f"assumed: 12 of 12 runs over links {line}" in plan.in_one_line(records, *TO_ASK)
+    # Of its link the quiet run counts alone, of the two others the eight disturbed ones.
+    reaching(records, "diloco", 80.0, 3, seed=5)
+    found = json.loads(plan(records, *TO_ASK, "--json"))
+    assert found["assumed"] == [f"8 of 9 runs over links {line}"]
+
+
 def test_what_a_choice_took_where_it_was_measured(records: Path) -> None:
     """The mean of the quiet runs of its way; a run that missed did so on a busy machine too."""
-    busy = reaching(records, "ddp", 80.0, 1, seed=3) / "environment.json"
-    busy.write_text(json.dumps(json.loads(busy.read_text()) | {"launch": {"cpu_busy_share": 0.9}}))
+    busy = reaching(records, "ddp", 80.0, 1, seed=3)
+    disturb(busy)
     reaching(records, "ddp", 80.0, 1, seed=4, way="all_to_all")
 
     def seconds(way: str) -> float | None:
@@ -303,7 +353,7 @@ def test_what_a_choice_took_where_it_was_measured(records: Path) -> None:
     assert seconds("backend") == pytest.approx((wall_s("ddp", 80, 2) + wall_s("ddp", 80, 3)) / 2)
     assert seconds("all_to_all") == pytest.approx(wall_s("ddp", 80, 1))
     assert seconds("direct") is None
-    with_epochs(busy.parent, [{"epoch": n + 1.0, "accuracy": 0.1} for n in range(EPOCHS)])
+    with_epochs(busy, [{"epoch": n + 1.0, "accuracy": 0.1} for n in range(EPOCHS)])
     assert seconds("backend") == math.inf
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
+from harness.cli import main, parser_of
 from harness.core.command_line import parse
 from harness.core.strategies import STRATEGIES
 from harness.read.predict.exchange import GLOO, NCCL, Shape, Wire
@@ -130,6 +130,7 @@ def test_what_adapters_send_is_a_share_of_what_is_trained(records: Path) -> None
         file = path / "environment.json"
         content = json.loads(file.read_text())
         content["observed"] |= {"trained_bytes": GRADIENT // 100, "exchanged_bytes": 10_000}
+        content["launch"] = {"cpu_busy_share": 0.9}  # quiet runs elsewhere send nothing
         file.write_text(json.dumps(content))
     assert fit_records(str(records), Overrides()).model.payloads == {}
     for batch in (8, 16, 32):
@@ -265,6 +266,40 @@ def test_a_run_with_fewer_updates_than_a_period_is_said(root: Path, predicted: V
     assert text.count("(counts between epochs only)") == 1  # nothing is saved in these records
     longer = predicted.in_one_line(*argv, "--epochs", "50")
     assert "only the last exchange" not in longer
+
+
+def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted: Verb) -> None:
+    file = records / "link.json"
+    words = [str(records), "--setup", "2_2", *FAR]
+    told = predicted.in_one_line(*words)
+    start = "torchrun --nnodes=2 --node_rank=RANK --master_addr=ADDRESS --nproc_per_node=2"
+    assert f"measure the link with {start} -m harness link --json > {file}" in told
+    told = predicted.in_one_line(*words, "--emulated")
+    start = "python -m harness nodes 2 --link 20ms/200mbit -- torchrun --nproc_per_node=2"
+    assert f"measure the link with {start} -m harness link --json > {file}" in told
+    typed = shlex.split(told.partition("measure the link with ")[2].partition(" >")[0])
+    cut = typed.index("--")
+    options = parser_of("nodes").parse_args(typed[4:cut])
+    assert options.nodes == 2 and options.link == "20ms/200mbit"
+    assert parser_of("link").parse_args(typed[typed.index("link") + 1 :]).json
+
+
+def test_a_curve_that_begins_low_has_no_bend(records: Path, predicted: Verb) -> None:
+    text = predicted(str(records), "--setup", "2_4", *FAR, "--sharing", "1")
+    assert "no bend: efficiency is below 0.5 on one node already, and on more" in text
+
+
+def test_what_emulated_nodes_print_of_a_link_is_read(records: Path, predicted: Verb) -> None:
+    """Each line has the mark of its node; what is no JSON is named in one line."""
+    link = {**measured(20, 200, 1.0), "nodes": 2, "processes_per_node": 1, "backend": GLOO,
+            "allreduce": [{"bytes": GRADIENT, "s": 0.4}]}  # fmt: skip
+    lines = [*json.dumps(link, indent=2).splitlines(), "no time in 60 s for an all-reduce"]
+    file, words = records / "link.json", (str(records), "--setup", "2_1", *FAR)
+    file.write_text("".join(f"[node0] {line}\n" for line in ["one moment", *lines]))
+    assert "note: all-reduce over this link was measured, at 4 MB" in predicted(*words)
+    file.write_text(file.read_text().replace("]", "", 99))
+    line = f"{file} is not JSON: its all-reduces are left out"
+    assert "no all-reduce was measured" in predicted(*words, warned=line)
 
 
 def test_epochs_of_others(tmp_path: Path, predicted: Verb) -> None:

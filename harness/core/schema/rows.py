@@ -122,8 +122,9 @@ class EpochRow(TypedDict):
         "matters"]]
     payload_bytes: Annotated[Bytes | None,
         "bytes that all ranks handed to the backend in the epoch's training, after `--compress`: "
-        "for ddp the gradient bytes of an update x updates x ranks; 0 for one process; null where "
-        "unknown, as for fsdp and dp"]
+        "for ddp, and for local_sgd and diloco on one node without `--sync_scope rank`, the "
+        "gradient bytes of an update x updates x ranks; 0 for one process; null where unknown, as "
+        "for fsdp and dp"]
     network_sent_bytes: Annotated[Bytes | None,
         "bytes that the network interfaces of all nodes sent in the same time; null on one node, "
         "and where they sent less than 10 kB of what was handed over: then something else "

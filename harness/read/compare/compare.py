@@ -314,7 +314,7 @@ def more_seeds(comparison: Comparison) -> list[str]:
                 else "run its script with other seeds"
             )
             more = f"more: {command}" if command else other
-            if command and is_published(group):
+            if command and is_published(group.runs[0]):
                 more += f" (into {OWN_OUTPUT}, not beside published records: compare all of yours)"
             elif command and (parse_selector(group.selector)[0] / SWEEP).is_file():
                 more += " (this selection shows them once `seeds` in the sweep's file lists them)"

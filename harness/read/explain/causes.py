@@ -74,6 +74,11 @@ class RunContext:
     other_exchange: str | None = None  # that may wait for fewer round trips
     sync_first: int = 0  # updates that are made together before replicas train apart
 
+    @property
+    def shares_machine(self) -> bool:
+        """Whether several processes share the cores of one machine."""
+        return self.on_cpu and self.processes > 1 and (self.nodes == 1 or self.emulated)
+
 
 def run_context(group: Group, baseline: Group | None) -> RunContext:
     run = group.finished[0]
@@ -237,19 +242,30 @@ def _larger_batch(
     run: TimeBreakdown, computing_s: float, context: RunContext,
     others: Sequence[tuple[int, TimeBreakdown]],
 ) -> tuple[float, tuple[str, str]] | None:  # fmt: skip
-    """The cost of a sample in larger batches, measured or estimated, and its text."""
+    """What a sample would cost in larger batches, measured or estimated, and its text."""
     if not context.micro_batch:
         return None
-    measured = [
+    of_batch = [
         (other_s / other.per_device, batch)
         for batch, other in others
-        if batch > context.micro_batch and (other_s := other.parts[COMPUTE]) is not None
+        if (other_s := other.parts[COMPUTE]) is not None
     ]
+    measured = [pair for pair in of_batch if pair[1] > context.micro_batch]
     text = f"the batch is small: computing takes {_per_sample(run)} per sample"
     if measured:
         cost_s, batch = min(measured)
-        text += f"; one process with a batch of {batch} takes {seconds(cost_s)}"
-        return cost_s, (text, LARGER_BATCH)
+        if not context.shares_machine:
+            text += f"; one process with a batch of {batch} takes {seconds(cost_s)}"
+            return cost_s, (text, LARGER_BATCH)
+        # What sharing costs is no matter of the batch: one process is held against one.
+        alone_s = min((s for s, of in of_batch if of == context.micro_batch), default=None)
+        if alone_s is None:
+            return None
+        text = (
+            f"the batch is small: one process alone takes {seconds(alone_s)} per sample with a "
+            f"batch of {context.micro_batch}, and {seconds(cost_s)} with one of {batch}"
+        )
+        return computing_s / run.per_device * cost_s / alone_s, (text, LARGER_BATCH)
     if run.evaluation_s is None or context.eval_batch < LARGER * context.micro_batch:
         return None
     cost_s = PASSES * run.evaluation_s
@@ -318,6 +334,8 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     less_often = "communicating less often: a larger batch or --grad_acc (a different training)"
     if context.strategy == "ddp":
         less_often += ", --strategy diloco or local_sgd"
+        if context.nodes == 1:  # whose processes are one replica otherwise
+            less_often += " with --sync_scope rank"
     if limit == "delay":
         way = f", or --exchange {context.other_exchange}" if context.other_exchange else ""
         return text, f"{less_often}{way}. --compress hardly helps against a delay"
@@ -415,7 +433,7 @@ def _slower(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tup
 
 def _shared(context: RunContext) -> tuple[str, str | None]:
     """Which processes share a machine, and the remedy where others than those of the run do."""
-    if not context.on_cpu or (context.nodes > 1 and not context.emulated):
+    if not context.shares_machine:
         return "", None
     text = f". {context.processes} processes share cores, caches and memory of one machine"
     if context.cpu_percent is not None:

@@ -32,6 +32,7 @@ from harness.read.predict.phases import (
 )
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.runs import Run, Target, time_to_target
+from harness.read.records.selection import command_on
 from harness.read.statistics import spread, student_t
 
 STEPS = "steps"
@@ -56,6 +57,7 @@ class Candidate:
     links: int  # over which its steps were recorded
     between: bool  # the link's delay lies between recorded ones
     direct_s: float | None  # by the closed form, where no run exchanged directly; None: cannot
+    run: Run | None = None  # one of those recorded
     settings: str = ""  # that distinguish it from others of its strategy, batch and set-up
 
     @property
@@ -82,7 +84,7 @@ class Candidates:
 
 def candidates(
     fitted: Fitted, runs: Sequence[Run], nodes: Sequence[int], wire: Wire, target: Target,
-    batch: int | None = None, emulated: bool = False,
+    batch: int | None = None, emulated: bool = False, link: str = "LINK",
 ) -> Candidates:  # fmt: skip
     """UserError without a run on these nodes with this effective batch."""
     done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
@@ -90,9 +92,11 @@ def candidates(
     asked = " or ".join(map(str, nodes))
     if not here:
         there = ", ".join(map(str, sorted({shape_of(run).nodes for run in done}))) or "one alone"
+        furthest = max(runs, key=lambda run: shape_of(run).nodes)
+        command = command_on(furthest, nodes[0], 1, True, link)
         raise UserError(
-            f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: "
-            "measure it with harness nodes, over any link"
+            f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: measure "
+            f"it over any link, emulated nodes will do: {command or 'python -m harness nodes'}"
         )
     if batch is not None:
         sizes = sorted({run.effective_batch for run in here if run.effective_batch})
@@ -233,6 +237,7 @@ def _candidate(
         half_s=_half(prediction, ratios, phases, parts, _of_epochs(epochs, epoch_s / needed)),
         links=len(delays),
         direct_s=None if with_direct else _direct_s(fitted, prediction, parts, updates, longer),
+        run=runs[0],
         between=bool(delays) and min(delays) <= plan.wire.delay_s <= max(delays),
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ and cost come to there, and where the curve over nodes bends.
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ from harness.read.predict.model import (
     predict,
 )
 from harness.read.predict.phases import EPOCH_END, EVALUATION, PROBE, SAVING, START
+from harness.read.records.selection import start_on
 from harness.read.table import Table, screen, show, table_of
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
@@ -213,7 +215,7 @@ def prediction_lines(
     yield f"  cost         {NOT_KNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
     if plan.shape.nodes > 1:
         yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
-        yield _link_note(each)
+        yield _link_note(each, link, fitted.folder)
         yield _phases_note(fitted, plan.shape)
         yield from _few_updates_note(plan)
     if fitted.model.extrapolates(plan):
@@ -226,16 +228,19 @@ def prediction_lines(
         yield f"note: batch {plan.batch} is extrapolated: {_listed(batches)} were measured"
 
 
-def _link_note(prediction: Prediction) -> str:
+def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
     sizes = prediction.correction.sizes
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
         return f"note: all-reduce over this link was measured, at {measured} MB"
     if sizes:
         return "note: this link was not measured: the closed form, corrected as over other links"
+    plan = prediction.plan
+    start = start_on(plan.shape.nodes, plan.shape.per_node, plan.emulated, str(link))
     return (
         "note: no all-reduce was measured: the closed form alone; measure the link with "
-        "torchrun ... -m harness link --json > RECORDS/link.json"
+        f"{shlex.join([*start, '-m', 'harness', 'link', '--json'])} > "
+        f"{shlex.quote(f'{folder}/link.json')}"
     )
 
 
@@ -293,6 +298,8 @@ def bend_line(curve: list[Prediction]) -> str:
     bends = bend(curve)
     if bends is None:
         return f"no bend up to {curve[-1].plan.shape.nodes:,} nodes: efficiency stays above 0.5"
+    if bends is curve[0]:
+        return "no bend: efficiency is below 0.5 on one node already, and on more"
     return f"the curve bends: from {bends.plan.shape.nodes:,} nodes on efficiency is below 0.5"
 
 

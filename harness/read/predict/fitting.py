@@ -7,6 +7,7 @@ the others of its kind.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import statistics
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any
 
 from harness.core.links import Link
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
+from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
@@ -41,6 +43,7 @@ from harness.read.statistics import spread
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
 LINK_FILES = "link*.json"
+MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes`
 
 # Settings in which the runs of one fit may differ: they change the topology, or no step's time.
 FREE = (
@@ -90,6 +93,7 @@ class Fitted:
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
     not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
+    folder: str = "RECORDS"  # into which a measured link belongs
 
     @property
     def runs_text(self) -> str:
@@ -131,16 +135,30 @@ def measured_beside(selector: str) -> Iterator[Reduction]:
     """The all-reduces in link*.json files of a folder, or of FOLDER:NAME=VALUE."""
     folder, _ = parse_selector(selector)
     for file in sorted(folder.rglob(LINK_FILES)) if folder.is_dir() else ():
-        link = read_json(file) or {}
-        if not (link.get("nodes") and link.get("backend")):
-            continue  # not ours
         try:
+            link = _read_link(file)
+            if not (link.get("nodes") and link.get("backend")):
+                continue  # not ours
             rows = _checked_link(link, file)
         except UserError as error:
             warn([str(error)])
             continue
         shape = Shape(int(link["nodes"]), int(link["processes_per_node"]))
         yield from _reductions(link, rows, shape, link["backend"])
+
+
+def _read_link(file: Path) -> dict[str, Any]:
+    """Its JSON, also with the mark that `harness nodes` puts before each line, and with messages
+    before and after it.
+    """
+    if (link := read_json(file)) is not None:
+        return link
+    try:
+        text = MARK.sub("", file.read_text(encoding="utf-8"))
+        content = parsed(text[text.find("{") : text.rfind("}") + 1])
+    except (OSError, ValueError):
+        raise UserError(f"{file} is not JSON: its all-reduces are left out") from None
+    return content if isinstance(content, dict) else {}
 
 
 def _checked_link(link: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
@@ -187,7 +205,9 @@ def fit_records(selector: str, overrides: Overrides) -> Fitted:
     """On the runs that an argument selects, and the links measured beside them."""
     runs, _, not_read = read_selected(selector, None)
     table = [*recorded(runs), *measured_beside(selector)]
-    return replace(fit_on(selector, runs, overrides, table), not_read=not_read)
+    fitted = replace(fit_on(selector, runs, overrides, table), not_read=not_read)
+    folder, _ = parse_selector(selector)
+    return replace(fitted, folder=str(folder)) if folder.is_dir() else fitted
 
 
 def fit_on(
@@ -212,6 +232,8 @@ def fit_on(
     if overrides.sharing is not None:
         sharing, sharing_spread, inside_s = overrides.sharing, None, 0.0
     arguments = first.settings.get("training_arguments") or {}
+    same = _same_training(first, runs)
+    phases = fit_phases((shape_of(run), wire_between(run.measured_link), run) for run in same)
     model = Model(
         line, sharing, sharing_spread, inside_s,
         gradient_bytes=_gradient_bytes(first, runs, overrides),
@@ -220,7 +242,7 @@ def fit_on(
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
         shared_by=max(shape_of(run).ranks for run in basis),
-        payloads=_payloads(_same_training(first, runs)),
+        payloads=_payloads(same),
     )  # fmt: skip
     return Fitted(
         model,
@@ -228,12 +250,13 @@ def fit_on(
         machine=str(first.machine or "unknown machine"),
         runs=len(basis),
         left_out=all_of_them - len(basis),
-        assumed=(*_assumptions(runs, basis, first, line, overrides),),
-        train_samples=overrides.train_size or _train_samples(first),
-        phases=fit_phases(
-            (shape_of(run), wire_between(run.measured_link), run)
-            for run in _same_training(first, runs)
+        assumed=(
+            *_assumptions(runs, basis, first, line, overrides),
+            *_beside_others(basis, "runs"),
+            *_beside_others(phases.over_links, "runs over links"),
         ),
+        train_samples=overrides.train_size or _train_samples(first),
+        phases=phases,
         power_w=_mean_power_w(singles),
         idle_w=spread(
             [w for r in singles if is_number(w := r.environment.get("idle_power_w"))]
@@ -257,16 +280,19 @@ def _assumptions(
         yield f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)"
     if first.identity.get("grad_acc") is None:
         yield "one forward pass an update: the records do not say how many"
-    if busy := sum(run.is_beside_others for run in basis):
-        yield (
-            f"{busy} of {len(basis)} runs took as long as they take alone, though others used "
-            f"more than {DISTURBING_SHARE:.0%} of the cores"
-        )
     sizes = {size for run in basis if (size := _train_samples(run)) is not None}
     if len(sizes) > 1 and overrides.train_size is None:
         yield (
             f"an epoch of {_train_samples(first)} samples: those of the runs have "
             f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
+        )
+
+
+def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
+    if busy := sum(run.is_beside_others for run in runs):
+        yield (
+            f"{busy} of {len(runs)} {what} took as long as they take alone, though others used "
+            f"more than {DISTURBING_SHARE:.0%} of the cores"
         )
 
 
@@ -395,13 +421,11 @@ def _trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
 
 
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
-    """Finished runs, wherever they ran and however they exchange, quiet ones where there are any:
-    they say what is sent, and what a run takes beside its steps.
+    """Finished runs, wherever they ran and however they exchange: they say what is sent, and what
+    a run takes beside its steps.
     """
-    alike = [
-        run for run in runs if run.state == FINISHED and _of_training(run) == _of_training(first)
-    ]
-    return with_times_that_count(alike)
+    same = _of_training(first)
+    return [run for run in runs if run.state == FINISHED and _of_training(run) == same]
 
 
 def _of_training(run: Run) -> list[Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.read.predict.exchange import Shape, Wire, joined
 from harness.read.predict.model import least_squares
+from harness.read.records.groups import with_times_that_count
 from harness.read.records.runs import Run
 
 START, PROBE = "starting", "measuring the link"
@@ -79,6 +80,7 @@ class Phases:
     of: Mapping[Shape, Mapping[str, PhaseFit]] = field(default_factory=dict)
     # Nodes -> seconds of measuring the link, which a run does before its first step.
     probes: Mapping[int, OverLinks] = field(default_factory=dict)
+    over_links: tuple[Run, ...] = ()  # those on which they stand
 
     def recorded(self, shape: Shape) -> Shape | None:
         """The set-up on several nodes that is nearest to this one; None: no run crossed a link."""
@@ -107,16 +109,12 @@ class Phases:
 
 
 def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
-    """Medians of each link, and the line through them."""
+    """Medians of each link, of its quiet runs if there are any, and the line through them."""
     samples: dict[Shape, dict[str, dict[Wire, list[float]]]] = {}
-    runs = list(runs)
-    same = joined(wire for _, wire, _ in runs if wire is not None)
-    for shape, wire, run in runs:
-        if wire is None and shape.nodes > 1:
-            continue
-        over = same[wire] if wire is not None and shape.nodes > 1 else Wire()
+    by_link = _by_link([*runs])
+    for (shape, over), alike in by_link.items():
         by_name = samples.setdefault(shape if shape.nodes > 1 else Shape(1), {})
-        for name, seconds in _phases_of(run, shape):
+        for name, seconds in (pair for run in alike for pair in _phases_of(run, shape)):
             by_name.setdefault(name, {}).setdefault(over, []).append(seconds)
     of, probes = {}, {}
     local = samples.get(Shape(1), {})
@@ -129,7 +127,22 @@ def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
                        local.get(name, {}).get(Wire()))
             for name, by_link in by_name.items()
         }  # fmt: skip
-    return Phases(of, probes)
+    far = (run for (shape, _), those in by_link.items() if shape.nodes > 1 for run in those)
+    return Phases(of, probes, tuple(far))
+
+
+def _by_link(
+    runs: Sequence[tuple[Shape, Wire | None, Run]],
+) -> dict[tuple[Shape, Wire], list[Run]]:
+    """The runs of each set-up over each link whose times count."""
+    same = joined(wire for _, wire, _ in runs if wire is not None)
+    alike: dict[tuple[Shape, Wire], list[Run]] = {}
+    for shape, wire, run in runs:
+        if shape.nodes == 1:
+            alike.setdefault((shape, Wire()), []).append(run)
+        elif wire is not None:
+            alike.setdefault((shape, same[wire]), []).append(run)
+    return {key: with_times_that_count(those) for key, those in alike.items()}
 
 
 def _fit(points: list[tuple[float, float]], local: Sequence[float] | None) -> PhaseFit:

@@ -15,7 +15,7 @@ from harness.read.predict.command import link_without_losses
 from harness.read.predict.exchange import wire_of
 from harness.read.predict.fitting import Overrides, fit_on, measured_beside, recorded
 from harness.read.records.runs import parse_target
-from harness.read.records.selection import read_selected
+from harness.read.records.selection import command_on, read_selected
 from harness.read.table import Table, screen, show, table_of
 
 SHOWN = 6
@@ -30,7 +30,14 @@ def run(options: argparse.Namespace) -> int:
     table = [*recorded(runs), *measured_beside(options.records)]
     fitted = fit_on(options.records, runs, Overrides.of(options), table)
     found = candidates(
-        fitted, runs, nodes, wire_of(link), target, options.effective_batch, options.emulated
+        fitted,
+        runs,
+        nodes,
+        wire_of(link),
+        target,
+        options.effective_batch,
+        options.emulated,
+        str(link),
     )
     kept = within(found.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
     if options.json:
@@ -42,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
     if kept:
         show(plan_table(kept[:SHOWN], options.cost_per_gpu_hour))
         console.print(reasons(kept, len(found.reached), str(target), str(link)))
+        if command := command_of(kept[0], str(link)):
+            console.print(f"measure {'the first' if is_open(kept) else 'it'} with: {command}")
     else:
         fastest = found.reached[0]
         console.print(
@@ -125,11 +134,10 @@ def plan_table(found: list[Candidate], price: float | None) -> Table:
 
 
 def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
-    """What to take, and what makes it the best."""
+    """What to take, and what makes it the best; a line each where that is open."""
     best = kept[0]
-    close = [each for each in kept if _is_close(each, best)]
-    if len(close) > 1 and any(each.interval is None for each in close):
-        return _undecided(close, target, link)
+    if is_open(kept):
+        return _undecided([each for each in kept if _is_close(each, best)], target, link)
     interval = ""
     if (ends := best.interval) is not None:
         interval = f" (95 % interval {duration(ends[0])} to {duration(ends[1])})"
@@ -151,8 +159,23 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     )
     ends, theirs = best.interval, other.interval
     if ends is None or theirs is None:
-        return f"{text}; an interval is not known, so neither is which is faster"
+        return f"{text}; an interval is not known, so it is open which is faster"
     return f"{text}; their intervals overlap" if theirs[0] < ends[1] else text
+
+
+def is_open(kept: list[Candidate]) -> bool:
+    """Whether several are close to the first, and intervals do not tell which is the fastest."""
+    close = [each for each in kept if _is_close(each, kept[0])]
+    return len(close) > 1 and any(each.interval is None for each in close)
+
+
+def command_of(each: Candidate, link: str) -> str | None:
+    """What measures it over the link."""
+    if each.run is None:
+        return None
+    plan = each.plan
+    more = ("--exchange", plan.exchange)
+    return command_on(each.run, plan.shape.nodes, plan.shape.per_node, plan.emulated, link, *more)
 
 
 def _is_close(one: Candidate, other: Candidate) -> bool:
@@ -165,13 +188,14 @@ def _undecided(close: list[Candidate], target: str, link: str) -> str:
     """The candidates that cannot be ranked."""
     times = [each.wall_s for each in close]
     named = [
-        f"{name_of(each)}, --exchange {each.plan.exchange} ({duration(each.wall_s)})"
+        f"  {name_of(each)}, --exchange {each.plan.exchange}: {duration(each.wall_s)}"
         for each in close
     ]
-    return (
-        f"these are within {max(times) / min(times) - 1:.1%} to {target} over {link}, and of some "
-        f"no interval is known, so neither is which is the fastest: {'; '.join(named)}"
+    first = (
+        f"it is open which is the fastest to {target} over {link}: these are within "
+        f"{max(times) / min(times) - 1:.1%}, and not all have an interval"
     )
+    return "\n".join([first, *named])
 
 
 def notes(found: Candidates) -> list[str]:

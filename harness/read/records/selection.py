@@ -253,24 +253,45 @@ def command_for_seeds(group: Group, how_many: int) -> str | None:
     runs, or where a script that only calls LogCallback may take no --seed.
     """
     run = group.runs[0]
+    if (words := _command_of(run, ["--seed"])) is None:
+        return None
+    taken = {run.seed for run in group.runs}
+    new = [str(seed) for seed in SEEDS if seed not in taken][:how_many]
+    command = shlex.join([*_launcher(run), *words])
+    return f"for seed in {' '.join(new)}; do {_threads(run)}{command} --seed $seed; done"
+
+
+def command_on(
+    run: Run, nodes: int, per_node: int, emulated: bool, link: str, *more: str
+) -> str | None:
+    """What measures its training on other nodes or over another link; None as above. more: flags
+    in place of its own.
+    """
+    given = [flag for flag in more if flag.startswith("--")]
+    if (words := _command_of(run, ["--setup", "--link", *given])) is None:
+        return None
+    return _threads(run) + shlex.join([*start_on(nodes, per_node, emulated, link), *words, *more])
+
+
+def _command_of(run: Run, without: Sequence[str]) -> list[str] | None:
     if not run.command or run.imported or "script" not in run.settings:
         return None
-    script, *flags = without_flags(run.command, ["--seed"])
+    script, *flags = without_flags(run.command, without)
     path = run.recorded_folder.path
-    if is_published(group):
+    if is_published(run):
         flags = [*without_flags(flags, ["--o", "--output_dir"]), "--output_dir", OWN_OUTPUT]
     elif not any(flag.startswith("--o") for flag in flags) and len(path.parents) > 2:
         flags += ["--output_dir", str(path.parents[2])]
-    taken = {run.seed for run in group.runs}
-    new = [str(seed) for seed in SEEDS if seed not in taken][:how_many]
-    command = shlex.join([*_launcher(run), script, *flags])
-    threads = f"OMP_NUM_THREADS={run.threads} " if run.threads else ""
-    return f"for seed in {' '.join(new)}; do {threads}{command} --seed $seed; done"
+    return [script, *flags]
 
 
-def is_published(group: Group) -> bool:
-    """Whether its records are of an archive: nobody else's runs belong beside them."""
-    folder = group.runs[0].recorded_folder
+def _threads(run: Run) -> str:
+    return f"OMP_NUM_THREADS={run.threads} " if run.threads else ""
+
+
+def is_published(run: Run) -> bool:
+    """Whether its record is in an archive: nobody else's runs belong beside it."""
+    folder = run.recorded_folder
     return folder.archived is not None and not folder.path.exists()
 
 
@@ -292,16 +313,17 @@ def _launcher(run: Run) -> list[str]:
     environment = run.environment
     nodes, per_node = environment.get("nodes") or 1, environment.get("processes_per_node") or 1
     if run.identity["strategy"] == "hivemind" or nodes * per_node == 1:
-        start = ["python"]
-    elif nodes == 1:
+        return ["python"]
+    if nodes == 1:
         return ["torchrun", "--standalone", f"--nproc_per_node={per_node}"]
-    else:
-        start = ["torchrun", *([f"--nproc_per_node={per_node}"] if per_node > 1 else [])]
-    launch = environment.get("launch") or {}
-    if nodes > 1 and launch.get("launcher") == "netns":
-        link = ["--link", run.identity["link"]] if run.identity["link"] else []
-        return ["python", "-m", "harness", "nodes", str(nodes), *link, "--", *start]
-    if nodes > 1:
-        where = [f"--nnodes={nodes}", "--node_rank=RANK", "--master_addr=ADDRESS"]
-        return [start[0], *where, *start[1:]]
-    return start
+    emulated = (environment.get("launch") or {}).get("launcher") == "netns"
+    return start_on(nodes, per_node, emulated, run.identity["link"])
+
+
+def start_on(nodes: int, per_node: int, emulated: bool, link: str | None) -> list[str]:
+    """How a command begins that starts processes on several nodes, on each where they are real."""
+    ranks = [f"--nproc_per_node={per_node}"] if per_node > 1 else []
+    if emulated:
+        over = ["--link", link] if link else []
+        return ["python", "-m", "harness", "nodes", str(nodes), *over, "--", "torchrun", *ranks]
+    return ["torchrun", f"--nnodes={nodes}", "--node_rank=RANK", "--master_addr=ADDRESS", *ranks]

@@ -214,6 +214,11 @@ class ReplicaExchange(Exchange):
         return None if way == "backend" else DirectAllreduce(group, None, way == ALL_TO_ALL)
 
     @property
+    def _is_ddp(self) -> bool:
+        """Whether gradients of all ranks are averaged at every update: none trains apart."""
+        return self.replicas.count == 1 and self.context.world.size > 1
+
+    @property
     def together(self) -> bool:
         """Replicas are still equal, bit for bit: they have not trained apart yet."""
         return self.update <= self.first
@@ -302,6 +307,8 @@ class ReplicaExchange(Exchange):
 
     def after_update(self, update: int, last: bool) -> None:
         self.update = update
+        if self._is_ddp:  # whose own exchange tells nobody
+            self.count_sent(sum(p.nbytes for p in self.weights.parameters))
         if not self.together:
             self._exchange(last)
         elif update == self.first:
@@ -322,13 +329,24 @@ class ReplicaExchange(Exchange):
                 f"--sync_first {self.first}: the run has {updates} updates, and would never train "
                 "apart: use --strategy ddp"
             )
-        if self.every > updates - self.first and self.context.is_rank0:
-            apart = f" after --sync_first {self.first}" if self.first else ""
-            warning = (
-                f"warning: --sync_every {self.every}: the run has {updates - self.first} "
-                f"updates{apart}, and only the last one exchanges anything"
+        warning = self._warning(updates - self.first)
+        if warning is not None and self.context.is_rank0:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
+
+    def _warning(self, apart: int) -> str | None:
+        """Where a run exchanges otherwise than its flags suggest; apart: updates of replicas."""
+        if self._is_ddp:
+            return (
+                f"--strategy {self.context.settings.strategy} on one node: gradients are exchanged "
+                "at every update, as with ddp; with --sync_scope rank processes train apart"
             )
-            print(warning, file=sys.stderr, flush=True)
+        if self.every <= apart:
+            return None
+        after = f" after --sync_first {self.first}" if self.first else ""
+        return (
+            f"--sync_every {self.every}: the run has {apart} updates{after}, and only the last one "
+            "exchanges anything"
+        )
 
     @property
     def apart_updates(self) -> int:

@@ -66,10 +66,14 @@ def test_a_momentum_of_nothing_is_not_the_default() -> None:
     assert parse("bert", DILOCO.split(), launched(2, 1)).outer_momentum == 0.9
 
 
-def exchange(*argv: str, size: int = 7, dtype: torch.dtype = torch.float32) -> Any:
-    """Of one process, with a model of so many weights."""
+def exchange(
+    *argv: str, size: int = 7, dtype: torch.dtype = torch.float32, world: World | None = None
+) -> Any:
+    """Of one process, or of the replicas that world has, with a model of so many weights."""
     settings = parse("bert", list(argv), launched(1, 1))
-    run: Any = SimpleNamespace(settings=settings, world=World(), observed={}, is_rank0=True)
+    run: Any = SimpleNamespace(
+        settings=settings, world=world or World(), observed={}, is_rank0=True
+    )
     replica = exchange_of(run)
     replica.model = torch.nn.Linear(size, 1, bias=False, dtype=dtype)
     replica.attach(replica.model, None)
@@ -114,6 +118,26 @@ def test_a_run_that_is_too_short_to_exchange_says_so(capsys: pytest.CaptureFixtu
     replica.begin(12)
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and "--sync_every 13" in line and "12 updates" in line
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
+def test_on_one_node_it_says_that_it_exchanges_as_ddp(
+    strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = World(per_node=2)
+    replica = exchange("--strategy", strategy, "--sync_every", "20", world=pair)
+    replica.begin(12)
+    line = capsys.readouterr().err
+    assert line == (
+        f"warning: --strategy {strategy} on one node: gradients are exchanged at every update, as "
+        "with ddp; with --sync_scope rank processes train apart\n"
+    )
+    replica.after_update(1, last=False)
+    assert replica.payload_bytes == 7 * 4
+    alone = exchange("--strategy", strategy)
+    alone.begin(12)
+    alone.after_update(1, last=False)
+    assert capsys.readouterr().err == "" and alone.payload_bytes == 0
 
 
 def test_what_it_costs_is_in_the_record() -> None:
