@@ -73,9 +73,11 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     return "failed", text if named else f"{type(error).__name__}: {text}"
 
 
-def what_ended(error: BaseException | None, folder: Path) -> BaseException | None:
+def what_ended(error: BaseException | None, context: Context) -> BaseException | None:
     """It, or the error of the disk where that of the run refused a write of any library."""
-    return (of_disk(error, folder) if isinstance(error, OSError) else None) or error
+    if isinstance(error, OSError):
+        return of_disk(error, context.folder.path) or error
+    return error
 
 
 def was_at_step(error: BaseException) -> bool | None:

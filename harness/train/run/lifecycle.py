@@ -173,7 +173,7 @@ class Lifecycle:
         # the other ranks as soon as one fails: not while this one records and unlocks.
         self.over = True
         self._ignore_signals()
-        error = what_ended(error, self.context.folder.path)
+        error = what_ended(error, self.context)
         context, begun = self.context, self.recorder.update is not None
         assert self.watchdog is not None
         self.watchdog.close(done=error is None)
