@@ -45,12 +45,17 @@ EXIT_BARRIER_S = 3.0
 FAILURE = re.compile(
     r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
 )
+# How harness.train.torchrun prints that it has ended one.
+STOPPED = re.compile(
+    r"^harness: (rank (\d+) \(node \d+\) .*: its process is stopped)$", re.MULTILINE
+)
 
 
 class FailedRank(TypedDict):
     rank: int
     exit_code: int  # negative: of a signal
     unix: float
+    stopped: NotRequired[str | None]  # why its launcher has ended it
     no_memory: NotRequired[bool]  # the kernel has killed for it on the rank's node
 
 
@@ -307,8 +312,14 @@ def failures_in(log: Path, mark: str = "") -> list[FailedRank]:
     except OSError:
         return []
     text = "\n".join(line.removeprefix(mark) for line in text.split("\n") if line.startswith(mark))
+    stopped = {rank: reason for reason, rank in STOPPED.findall(text)}
     return [
-        {"rank": int(rank), "exit_code": int(code), "unix": _unix_of(stamp)}
+        {
+            "rank": int(rank),
+            "exit_code": int(code),
+            "unix": _unix_of(stamp),
+            "stopped": stopped.get(rank),
+        }
         for stamp, rank, code in FAILURE.findall(text)
     ]
 

@@ -162,6 +162,9 @@ def _from_outside(run_exit: Exit, stopped: tuple[str, str] | None) -> tuple[str,
     if run_exit.launcher_died:
         return "interrupted", run_exit.error or "the launcher was killed"
     killed = [f for f in run_exit.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
+    for failure in killed:
+        if reason := failure.get("stopped"):
+            return "failed", reason
     if killed:
         rank = f"rank {killed[0]['rank']}"
         if any(failure.get("no_memory") for failure in killed):
