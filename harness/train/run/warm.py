@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.command_line import command_line
-from harness.core.process import PARENT, end_with_parent, is_stopped, oom_kills, print_if_possible
+from harness.core.process import (
+    PARENT,
+    OutOfMemory,
+    end_with_parent,
+    is_stopped,
+    limits_memory,
+    print_if_possible,
+)
 from harness.core.records import SERVER_KILLED, log_of
 from harness.core.tasks import TASKS, module_from, script_file
 
@@ -97,7 +104,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     global hang_after_s
     hang_after_s = request["hang_after_s"]
-    killed_before = oom_kills()
+    memory = OutOfMemory.now()
     running.set()
     ended: dict[str, Any] = {"code": 0, "failures": []}
     reasons: dict[int, str] = {}  # of ranks that were stopped, by process
@@ -117,8 +124,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    no_memory = oom_kills() > killed_before
-    return ended | {"failures": [{**rank, "no_memory": no_memory} for rank in ended["failures"]]}
+    of_node = {"no_memory": memory.since(), "limited": limits_memory()}
+    return ended | {"failures": [{**rank, **of_node} for rank in ended["failures"]]}
 
 
 def _failed(error: Exception, reasons: Mapping[int, str]) -> dict[str, Any]:
