@@ -22,7 +22,7 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from harness.train.rendezvous import harden
-    from harness.train.run.stopped import ending_stopped_ranks, hang_after_of
+    from harness.train.stopped import ending_stopped_ranks, hang_after_of
 
     gc.freeze()
     gc.enable()

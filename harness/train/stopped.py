@@ -55,7 +55,7 @@ class StoppedRanks:
                     os.kill(worker.id, signal.SIGKILL)
 
 
-class Agent(LocalElasticAgent):
+class EndingAgent(LocalElasticAgent):
     """Looks at its ranks each time that torch's own does."""
 
     def __init__(self, *args: Any, stopped: StoppedRanks, **more: Any) -> None:
@@ -69,13 +69,13 @@ class Agent(LocalElasticAgent):
 
 @contextmanager
 def ending_stopped_ranks(hang_after_s: float, **of_agent: Any) -> Iterator[StoppedRanks]:
-    """The launcher's agents are Agents with these arguments.
+    """The launcher's agents are EndingAgents with these arguments.
 
     LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
     it finds the class is replaced, as checked with torch 2.13.
     """
     before, stopped = api.LocalElasticAgent, StoppedRanks(hang_after_s)
-    api.LocalElasticAgent = functools.partial(Agent, stopped=stopped, **of_agent)
+    api.LocalElasticAgent = functools.partial(EndingAgent, stopped=stopped, **of_agent)
     try:
         yield stopped
     finally:

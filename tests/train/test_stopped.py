@@ -15,10 +15,8 @@ import pytest
 
 from harness.core.process import is_stopped
 from harness.core.records import find_runs, read_rows
-from harness.launch.agents import failures_in
-from harness.train.run import stopped
-from harness.train.run.stopped import StoppedRanks, hang_after_of
-from tests.launch.test_fleet import LOST
+from harness.train import stopped
+from harness.train.stopped import StoppedRanks, hang_after_of
 from tests.support.sweeps import family, start, sweep_file, wait_for
 
 
@@ -74,13 +72,6 @@ def test_the_time_is_that_of_the_script() -> None:
         (["vit.py", "--hang_after", "soon"], 0.0),
     ):
         assert hang_after_of(words) == seconds
-
-
-def test_the_reason_is_read_from_what_torchrun_printed(tmp_path: Path) -> None:
-    log, reason = tmp_path / "log.txt", "rank 1 (node 0) does not answer for 3 s: its process is"
-    log.write_text(f"harness: {reason} stopped\n" + LOST.format("", 1) + LOST.format("", 0))
-    told = {failure["rank"]: failure["stopped"] for failure in failures_in(log)}
-    assert told == {1: f"{reason} stopped", 0: None}
 
 
 @pytest.mark.process
