@@ -22,8 +22,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 GRACE_S = 20.0  # for a process to record and exit, before it is killed
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
@@ -32,6 +33,7 @@ SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 VMSTAT, CGROUPS = Path("/proc/vmstat"), Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+OOM, COUNT = re.compile(r"^oom (\d+)$", re.MULTILINE), re.compile(r"^(\d+)$", re.MULTILINE)
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
 
 
@@ -190,20 +192,48 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory, as far as it counts them here.
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The kernel's counts of it. Only the difference of two means anything."""
 
-    Only a difference of two calls means anything: some are counted several times.
-    """
-    counts = [VMSTAT]
-    for line in _text_of(OWN_GROUPS).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers in ("", "memory"):
-            root = CGROUPS / controllers
-            counts += [
-                root / group.lstrip("/") / name for name in ("memory.events", "memory.oom_control")
-            ]
-    return sum(int(count) for file in counts for count in OOM_KILLS.findall(_text_of(file)))
+    on_machine: int  # processes that were killed
+    in_group: int  # of the control group of this process
+    group_full: int  # how often that group, or one above it, had reached its limit
+
+    @classmethod
+    def now(cls) -> Self:
+        on_machine, in_group, full = _sum(OOM_KILLS, VMSTAT), 0, 0
+        for line in _text_of(OWN_GROUPS).splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers in ("", "memory"):
+                root = CGROUPS / controllers
+                own = root / name.lstrip("/")
+                in_group += _sum(OOM_KILLS, own / "memory.events", own / "memory.oom_control")
+                for group in (own, *own.parents):
+                    if group.is_relative_to(root):
+                        full += _sum(OOM, group / "memory.events")
+                        full += _sum(COUNT, group / "memory.failcnt")
+        return cls(on_machine, in_group, full)
+
+    def since(self) -> str | None:
+        """What has lacked memory since then, so that a process was killed for it."""
+        now = OutOfMemory.now()
+        if now.in_group > self.in_group:
+            full = now.group_full > self.group_full
+            return "its control group" if full else "the machine"
+        # It may have been in a group of its own.
+        return "the machine or a control group" if now.on_machine > self.on_machine else None
+
+
+def _sum(pattern: re.Pattern[str], *files: Path) -> int:
+    return sum(int(count) for file in files for count in pattern.findall(_text_of(file)))
+
+
+def limits_memory() -> bool:
+    """Whether this process may not take what memory there is (ulimit -v)."""
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _text_of(file: Path) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NotRequired, TypedDict
 
-from harness.core.process import is_stopped, oom_kills
+from harness.core.process import OutOfMemory, is_stopped, limits_memory
 from harness.core.provenance import ROOT
 from harness.core.records import rows_in
 from harness.core.tasks import TASKS
@@ -45,13 +45,20 @@ EXIT_BARRIER_S = 3.0
 FAILURE = re.compile(
     r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
 )
+# How harness.train.torchrun prints that it has ended one.
+STOPPED = re.compile(
+    r"^harness: (rank (\d+) \(node \d+\) .*: its process is stopped)$", re.MULTILINE
+)
 
 
 class FailedRank(TypedDict):
     rank: int
     exit_code: int  # negative: of a signal
     unix: float
-    no_memory: NotRequired[bool]  # the kernel has killed for it on the rank's node
+    stopped: NotRequired[str | None]  # why its launcher has ended it
+    # What lacked it on the rank's node, so that the kernel killed a process; and ulimit -v.
+    no_memory: NotRequired[str | None]
+    limited: NotRequired[bool]
 
 
 Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to it
@@ -307,8 +314,14 @@ def failures_in(log: Path, mark: str = "") -> list[FailedRank]:
     except OSError:
         return []
     text = "\n".join(line.removeprefix(mark) for line in text.split("\n") if line.startswith(mark))
+    stopped = {rank: reason for reason, rank in STOPPED.findall(text)}
     return [
-        {"rank": int(rank), "exit_code": int(code), "unix": _unix_of(stamp)}
+        {
+            "rank": int(rank),
+            "exit_code": int(code),
+            "unix": _unix_of(stamp),
+            "stopped": stopped.get(rank),
+        }
         for stamp, rank, code in FAILURE.findall(text)
     ]
 
@@ -320,7 +333,7 @@ def _unix_of(stamp: str) -> float:
 class TorchrunAgent(Agent):
     """torchrun for each run, as a person would: slower, to check the warm agent against."""
 
-    killed_before = 0  # by the kernel, when the run began
+    memory = OutOfMemory(0, 0, 0)  # when the run began
 
     def request_port(self) -> int | None:
         return next(PORTS)
@@ -337,7 +350,7 @@ class TorchrunAgent(Agent):
             script if in_folder else str(ROOT / script),
             *request.argv,
         ]
-        self.run_log, self.killed_before = request.log, oom_kills()
+        self.run_log, self.memory = request.log, OutOfMemory.now()
         environment = {**self.environment, **request.environment_of(number)}
         secret = {"PET_RDZV_ID": meeting.run_id}  # torchrun's --rdzv_id
         request.log.parent.mkdir(parents=True, exist_ok=True)
@@ -370,9 +383,11 @@ class TorchrunAgent(Agent):
         self.process = None
         if code < 0 or (self.node.remote and code == SSH_FAILED):
             return [{"event": "died", "code": code}]
-        no_memory = not self.node.remote and oom_kills() > self.killed_before
         failures = failures_in(self.run_log, self.node.mark if self.node.remote else "")
-        failures = [{**failure, "no_memory": no_memory} for failure in failures]
+        if not self.node.remote:
+            no_memory, limited = self.memory.since(), limits_memory()
+            for failure in failures:
+                failure |= {"no_memory": no_memory, "limited": limited}
         return [{"event": "ended", "code": code, "failures": failures if code else []}]
 
     def stop(self) -> None:

@@ -161,10 +161,13 @@ def _from_outside(run_exit: Exit, stopped: tuple[str, str] | None) -> tuple[str,
     if run_exit.launcher_died:
         return "interrupted", run_exit.error or "the launcher was killed"
     killed = [f for f in run_exit.failures if f["exit_code"] in (-signal.SIGKILL, SERVER_KILLED)]
+    for failure in killed:
+        if reason := failure.get("stopped"):
+            return "failed", reason
     if killed:
         rank = f"rank {killed[0]['rank']}"
-        if any(failure.get("no_memory") for failure in killed):
-            return "oom", f"{rank} was killed by the kernel: the machine is out of memory"
+        if what := next(filter(None, (failure.get("no_memory") for failure in killed)), None):
+            return "oom", f"{rank} was killed by the kernel: {what} is out of memory"
         return "interrupted", f"{rank} was killed (SIGKILL)"
     return None
 
@@ -187,6 +190,9 @@ def _silent(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple
         how = (
             f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         )
+        if code == -signal.SIGSEGV and failure.get("limited"):
+            # Libraries do not look at each allocation, but other bugs end like this, too.
+            how += ", perhaps out of memory: ulimit -v is set"
         return "failed", f"rank {rank} {how}"
     return None
 

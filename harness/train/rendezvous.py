@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import pickle  # noqa: TID251 - to read less than it would
 import secrets
 import socket
 import sys
+import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from ipaddress import ip_address
@@ -24,7 +27,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     c10d_rendezvous_backend,
     dynamic_rendezvous,
@@ -37,6 +40,9 @@ from harness.core.settings import UserError
 of_ranks = import_module("torch.distributed.rendezvous")
 REACH_S = 60.0  # for the first node to listen
 SAY_S = 20.0  # between two lines about a node that does not answer
+MISSED_S = 60.0  # between two lines about ranks that have not come
+NAMED = 4  # of them
+HERE = "harness/here/{}"  # in the store: of a rank that has come
 BACKLOG = 4096
 TIMEOUT = timedelta(minutes=5)  # torch's own, to connect to a store
 # All that the state of a rendezvous consists of, beside the types that pickle itself knows.
@@ -62,7 +68,8 @@ def harden() -> None:
                 "replaced so that nobody else reaches the run: pip install -r requirements.txt"
             )
     for module in stores:
-        setattr(module, "TCPStore", store)  # noqa: B010 - mypy: a function for a class
+        new = store_of_ranks if module is of_ranks else store
+        setattr(module, "TCPStore", new)  # noqa: B010 - mypy: a function for a class
     handler._create_tcp_store_server = lambda _, host, port: store(
         host, port, is_master=True, multi_tenant=True
     )
@@ -107,6 +114,43 @@ def store(
         port = listening.getsockname()[1]
         more["master_listen_fd"] = listening.detach()
     return TCPStore(host_name, port, world_size, is_master, timeout, **more)
+
+
+def store_of_ranks(
+    host_name: str, port: int, world_size: int, is_master: bool, timeout: timedelta, **more: Any
+) -> TCPStore:
+    """The store in which the ranks meet; the first one says who has not come."""
+    # torch would wait in it for all of them, and say nothing.
+    more["wait_for_workers"] = False
+    made = store(host_name, port, world_size, is_master, timeout, **more)
+    rank, per_node = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_WORLD_SIZE"))
+    made.set(HERE.format(rank), "")
+    # Of rank 0 rank 1 says it: one line, and not as many as there are ranks.
+    awaited = {0: range(1, world_size), 1: range(1)}.get(rank)
+    if awaited:
+        args = (made, awaited, per_node or world_size)
+        threading.Thread(target=_name_the_missing, args=args, daemon=True).start()
+    return made
+
+
+def _name_the_missing(made: TCPStore, ranks: Iterable[int], per_node: int) -> None:
+    """Until all of these ranks have come."""
+    waited_s = 0.0
+    with suppress(RuntimeError):  # the store is gone
+        connection = made.clone()  # torch waits on the other one
+        while missing := [rank for rank in ranks if not connection.check([HERE.format(rank)])]:
+            with suppress(DistStoreError):  # they have not come within this time
+                connection.wait(
+                    [HERE.format(rank) for rank in missing], timedelta(seconds=MISSED_S)
+                )
+                return
+            waited_s += MISSED_S
+            missing = [rank for rank in missing if not connection.check([HERE.format(rank)])]
+            names = ", ".join(f"rank {rank} (node {rank // per_node})" for rank in missing[:NAMED])
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            if missing:
+                said = f"harness: {names}{more}: not come to the run for {waited_s:g} s"
+                print(said, file=sys.stderr, flush=True)
 
 
 def _listen(host: str, port: int) -> socket.socket | None:

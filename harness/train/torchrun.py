@@ -22,6 +22,7 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from harness.train.rendezvous import harden
+    from harness.train.stopped import ending_stopped_ranks, hang_after_of
 
     gc.freeze()
     gc.enable()
@@ -32,7 +33,8 @@ def main() -> int:
         os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
     try:
         harden()
-        run.main()
+        with ending_stopped_ranks(hang_after_of(sys.argv)):
+            run.main()
     except UserError as error:
         print(f"torchrun: error: {error}", file=sys.stderr)
         return 2

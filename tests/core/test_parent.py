@@ -182,20 +182,46 @@ def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.SIGHUP in parent.ending_signals()
 
 
-@pytest.mark.parametrize(("group", "file"), [
-    ("0::/job/step", "job/step/memory.events"),  # version 2
-    ("4:memory:/job", "memory/job/memory.oom_control"),  # version 1
-    ("", "vmstat"),
+KILLED = "oom_kill_disable 0\noom_kill 2\noom_group_kill 7\n"
+
+
+@pytest.mark.parametrize(("group", "files", "what"), [
+    ("0::/job/step", {"job/step/memory.events": f"oom 9\n{KILLED}"}, "its control group"),
+    ("0::/job/step", {"job/step/memory.events": f"oom 0\n{KILLED}"}, "the machine"),
+    ("0::/job/step", {"job/step/memory.events": KILLED, "job/memory.events": "oom 1\n"},
+     "its control group"),
+    ("4:memory:/job", {"memory/job/memory.oom_control": KILLED}, "the machine"),
+    ("4:memory:/job", {"memory/job/memory.oom_control": KILLED, "memory/memory.failcnt": "8\n"},
+     "its control group"),
+    ("4:memory:/job", {"memory/job/memory.failcnt": "8\n"}, None),  # it got along
+    ("4:memory:/job", {"vmstat": KILLED, "memory/job/memory.failcnt": "8\n"},
+     "the machine or a control group"),
+    ("", {"vmstat": KILLED}, "the machine or a control group"),
 ])  # fmt: skip
-def test_what_the_kernel_has_killed_is_counted(
-    group: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_the_kernel_has_killed_is_told_by_its_counts(
+    group: str,
+    files: dict[str, str],
+    what: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wherever it counts: in files that are planted here, as a machine has one of the versions."""
+    """In files that are planted here, as a machine has one version of control groups."""
     (tmp_path / "own").write_text(f"3:cpu:/elsewhere\n{group}\n".replace("\n\n", "\n"))
     monkeypatch.setattr(parent, "OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr(parent, "CGROUPS", tmp_path)
     monkeypatch.setattr(parent, "VMSTAT", tmp_path / "vmstat")
-    assert parent.oom_kills() == 0
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text("oom 9\noom_kill_disable 0\noom_kill 2\noom_group_kill 7\n")
-    assert parent.oom_kills() == 2
+    before = parent.OutOfMemory.now()
+    assert before.since() is None
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert before.since() == what
+    assert parent.OutOfMemory.now().since() is None
+
+
+def test_a_limit_of_the_shell_is_seen(root: Path) -> None:
+    tell = "from harness.core.process import limits_memory; print(limits_memory())"
+    for limit, seen in (("ulimit -v 8000000; ", True), ("", False)):
+        words = ["sh", "-c", f'{limit}exec "$0" -c "$1"', sys.executable, tell]
+        said = subprocess.run(words, cwd=root, capture_output=True, text=True)
+        assert said.stdout == f"{seen}\n", said.stderr

@@ -125,7 +125,7 @@ def test_a_lack_of_memory_beside_training_steps_halves_no_batch(
     (job.folder.path / "checkpoint-8" / COMPLETE).touch()
     position = {"attempt": 1, "epoch": epoch, "update": int(8 * epoch), "updates": 24}
     attempts.tell_progress(job.folder, position)
-    failure = {"rank": 0, "exit_code": -9, "unix": time.time(), "no_memory": True}
+    failure = {"rank": 0, "exit_code": -9, "unix": time.time(), "no_memory": "the machine"}
     killed = Exit(1, [failure])
     assert settle(job, killed, Began(time.time() - 1), Path("none"), None) == "oom"
     reason = (read_json(job.folder.summary) or {})["reason"]
@@ -133,6 +133,18 @@ def test_a_lack_of_memory_beside_training_steps_halves_no_batch(
     assert reason == f"{killer}; {advice}"
     auto = replace(job.settings, auto_batch=True)
     assert attempts.batch_to_try(job.folder, auto) == (8 if advice == IN_A_STEP else None)
+
+
+@pytest.mark.parametrize("code", [-11, -6])
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_crash_may_be_a_lack_of_memory_where_the_shell_limits_it(
+    code: int, limited: bool, job: Job
+) -> None:
+    failure = {"rank": 0, "exit_code": code, "unix": time.time(), "limited": limited}
+    assert settled(job, Exit(1, [failure])) == "failed"
+    reason = (read_json(job.folder.summary) or {})["reason"]
+    assert reason.endswith(", perhaps out of memory: ulimit -v is set") == (limited and code == -11)
+    assert reason.startswith("rank 0 died of SIG")
 
 
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from harness.core.process import is_stopped
+from harness.core.process import OutOfMemory, is_stopped
 from harness.core.settings import UserError
 from harness.launch import agents
 from harness.launch import launcher as supervisor
@@ -439,14 +439,22 @@ def test_the_ranks_that_torchrun_has_lost_are_those_that_it_prints(
     kills: int, job: Job, torchruns: Torchruns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = itertools.chain([3, 3, 3], itertools.repeat(3 + kills))
-    monkeypatch.setattr(agents, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(agents.OutOfMemory, "now", lambda: OutOfMemory(next(counts), 0, 0))
     launcher, (one, other, third) = torchruns(job)
     (tmp_path / "log.txt").write_text(LOST.format("", 5) + LOST.format("", 1))
     one.code = other.code = third.code = 1
     found = launcher.poll()
     assert found is not None and {f["rank"] for f in found.failures} == {1, 5}
     assert all(f["exit_code"] == -9 for f in found.failures)
-    assert {f["no_memory"] for f in found.failures} == {bool(kills)}
+    lacked = "the machine or a control group" if kills else None
+    assert {f["no_memory"] for f in found.failures} == {lacked}
+
+
+def test_the_reason_is_read_from_what_torchrun_printed(tmp_path: Path) -> None:
+    log, reason = tmp_path / "log.txt", "rank 1 (node 0) does not answer for 3 s: its process is"
+    log.write_text(f"harness: {reason} stopped\n" + LOST.format("", 1) + LOST.format("", 0))
+    told = {failure["rank"]: failure["stopped"] for failure in agents.failures_in(log)}
+    assert told == {1: f"{reason} stopped", 0: None}
 
 
 def test_the_lines_of_another_host_have_its_mark(tmp_path: Path) -> None:

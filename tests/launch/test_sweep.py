@@ -314,7 +314,7 @@ def test_failures_are_results_and_the_sweep_goes_on(
     assert first[8] == ("interrupted", "rank 1 was killed (SIGKILL)")
     assert first[9][0] == "oom" and "bad_alloc" in first[9][1]
     if limited:
-        killed = "rank 1 was killed by the kernel: the machine is out of memory"
+        killed = "rank 1 was killed by the kernel: the machine or a control group is out of memory"
         assert first[11] == ("oom", killed)
     # They stand in the table as rows, with their reasons.
     assert runs.count("oom") >= 3 and "planted (rank 1)" in runs

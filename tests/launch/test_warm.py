@@ -18,7 +18,7 @@ import torch.distributed.launcher.api as launcher
 from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from harness.core.process import is_stopped
+from harness.core.process import OutOfMemory, is_stopped
 from harness.core.provenance import Driver
 from harness.launch import places
 from harness.launch.places import Local, Machine, Options
@@ -81,13 +81,13 @@ def test_what_the_kernel_killed_for_lack_of_memory_is_told_where_it_did(
 ) -> None:
     """On the node of the rank, which may be another machine than the runner's."""
     counts = iter([5, 5 + kills])
-    monkeypatch.setattr(warm, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(warm.OutOfMemory, "now", lambda: OutOfMemory(next(counts), 0, 0))
     lost = ChildFailedError("vit", {1: ProcessFailure(0, 7, -9, "none")})
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(lost))
     result = warm.run(REQUEST)
     (failure,) = result["failures"]
     assert result["code"] == 1 and (failure["rank"], failure["exit_code"]) == (1, -9)
-    assert failure["no_memory"] == bool(kills)
+    assert failure["no_memory"] == ("the machine or a control group" if kills else None)
 
 
 def test_any_other_error_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

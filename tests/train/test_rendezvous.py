@@ -8,8 +8,9 @@ import pickle  # noqa: TID251 - as an intruder would
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 from harness.core.settings import UserError
 from harness.train import rendezvous
 from tests.support.sockets import Planted, answers_at
+from tests.support.sweeps import wait_for
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"  # two addresses of this machine
 
@@ -197,3 +199,49 @@ def test_a_planted_state_does_not_run_in_torchrun(root: Path, tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode != 0 and "The rendezvous state is corrupt" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_ranks_that_have_not_come_are_named(
+    hardened: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rank 0, of which rank 1 says it, and again as long as it lasts."""
+    monkeypatch.setattr(rendezvous, "MISSED_S", 0.5)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    printed = ""
+
+    def says(line: str) -> bool:
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return line in printed
+
+    def comes(rank: int, first: bool = False, port: int = 0) -> TCPStore:
+        monkeypatch.setenv("RANK", str(rank))
+        make: Any = rendezvous.of_ranks.TCPStore
+        made: TCPStore = make(
+            host_name=HERE, port=port, world_size=8, is_master=first, timeout=timedelta(seconds=60)
+        )
+        return made
+
+    server = rendezvous.store(HERE, is_master=True, wait_for_workers=False)
+    one = comes(1, port=server.port)
+    assert wait_for(lambda: says("harness: rank 0 (node 0): not come to the run for 0.5 s\n"))
+    zero = comes(0, port=server.port)
+    late = "rank 2 (node 1), rank 3 (node 1), rank 4 (node 2), rank 5 (node 2) and 2 more"
+    assert wait_for(lambda: says(f"harness: {late}: not come to the run for 1 s\n"))
+    others = [comes(rank, port=server.port) for rank in range(2, 7)]
+    assert wait_for(lambda: says("harness: rank 7 (node 3): not come to the run for "))
+    others.append(comes(7, port=server.port))
+    naming = "_name_the_missing"
+    assert wait_for(lambda: not any(naming in t.name for t in threading.enumerate()))
+    del one, zero, others
+
+
+def test_the_rank_that_has_the_store_does_not_wait_in_it(
+    hardened: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own waits for the others within, for minutes, and says nothing."""
+    monkeypatch.setenv("RANK", "0")
+    make: Any = rendezvous.of_ranks.TCPStore
+    made = make(host_name=HERE, port=0, world_size=2, is_master=True, timeout=timedelta(seconds=1))
+    assert made.check([rendezvous.HERE.format(0)])
+    made.set(rendezvous.HERE.format(1), "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.process import tell_torchrun
+from harness.core.process import limits_memory, tell_torchrun
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
@@ -38,6 +39,8 @@ from harness.train.run.watchdog import Hung, is_beside_steps
 from harness.train.session import OtherFailed, end_group
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
+# How Python says that a library has failed and not said why, as where it was refused memory.
+UNSAID = re.compile(r"without (setting an exception|exception set)")
 LOOK_EVERY_S = 1.0
 AHEAD = 3  # updates; the ranks of one run are never more than one apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
@@ -65,6 +68,8 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
         return "oom", text
     if isinstance(error, RuntimeError) and attempts.NO_MEMORY.search(whole):
         return "oom", text
+    if isinstance(error, SystemError) and UNSAID.search(whole) and limits_memory():
+        return "oom", f"SystemError: {text}: probably out of memory, as ulimit -v is set"
     if isinstance(error, Diverged):
         return "diverged", text
     if isinstance(error, KeyboardInterrupt):

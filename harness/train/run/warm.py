@@ -7,7 +7,6 @@ JSON on standard input, events are lines of JSON on standard output (launch/agen
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import multiprocessing
@@ -23,15 +22,21 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.command_line import command_line
-from harness.core.process import PARENT, end_with_parent, is_stopped, oom_kills, print_if_possible
+from harness.core.process import (
+    PARENT,
+    OutOfMemory,
+    end_with_parent,
+    is_stopped,
+    limits_memory,
+    print_if_possible,
+)
 from harness.core.records import SERVER_KILLED, log_of
 from harness.core.tasks import TASKS, module_from, script_file
 
@@ -90,6 +95,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed.launcher.api import elastic_launch
 
     from harness.train.rendezvous import unreachable
+    from harness.train.stopped import ending_stopped_ranks
 
     def stop(signum: int, frame: Any) -> NoReturn:
         raise SignalException("asked to stop", signal.Signals(signum))
@@ -98,27 +104,31 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     global hang_after_s
     hang_after_s = request["hang_after_s"]
-    killed_before = oom_kills()
+    memory = OutOfMemory.now()
     running.set()
     ended: dict[str, Any] = {"code": 0, "failures": []}
+    reasons: dict[int, str] = {}  # of ranks that were stopped, by process
     try:
         host, _, port = request["rendezvous"].rpartition(":")
         if request["node"] and (reason := unreachable(host, int(port))):
             return {"code": 1, "failures": [], "error": reason}
         own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # torch would leave one
-        with _exit_barrier(request["exit_barrier_s"]), own as logs:
+        within_s = request["exit_barrier_s"]  # None: torch's five minutes
+        barrier = {} if within_s is None else {"exit_barrier_timeout": within_s}
+        with ending_stopped_ranks(hang_after_s, **barrier) as stopped, own as logs:
+            reasons = stopped.reasons
             elastic_launch(_launch_config(request, logs), rank_main)(request)
     except Exception as error:  # whatever it is, the next run must still be possible
-        ended = _failed(error)
+        ended = _failed(error, reasons)
     finally:
         running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    no_memory = oom_kills() > killed_before
-    return ended | {"failures": [{**rank, "no_memory": no_memory} for rank in ended["failures"]]}
+    of_node = {"no_memory": memory.since(), "limited": limits_memory()}
+    return ended | {"failures": [{**rank, **of_node} for rank in ended["failures"]]}
 
 
-def _failed(error: Exception) -> dict[str, Any]:
+def _failed(error: Exception, reasons: Mapping[int, str]) -> dict[str, Any]:
     """The answer about a run that this error has ended."""
     from torch.distributed import DistNetworkError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -128,7 +138,12 @@ def _failed(error: Exception) -> dict[str, Any]:
 
     if isinstance(error, ChildFailedError):
         failures = [
-            {"rank": rank, "exit_code": failure.exitcode, "unix": failure.timestamp}
+            {
+                "rank": rank,
+                "exit_code": failure.exitcode,
+                "unix": failure.timestamp,
+                "stopped": reasons.get(failure.pid),
+            }
             for rank, failure in error.failures.items()
         ]
         return {"code": 1, "failures": failures}
@@ -164,24 +179,6 @@ def _launch_config(request: dict[str, Any], logs: str) -> Any:
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=logs),
     )
-
-
-@contextmanager
-def _exit_barrier(within_s: float | None) -> Iterator[None]:
-    """How long the agents of a run wait for each other at its end; None: torch's five minutes.
-
-    LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
-    it finds the class is replaced, as checked with torch 2.13.
-    """
-    from torch.distributed.launcher import api
-
-    agent = api.LocalElasticAgent
-    if within_s is not None:
-        api.LocalElasticAgent = functools.partial(agent, exit_barrier_timeout=within_s)
-    try:
-        yield
-    finally:
-        api.LocalElasticAgent = agent
 
 
 def free_port() -> int:

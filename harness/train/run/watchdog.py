@@ -15,7 +15,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +27,7 @@ from transformers import TrainerCallback
 
 from harness.core.process import is_stopped
 from harness.train.context import Context
-from harness.train.session import broadcast
+from harness.train.session import gather
 
 WATCHED = 8  # ranks that one rank looks at; all, where there are fewer
 LONGEST_S = 10.0  # between two messages of a rank
@@ -63,11 +63,13 @@ class Watchdog(TrainerCallback):
         end: Callable[[Hung], None],
         store: Any = None,
         token: str = "",
+        pids: Sequence[int] = (),
     ) -> None:
         world = context.world
         self.rank, self.size, self.per_node = world.rank, world.size, world.per_node
         self.hang_after_s, self.end, self.store = hang_after_s, end, store
         self.token = token  # of this start of the ranks: one store may serve several
+        self.pids = pids  # of the ranks; a rank may be stopped before it has published anything
         self.period_s = min(hang_after_s / 8, LONGEST_S)
         self.watched = [(world.rank + i) % world.size for i in range(1, WATCHED + 1)][
             : world.size - 1
@@ -92,11 +94,11 @@ class Watchdog(TrainerCallback):
         """It sleeps where it is switched off, or where silence is no failure."""
         hang_after_s = context.settings.hang_after if context.session.ends_when_silent else 0.0
         # Not torchrun's count of restarts, which is another one on a node that has come back.
-        token = broadcast(secrets.token_hex(8))
+        tokens, pids = zip(*gather([secrets.token_hex(8), os.getpid()]), strict=True)
         # A connection of its own: the main thread may wait on the other one.
         connected = hang_after_s and dist.is_initialized()
         store = _get_default_store().clone() if connected else None
-        return cls(context, hang_after_s, end, store, token)
+        return cls(context, hang_after_s, end, store, tokens[0], pids)
 
     def start(self) -> None:
         for thread in self.threads:
@@ -128,7 +130,6 @@ class Watchdog(TrainerCallback):
         """Publish how far this rank is, and read it of those that it watches."""
         number = 0
         try:
-            self._publish(number)  # at once: a rank may be stopped before a period has passed
             while not self.closed.wait(self.period_s):
                 number += 1
                 self._talk(number)
@@ -149,7 +150,7 @@ class Watchdog(TrainerCallback):
         self.answered = True
 
     def _publish(self, number: int) -> None:
-        own = {"number": number, "pid": os.getpid(), "idle_s": self._idle_s(), "done": self.done}
+        own = {"number": number, "idle_s": self._idle_s(), "done": self.done}
         self.store.set(self._key(self.rank), json.dumps(own | {"in": where(main_frame())}))
 
     def _key(self, name: int | str) -> str:
@@ -206,6 +207,8 @@ class Watchdog(TrainerCallback):
             self.answered, self.heard_s = False, self.clock_s
         if self.clock_s - self.heard_s <= self.hang_after_s:
             return None
+        if self.rank and not launcher_has_store():
+            return self._does_not_answer(0)
         reason = "the store of the run does not answer: its launcher has stopped, or the link to it"
         return {"reason": f"{reason}, for {self.hang_after_s:g} s", "silent": []}
 
@@ -217,14 +220,15 @@ class Watchdog(TrainerCallback):
             if published.get("number") != before or published.get("done"):
                 self.seen[rank] = published.get("number"), self.clock_s
             elif self.clock_s - since_s > self.hang_after_s:
-                what = f"{self.name(rank)} does not answer for {self.hang_after_s:g} s"
-                return {"reason": what + self._why(rank, published), "silent": [rank]}
+                return self._does_not_answer(rank)
         return None
 
-    def _why(self, rank: int, published: Mapping[str, Any]) -> str:
+    def _does_not_answer(self, rank: int) -> dict[str, Any]:
         here = rank // self.per_node == self.rank // self.per_node
-        stopped = here and is_stopped(published.get("pid", 0))
-        return ": its process is stopped" if stopped else ""
+        stopped = here and rank < len(self.pids) and is_stopped(self.pids[rank])
+        why = ": its process is stopped" if stopped else ""
+        what = f"{self.name(rank)} does not answer for {self.hang_after_s:g} s"
+        return {"reason": what + why, "silent": [rank]}
 
     def _stalled(self) -> dict[str, Any] | None:
         """All ranks answer, and none gets on: rank 0 judges it, so that one rank reads of all."""
@@ -246,6 +250,11 @@ class Watchdog(TrainerCallback):
         # One period until the others have read the verdict, and half of one until they judge by it.
         settle_s = 0.0 if self.store is None else 1.5 * self.period_s
         self.end(Hung(reason, self.rank == recorder, settle_s))
+
+
+def launcher_has_store() -> bool:
+    """Whether torchrun has the store in which the ranks met; else rank 0 has it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def traffic() -> int:

@@ -23,6 +23,7 @@ from harness.core.records import RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.settings import Settings
 from harness.read.records.recorded import recorded
+from harness.train.run import failures
 from harness.train.run.checkpoints import require_space
 from harness.train.run.failures import outcome_of
 from harness.train.run.start import remove_log_folder
@@ -226,6 +227,22 @@ def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:
     assert advice("oom", "x", auto) == f"x; {OUTSIDE}"
     attempts.end(folder, "oom", None, 1.0, begun=False, per_gpu_batch=6)
     assert attempts.batch_to_try(folder, auto) is None and advice("oom", "x", auto) == "x"
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_an_error_without_a_reason_is_a_lack_of_memory_where_the_shell_limits_it(
+    limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "limits_memory", lambda: limited)
+    for unsaid in (
+        "error return without exception set",
+        "f returned NULL without setting an exception",
+    ):
+        reason = f"SystemError: {unsaid}"
+        told = ("oom", f"{reason}: probably out of memory, as ulimit -v is set")
+        assert outcome_of(SystemError(unsaid)) == (told if limited else ("failed", reason))
+    other = "bad argument to internal function"
+    assert outcome_of(SystemError(other)) == ("failed", f"SystemError: {other}")
 
 
 def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from harness.core.settings import UserError
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.run import lifecycle, watchdog
 from harness.train.run.lifecycle import Lifecycle
+from harness.train.run.warm import free_port
 from harness.train.run.watchdog import Hung, Watchdog, takes_long
 from harness.train.session import Session
 from harness.train.strategy.hivemind.session import Peers
@@ -89,16 +90,6 @@ def test_its_thread_judges_by_itself() -> None:
         thread.join()
 
 
-def test_a_rank_tells_of_itself_before_the_first_period_has_passed() -> None:
-    store = HashStore()
-    context: Any = SimpleNamespace(world=SimpleNamespace(rank=1, size=2, per_node=2, nodes=1))
-    dog = Watchdog(context, 1000.0, print, store)
-    dog.start()
-    assert wait_for(lambda: store.check([dog._key(1)]), 20)
-    assert json.loads(store.get(dog._key(1)))["pid"] == os.getpid()
-    dog.close()
-
-
 def test_what_takes_long_is_no_hang(clock: Clock) -> None:
     clock.step()
     assert clock.goes_on(12, long=True)
@@ -126,7 +117,7 @@ def test_an_exchange_over_a_slow_link_gets_on(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(watchdog, "traffic", lambda: sent[0])
     two = SimpleNamespace(rank=0, size=2, per_node=1, nodes=2)
     clock = Clock(monkeypatch, world=two)
-    clock.dog.known = {1: {"number": 1, "pid": 1, "idle_s": 9.0, "in": "f (x.py:1)"}}
+    clock.dog.known = {1: {"number": 1, "idle_s": 9.0, "in": "f (x.py:1)"}}
     clock.step()
     for _ in range(30):
         sent[0] += 10**6
@@ -183,7 +174,7 @@ def test_it_is_off_at_zero_and_for_peers() -> None:
 
 
 def test_where_it_is_off_it_does_not_connect_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "broadcast", lambda value: value)
+    monkeypatch.setattr(watchdog, "gather", lambda value: [value])
     monkeypatch.setattr(watchdog.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(watchdog, "_get_default_store", lambda: pytest.fail("connected"))
     settings = SimpleNamespace(hang_after=0.0)
@@ -193,7 +184,7 @@ def test_where_it_is_off_it_does_not_connect_to_the_store(monkeypatch: pytest.Mo
 
 def test_rank_0_alone_reads_of_all_ranks_and_judges_that_none_gets_on() -> None:
     """Every rank would otherwise ask the store for every other one."""
-    progress = {"number": 1, "pid": 1, "idle_s": 9.0, "in": "f (x.py:1)"}
+    progress = {"number": 1, "idle_s": 9.0, "in": "f (x.py:1)"}
     for rank, reads in ((0, set(range(20))), (5, {(5 + i) % 20 for i in range(1, 9)})):
         world = SimpleNamespace(rank=rank, size=20, per_node=4, nodes=5)
         context: Any = SimpleNamespace(world=world)
@@ -346,6 +337,15 @@ def test_a_stopped_rank_is_found_and_named(tmp_path: Path, number: int) -> None:
     if number:
         assert f"harness: {named}; stacks of rank 0 (node 0):" in printed
         assert "all_reduce" in printed or "backward" in printed
+
+
+@pytest.mark.process
+def test_a_stopped_rank_that_has_the_store_is_recorded_by_the_next(tmp_path: Path) -> None:
+    """Without torchrun rank 0 has it: the others hear nothing of anybody."""
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(free_port())}
+    reason, printed = reason_of(tmp_path, 0, "stopped", "--hang_after", "3", env=own)
+    named = "rank 0 (node 0) does not answer for 3 s: its process is stopped"
+    assert reason == named and f"harness: {named}; stacks of rank 1 (node 0):" in printed
 
 
 @pytest.mark.process

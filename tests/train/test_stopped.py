@@ -1,0 +1,104 @@
+"""A launcher ends a rank whose process is stopped, which nobody else would notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.core.process import is_stopped
+from harness.core.records import find_runs, read_rows
+from harness.train import stopped
+from harness.train.stopped import StoppedRanks, hang_after_of
+from tests.support.sweeps import family, start, sweep_file, wait_for
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("size", "limit_s"), [(1, 3), (2, 6)])
+def test_a_rank_that_is_stopped_is_ended_with_the_reason(
+    size: int, limit_s: int, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several later: the others find it themselves, and print their stacks."""
+    now_s = 0.0
+    monkeypatch.setattr(stopped, "time", SimpleNamespace(monotonic=lambda: now_s))
+    rank: Any = SimpleNamespace(id=sleeper.pid, global_rank=5, world_size=size)
+    never, ranks = StoppedRanks(0.0), StoppedRanks(3.0)
+
+    def pass_by(seconds: float, step_s: float = 1.0) -> None:
+        nonlocal now_s
+        for _ in range(round(seconds / step_s)):
+            now_s += step_s
+            for each in (never, ranks):
+                each.look([rank], 2)
+
+    pass_by(20)
+    sleeper.send_signal(signal.SIGSTOP)
+    assert wait_for(lambda: is_stopped(sleeper.pid))
+    pass_by(limit_s - 1)
+    sleeper.send_signal(signal.SIGCONT)
+    assert wait_for(lambda: not is_stopped(sleeper.pid))
+    pass_by(1)
+    sleeper.send_signal(signal.SIGSTOP)
+    assert wait_for(lambda: is_stopped(sleeper.pid))
+    pass_by(3600, step_s=3600)  # the launcher was stopped, too
+    pass_by(limit_s - 1)
+    assert not ranks.reasons and sleeper.poll() is None
+    pass_by(1)
+    reason = f"rank 5 (node 2) does not answer for {limit_s} s: its process is stopped"
+    assert ranks.reasons == {sleeper.pid: reason} and not never.reasons
+    assert sleeper.wait(20) == -signal.SIGKILL
+
+
+def test_the_time_is_that_of_the_script() -> None:
+    for words, seconds in (
+        (["--nnodes", "1", "vit.py", "--b", "8"], 120.0),
+        (["vit.py", "--hang_after", "7"], 7.0),
+        (["vit.py", "--hang_after=0", "-x"], 0.0),
+        (["vit.py", "--hang_after", "soon"], 0.0),
+    ):
+        assert hang_after_of(words) == seconds
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [1, 2])
+def test_torchrun_ends_ranks_that_stop_before_they_have_met(root: Path, count: int) -> None:
+    begun = "test $RANK = 0 && kill -STOP $$$$; exec sleep 600"  # torchrun takes $$ for $
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.train.torchrun", "--standalone", "--no_python",
+         f"--nproc_per_node={count}", "sh", "-c", begun, "vit.py", "--hang_after", "1"],
+        cwd=root, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    named = f"rank 0 (node 0) does not answer for {count} s: its process is stopped"
+    assert done.returncode == 1 and f"harness: {named}\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+def test_a_sweep_ends_a_run_whose_only_rank_is_stopped(tmp_path: Path) -> None:
+    text = "script: vit\nsettings: {epochs: 4000, train_size: 256, test_size: 64, hang_after: 2}\n"
+    file, out = sweep_file(tmp_path, text + "seeds: [1]\n"), tmp_path / "out"
+    process = start(file, out, "--tiny")
+    assert wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(out)), 100)
+    for rank in family(process.pid)["rank"]:
+        os.kill(rank.pid, signal.SIGSTOP)
+    stdout, _ = process.communicate(timeout=120)
+    (run,) = find_runs(out)
+    summary = run.read_summary()
+    assert process.returncode == 1 and summary is not None
+    reason = "rank 0 (node 0) does not answer for 2 s: its process is stopped"
+    assert (summary["outcome"], summary["reason"]) == ("failed", reason) and reason in stdout
