@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from datasets import Image
 from PIL import Image as PILImage
+from torch import nn
 from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -112,20 +113,13 @@ class ImageBatches:
         """Refuse a model of transformers that reads images of another size than its processor's."""
         if not type(model).__module__.startswith("transformers.models."):
             return
-        hollow = probes.twin(model, lambda tensor: torch.empty_like(tensor, device="meta")).eval()
         shape = self.pixels.shape[1:]
-        try:
-            with torch.no_grad():
-                hollow(pixel_values=torch.empty((1, *shape), device="meta"))
-        except NotImplementedError:  # it looks at content: its first step will tell
-            return
-        except (ValueError, RuntimeError) as error:
-            text = " ".join(str(error).split())[:200].rstrip(".")
+        if text := _cannot_read(model, shape):
             raise UserError(
                 f"--model {name} does not read the images that its image processor makes "
                 f"({' x '.join(map(str, shape))}): {text}: make its config.json and "
                 "preprocessor_config.json agree"
-            ) from None
+            )
 
     def __call__(self, samples: np.ndarray) -> dict[str, torch.Tensor]:
         samples = np.asarray(samples)
@@ -137,6 +131,28 @@ class ImageBatches:
         if samples[0] < self.numbered:  # a training sample, and so are the others
             batch["samples"] = torch.from_numpy(samples)
         return batch
+
+
+def _cannot_read(model: nn.Module, shape: tuple[int, ...]) -> str:
+    """Why a model cannot read images of this shape; nothing if it can. Tried without content, which
+    costs nothing; and with it where that fails, as some models look at it.
+    """
+    text = ""
+    own = next(model.parameters()).device
+    for device, change in (("meta", lambda t: torch.empty_like(t, device="meta")), (own, _same)):
+        try:
+            with torch.no_grad():
+                images = torch.zeros((1, *shape), device=device)
+                probes.twin(model, change).eval()(pixel_values=images)
+        except (ValueError, RuntimeError) as error:  # NotImplementedError is one
+            text = " ".join(str(error).split())[:200].rstrip(".")
+        else:
+            return ""
+    return text
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class Pixels:

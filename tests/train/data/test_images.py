@@ -76,14 +76,28 @@ def test_a_model_of_images_of_another_size_is_refused(
         batches.check_model("mine", model)
 
 
-def test_a_model_that_looks_at_content_is_left_to_its_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def looks(pixel_values: torch.Tensor) -> None:
-        raise NotImplementedError("no content on meta")
+class Looks(torch.nn.Module):
+    """At content, which tensors on meta do not have."""
 
-    np.save(tmp_path / "pixels.npy", np.zeros((2, 3, 24, 24), np.uint8))
-    model = torch.nn.Linear(2, 2)
-    monkeypatch.setattr(torch.nn.Linear, "__module__", "transformers.models.mine")
-    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, pixel_values: looks(pixel_values))
-    ImageBatches(tmp_path, np.array([0, 1])).check_model("mine", model)
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        if pixel_values.shape[-1] > 20:
+            raise ValueError("only small ones")
+        return self.weight * pixel_values.sum().item()
+
+
+@pytest.mark.parametrize("side", [8, 24])
+def test_a_model_that_looks_at_content_gets_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int
+) -> None:
+    np.save(tmp_path / "pixels.npy", np.zeros((2, 3, side, side), np.uint8))
+    monkeypatch.setattr(Looks, "__module__", "transformers.models.looks")
+    batches = ImageBatches(tmp_path, np.array([0, 1]))
+    if side == 8:
+        batches.check_model("mine", Looks())
+        return
+    with pytest.raises(UserError, match=r"\(3 x 24 x 24\): only small ones: make its config"):
+        batches.check_model("mine", Looks())
