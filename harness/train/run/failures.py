@@ -80,9 +80,12 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
 
 def what_ended(error: BaseException | None, context: Context) -> BaseException | None:
     """It, or the error of the disk where that of the run refused a write of any library."""
-    if isinstance(error, OSError):
-        return of_disk(error, context.folder.path) or error
-    return error
+    if not isinstance(error, OSError):
+        return error
+    folder = context.folder.path
+    if error.errno == errno.ENOENT and folder.exists():
+        return error  # a file that was to be read
+    return of_disk(error, folder) or error
 
 
 def was_at_step(error: BaseException) -> bool | None:

@@ -315,6 +315,20 @@ def refused_to_a_library(folder: str) -> None:
         raise OSError(errno.ENOSPC, "No space left", str(run.context.folder.path / "file"))
 
 
+def reads_what_is_not_there(folder: str) -> None:
+    with started(folder) as run:
+        path = run.context.folder.path
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "of mine").read_text()
+
+
+def test_a_file_that_is_missing_is_named_and_no_disk(tmp_path: Path) -> None:
+    done = ran(1, reads_what_is_not_there, str(tmp_path), env=CPU)
+    summary = only_run(tmp_path).read_summary() or {}
+    assert done.code == 1 and summary["reason"].startswith("FileNotFoundError: ")
+    assert "of mine" in summary["reason"]
+
+
 def refused_a_removal(folder: str) -> None:
     trainer, run = ours(folder, Net(), Points(16), Points(8))
     with run:
