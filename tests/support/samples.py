@@ -54,7 +54,9 @@ def content(data: DatasetDict) -> str:
 def text_batches(folder: Path, lengths: Any, pair: bool = True, side: str = "right") -> TextBatches:
     """Random texts of these lengths, as load_texts leaves them on disk."""
     random, total = np.random.default_rng(3), int(np.sum(lengths))
-    np.save(folder / "tokens.npy", random.integers(5, 60, total).astype(np.int32))
+    tokens = random.integers(5, 60, total).astype(np.int32)
+    np.save(folder / "tokens.npy", tokens)
+    np.save(folder / "counts.npy", np.bincount(tokens))
     np.save(folder / "types.npy", random.integers(0, 2, total).astype(np.int8))
     np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
     labels = random.integers(0, 3, len(lengths))

@@ -156,7 +156,8 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
                     use_safetensors=None if settings.trust_remote_code else True,
                 )
             drawn = _drawn(settings, model, loaded)
-            _order_head(model, _classes_of(settings), labels)
+            if not drawn:  # the head, too, is that of the checkpoint
+                _order_head(model, _classes_of(settings), labels)
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
             kind = task_of(settings.script).input

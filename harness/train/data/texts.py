@@ -58,7 +58,8 @@ def load_texts(settings: Settings, world: int) -> Data:
             tokens += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
             types += [np.asarray(ids, dtype=np.int8) for ids in encoded["token_type_ids"]]
             truncated += [bool(each.overflowing) for each in encoded.encodings or ()]
-        np.save(folder / "tokens.npy", np.concatenate(tokens))
+        np.save(folder / "tokens.npy", every := np.concatenate(tokens))
+        np.save(folder / "counts.npy", np.bincount(every))
         np.save(folder / "types.npy", np.concatenate(types))
         np.save(folder / "truncated.npy", sum(truncated) if truncated else -1)
         np.save(folder / "offsets.npy", np.cumsum([0, *map(len, tokens)]))
@@ -196,6 +197,7 @@ class TextBatches:
     def __init__(self, folder: Path, labels: np.ndarray, tokenizer: Any, typed: bool) -> None:
         # Plain views, because every access to a np.memmap object is slower.
         self.tokens = np.asarray(np.load(folder / "tokens.npy", mmap_mode="r"))
+        self.counts = np.load(folder / "counts.npy")  # of each token
         types = np.load(folder / "types.npy", mmap_mode="r") if typed else None
         self.types = None if types is None else np.asarray(types)
         self.offsets = np.load(folder / "offsets.npy")
@@ -210,10 +212,12 @@ class TextBatches:
         without a word of it.
         """
         kinds = getattr(getattr(model, "config", None), "type_vocab_size", None)
-        for what, used, known in (
-            ("tokens", self.tokens, tokens_of(model)), ("token types", self.types, kinds)
-        ):  # fmt: skip
-            if known and used is not None and (largest := int(used.max())) >= known:
+        largest_type = -1 if self.types is None else int(self.types.max())
+        for what, largest, known in (
+            ("tokens", len(self.counts) - 1, tokens_of(model)),
+            ("token types", largest_type, kinds),
+        ):
+            if known and largest >= known:
                 raise UserError(
                     f"--model {name}: its tokenizer gives {what} up to {largest}, and the model "
                     f"knows those below {known}: save the tokenizer that belongs to it there"
@@ -222,11 +226,10 @@ class TextBatches:
     def unknown_share(self, tokenizer: Any) -> float:
         """Of the tokens of the texts, without those that a tokenizer adds around them."""
         added = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        counts = np.bincount(self.tokens)
-        of_texts = counts.sum() - sum(counts[i] for i in added if i < len(counts))
+        of_texts = self.counts.sum() - sum(self.counts[i] for i in added if i < len(self.counts))
         unknown = tokenizer.unk_token_id
-        known = unknown is None or unknown >= len(counts) or unknown == self.pad
-        return 0.0 if known else float(counts[unknown] / max(of_texts, 1))
+        known = unknown is None or unknown >= len(self.counts) or unknown == self.pad
+        return 0.0 if known else float(self.counts[unknown] / max(of_texts, 1))
 
     def mean_tokens(self) -> float:
         return float(self.offsets[-1] / (len(self.offsets) - 1))
