@@ -43,8 +43,7 @@ from harness.train.strategy import choice, exchange_of, sharding, verify
 
 
 class ExactTrainer(Trainer):
-    """Takes the context of the run, a last step for each batch on its device, and a data set for
-    one evaluation at the end; all else is as for the Trainer."""
+    """Takes a run's context, a last step for each batch on its device, and a final test set."""
 
     elastic: ElasticSchedule | None = None  # with --elastic_batch scale
     compiled: Compiled | None = None  # with --torch_compile

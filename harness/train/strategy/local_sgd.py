@@ -184,6 +184,7 @@ class ReplicaExchange(Exchange):
                 f"--fragments {self.fragments}: {self.weights.size} weights are trained: use at "
                 f"most {self.weights.size}"
             )
+        self.gradient_bytes = sum(p.nbytes for p in self.weights.parameters)
         self.anchor = self.weights.row()
         self.update = self.exchanges = self.payload_bytes = 0
         self.updates: int | None = None
@@ -308,7 +309,7 @@ class ReplicaExchange(Exchange):
     def after_update(self, update: int, last: bool) -> None:
         self.update = update
         if self._is_ddp:  # whose own exchange tells nobody
-            self.count_sent(sum(p.nbytes for p in self.weights.parameters))
+            self.count_sent(self.gradient_bytes)
         if not self.together:
             self._exchange(last)
         elif update == self.first:
