@@ -54,289 +54,176 @@ def flag(
     })  # fmt: skip
 
 
+# The explanations would otherwise take a line for each bracket.
+# fmt: off
 @dataclass(frozen=True)
 class Settings:
     """None means: take the script's default, or derive it (see resolve)."""
 
     script: str
     # What is trained
-    model: str | None = flag(
-        None, "text", "Model",
+    model: str | None = flag(None, "text", "Model",
         "Hub name, local folder, or an architecture with random weights (--list_models)",
-        names=("model_name_or_path",),
-    )  # fmt: skip
-    from_scratch: bool = flag(
-        False, "bool", "Model", "random weights for any model; only its configuration is loaded"
-    )
-    dropout: float | None = flag(
-        None, "share", "Model",
-        "set every dropout rate of the model, 0 to below 1 (the model's own)",
-    )  # fmt: skip
-    lora: int = flag(
-        0, "natural", "Model",
+        names=("model_name_or_path",))
+    from_scratch: bool = flag(False, "bool", "Model",
+        "random weights for any model; only its configuration is loaded")
+    dropout: float | None = flag(None, "share", "Model",
+        "set every dropout rate of the model, 0 to below 1 (the model's own)")
+    lora: int = flag(0, "natural", "Model",
         "train low-rank adapters of this rank and the head, by peft, instead of all weights; what "
-        "is saved has them merged (0: all weights)",
-    )  # fmt: skip
-    max_length: int | None = flag(
-        None, "count", "Model", "longest text, in tokens; longer ones are cut (512)", input="text"
-    )
-    image_size: int | None = flag(
-        None, "count", "Model",
-        "side of the square images, in pixels (the model's own)", input="image",
-    )  # fmt: skip
-    batchnorm: str = flag(
-        "local", "text", "Model",
+        "is saved has them merged (0: all weights)")
+    max_length: int | None = flag(None, "count", "Model",
+        "longest text, in tokens; longer ones are cut (512)", input="text")
+    image_size: int | None = flag(None, "count", "Model",
+        "side of the square images, in pixels (the model's own)", input="image")
+    batchnorm: str = flag("local", "text", "Model",
         "BatchNorm over several processes: statistics of each process's batch, averaged before "
-        "evaluation, or of the whole batch (GPU)",
-        choices=("local", "sync"),
-    )  # fmt: skip
-    trust_remote_code: bool = flag(
-        False, "bool", "Model",
-        "run the code that a Hub repository brings; off unless you turn it on",
-    )  # fmt: skip
+        "evaluation, or of the whole batch (GPU)", choices=("local", "sync"))
+    trust_remote_code: bool = flag(False, "bool", "Model",
+        "run the code that a Hub repository brings; off unless you turn it on")
     # Data
-    dataset: str | None = flag(
-        None, "text", "Data",
+    dataset: str | None = flag(None, "text", "Data",
         "Hub name, local folder or file (csv, json, parquet, image folder), or embedded:english, "
-        "embedded:digits",
-        names=("dataset_name",),
-    )  # fmt: skip
-    dataset_config: str | None = flag(
-        None, "text", "Data", "configuration of the dataset, where it has several",
-        names=("dataset_config_name",),
-    )  # fmt: skip
-    text_column: str | None = flag(
-        None, "text", "Data",
-        "column of the text, or two for a pair: premise,hypothesis", input="text",
-    )  # fmt: skip
+        "embedded:digits", names=("dataset_name",))
+    dataset_config: str | None = flag(None, "text", "Data",
+        "configuration of the dataset, where it has several", names=("dataset_config_name",))
+    text_column: str | None = flag(None, "text", "Data",
+        "column of the text, or two for a pair: premise,hypothesis", input="text")
     image_column: str | None = flag(None, "text", "Data", "column of the image", input="image")
     label_column: str | None = flag(None, "text", "Data", "column of the class")
-    train_size: int | str | None = flag(
-        None, "size", "Data", "training samples drawn from the data, or all (8000)",
-        names=("max_train_samples",),
-    )  # fmt: skip
-    test_size: int | str | None = flag(
-        None, "size", "Data", "test samples drawn from the data, or all (2000)",
-        names=("max_eval_samples",),
-    )  # fmt: skip
-    test_split: str | None = flag(
-        None, "text", "Data",
+    train_size: int | str | None = flag(None, "size", "Data",
+        "training samples drawn from the data, or all (8000)", names=("max_train_samples",))
+    test_size: int | str | None = flag(None, "size", "Data",
+        "test samples drawn from the data, or all (2000)", names=("max_eval_samples",))
+    test_split: str | None = flag(None, "text", "Data",
         "name of the split to test on, or a share such as 0.2 of the training split to hold out "
-        "(the split called test, else validation, else 0.2)",
-    )  # fmt: skip
-    validation_split: str | None = flag(
-        None, "text", "Data",
+        "(the split called test, else validation, else 0.2)")
+    validation_split: str | None = flag(None, "text", "Data",
         "evaluate each epoch, and choose the best one, on a validation set; the test set is used "
         "once, at the end, on the weights of the best epoch with --save best, else of the last "
         "one. A name takes that whole split. A share such as 0.1 holds out training samples, and "
         "--train_size counts those that are left for training: 9000 and 0.1 draw 1000 more (none: "
-        "each epoch is evaluated on the test set)",
-    )  # fmt: skip
-    data_seed: int = flag(
-        0, "seed", "Data",
-        "draws the subset and the split: the same samples on every rank, for every --seed",
-    )  # fmt: skip
-    tail: str = flag(
-        "cut", "text", "Data",
-        "training samples that do not fill a whole effective batch: cut leaves them out, "
-        "pad feeds some samples twice",
-        choices=("cut", "pad"),
-    )  # fmt: skip
-    augment: str | None = flag(
-        None, "text", "Data",
+        "each epoch is evaluated on the test set)")
+    data_seed: int = flag(0, "seed", "Data",
+        "draws the subset and the split: the same samples on every rank, for every --seed")
+    tail: str = flag("cut", "text", "Data",
+        "training samples that do not fill a whole effective batch: cut leaves them out, pad "
+        "feeds some samples twice", choices=("cut", "pad"))
+    augment: str | None = flag(None, "text", "Data",
         "training images in another version each epoch: mirrored or not, or also shifted by up to "
         "an eighth of the side; drawn from --seed, epoch and sample (none)",
-        choices=("none", "flip", "crop_flip"), input="image",
-    )  # fmt: skip
-    tiny: bool = flag(
-        False, "bool", "Data",
-        "laptop size: small model, embedded data, no network; other flags still win",
-    )  # fmt: skip
+        choices=("none", "flip", "crop_flip"), input="image")
+    tiny: bool = flag(False, "bool", "Data",
+        "laptop size: small model, embedded data, no network; other flags still win")
     # Training
-    per_gpu_batch: int | None = flag(
-        None, "count", "Training", "samples per process and forward pass (16)",
-        names=("b", "per_device_train_batch_size"),
-    )  # fmt: skip
-    grad_acc: int = flag(
-        1, "count", "Training", "forward passes per update", names=("gradient_accumulation_steps",)
-    )
-    auto_batch: bool = flag(
-        False, "bool", "Training",
+    per_gpu_batch: int | None = flag(None, "count", "Training",
+        "samples per process and forward pass (16)", names=("b", "per_device_train_batch_size"))
+    grad_acc: int = flag(1, "count", "Training",
+        "forward passes per update", names=("gradient_accumulation_steps",))
+    auto_batch: bool = flag(False, "bool", "Training",
         "out of memory, go on with half of per_gpu_batch and the same effective batch, by "
-        "accumulation; recorded under the batch that was asked for",
-        identity=False,
-    )  # fmt: skip
-    epochs: int | None = flag(
-        None, "count", "Training", "passes over the training set (3)", names=("num_train_epochs",)
-    )
-    lr: float | None = flag(
-        None, "positive", "Training", "peak learning rate (2e-05)", names=("learning_rate",)
-    )
+        "accumulation; recorded under the batch that was asked for", identity=False)
+    epochs: int | None = flag(None, "count", "Training",
+        "passes over the training set (3)", names=("num_train_epochs",))
+    lr: float | None = flag(None, "positive", "Training",
+        "peak learning rate (2e-05)", names=("learning_rate",))
     seed: int = flag(42, "seed", "Training", "weights of the head, order of the samples, dropout")
-    precision: str = flag(
-        "fp32", "text", "Training", "number format of the computation",
-        choices=("fp32", "tf32", "bf16", "fp16"),
-    )  # fmt: skip
-    rank_dropout: str = flag(
-        "own", "text", "Training",
+    precision: str = flag("fp32", "text", "Training",
+        "number format of the computation", choices=("fp32", "tf32", "bf16", "fp16"))
+    rank_dropout: str = flag("own", "text", "Training",
         "dropout masks of several processes: each its own, or all the same",
-        choices=("own", "same"),
-    )  # fmt: skip
-    padding: str | None = flag(
-        None, "text", "Training",
+        choices=("own", "same"))
+    padding: str | None = flag(None, "text", "Training",
         "texts of a batch: auto computes as little padding as model and device allow, with the "
         "same loss and gradient up to rounding; batch pads all to the longest one (auto)",
-        choices=("auto", "batch"), input="text",
-    )  # fmt: skip
-    eval_batch: int | None = flag(
-        None, "count", "Training",
+        choices=("auto", "batch"), input="text")
+    eval_batch: int | None = flag(None, "count", "Training",
         "samples per process and forward pass in evaluation (64; on a GPU up to 512)",
-        names=("per_device_eval_batch_size",),
-    )  # fmt: skip
+        names=("per_device_eval_batch_size",))
     # Distribution
-    strategy: str | None = flag(
-        None, "text", "Distribution",
+    strategy: str | None = flag(None, "text", "Distribution",
         "how the training is spread (ddp for more than one process, else single); FILE.py:CLASS "
         "is one of your own",
-        choices=("single", "dp", "ddp", "fsdp", "local_sgd", "diloco", "hivemind"),
-    )  # fmt: skip
-    setup: str | None = flag(
-        None, "text", "Distribution",
+        choices=("single", "dp", "ddp", "fsdp", "local_sgd", "diloco", "hivemind"))
+    setup: str | None = flag(None, "text", "Distribution",
         "N_M: N nodes of M processes, checked against what runs; a third part is a free tag "
-        "(2_1_P100far)",
-    )  # fmt: skip
-    fsdp_shard: str = flag(
-        "full", "text", "Distribution",
+        "(2_1_P100far)")
+    fsdp_shard: str = flag("full", "text", "Distribution",
         "what fsdp splits over the processes: everything, or gradients and optimizer only",
-        choices=("full", "grads"),
-    )  # fmt: skip
-    fsdp_offload: bool = flag(
-        False, "bool", "Distribution", "fsdp keeps its shards in CPU memory (GPU)"
-    )
-    elastic_batch: str = flag(
-        "hold", "text", "Distribution",
+        choices=("full", "grads"))
+    fsdp_offload: bool = flag(False, "bool", "Distribution",
+        "fsdp keeps its shards in CPU memory (GPU)")
+    elastic_batch: str = flag("hold", "text", "Distribution",
         "effective batch on other nodes than those of the set-up (torchrun --nnodes=1:4 "
         "--max_restarts=3): hold it, by accumulation, or scale it with the processes",
-        choices=("hold", "scale"),
-    )  # fmt: skip
-    balance: str | None = flag(
-        None, "text", "Distribution",
+        choices=("hold", "scale"))
+    balance: str | None = flag(None, "text", "Distribution",
         "give ranks shares of the effective batch by their speed, as measured for a second before "
-        "training, or as given, such as 2,1 for two ranks (equal shares)",
-    )  # fmt: skip
-    compress: str = flag(
-        "none", "text", "Slow links",
-        "compress what is sent: bf16, fp16, int8, int4 or powersgd[:rank] (rank 1) for ddp, "
-        "bf16, int8 or int4 for local_sgd and diloco, fp16 or int8 for hivemind",
-    )  # fmt: skip
-    exchange: str = flag(
-        "auto", "text", "Slow links",
+        "training, or as given, such as 2,1 for two ranks (equal shares)")
+    compress: str = flag("none", "text", "Slow links",
+        "compress what is sent: bf16, fp16, int8, int4 or powersgd[:rank] (rank 1) for ddp, bf16, "
+        "int8 or int4 for local_sgd and diloco, fp16 or int8 for hivemind")
+    exchange: str = flag("auto", "text", "Slow links",
         "sums of ddp, local_sgd and diloco: by the backend, by direct sends to those who add a "
         "part (two delays) or to all (one delay; both gloo only), or what the measured link makes "
         "fastest; on one node, and with several processes a node that all send, auto is the "
-        "backend",
-        choices=("auto", "backend", "direct", "all_to_all"),
-    )  # fmt: skip
-    sync_every: int | None = flag(
-        None, "count", "Slow links", "updates between two exchanges of local_sgd and diloco (10)"
-    )
-    sync_first: int | None = flag(
-        None, "natural", "Slow links",
-        "updates that local_sgd and diloco make together, as ddp does, before they train apart (0)",
-    )  # fmt: skip
-    sync_scope: str | None = flag(
-        None, "text", "Slow links",
+        "backend", choices=("auto", "backend", "direct", "all_to_all"))
+    sync_every: int | None = flag(None, "count", "Slow links",
+        "updates between two exchanges of local_sgd and diloco (10)")
+    sync_first: int | None = flag(None, "natural", "Slow links",
+        "updates that local_sgd and diloco make together, as ddp does, before they train apart (0)")
+    sync_scope: str | None = flag(None, "text", "Slow links",
         "what trains apart between two exchanges: every node, whose processes share gradients at "
-        "each update, or every rank (node)",
-        choices=("node", "rank"),
-    )  # fmt: skip
-    outer_lr: float | None = flag(
-        None, "positive", "Slow links", "diloco's learning rate for the averaged deltas (0.7)"
-    )
-    outer_momentum: float | None = flag(
-        None, "share", "Slow links", "diloco's Nesterov momentum, 0 for none (0.9)"
-    )
-    fragments: int | None = flag(
-        None, "count", "Slow links",
+        "each update, or every rank (node)", choices=("node", "rank"))
+    outer_lr: float | None = flag(None, "positive", "Slow links",
+        "diloco's learning rate for the averaged deltas (0.7)")
+    outer_momentum: float | None = flag(None, "share", "Slow links",
+        "diloco's Nesterov momentum, 0 for none (0.9)")
+    fragments: int | None = flag(None, "count", "Slow links",
         "parts of the model that diloco exchanges one after the other, evenly over sync_every "
-        "updates (1)",
-    )  # fmt: skip
-    overlap: int | None = flag(
-        None, "natural", "Slow links",
-        "updates that diloco makes while an exchange is on its way (0: it waits)",
-    )  # fmt: skip
-    target_batch: int | None = flag(
-        None, "count", "Slow links",
-        "samples of all hivemind peers together that make an update (the set-up's effective batch)",
-    )  # fmt: skip
-    local_updates: bool = flag(
-        False, "bool", "Slow links",
-        "hivemind peers update by themselves and average their weights every target_batch samples",
-    )  # fmt: skip
-    initial_peers: str | None = flag(
-        None, "text", "Slow links",
-        "addresses of a hivemind run to join, with commas; a run prints them when it starts "
-        "(the variable INITIAL_PEERS)",
-        identity=False,
-    )  # fmt: skip
+        "updates (1)")
+    overlap: int | None = flag(None, "natural", "Slow links",
+        "updates that diloco makes while an exchange is on its way (0: it waits)")
+    target_batch: int | None = flag(None, "count", "Slow links",
+        "samples of all hivemind peers together that make an update (the set-up's effective batch)")
+    local_updates: bool = flag(False, "bool", "Slow links",
+        "hivemind peers update by themselves and average their weights every target_batch samples")
+    initial_peers: str | None = flag(None, "text", "Slow links",
+        "addresses of a hivemind run to join, with commas; a run prints them when it starts (the "
+        "variable INITIAL_PEERS)", identity=False)
     # Running
-    repeat: int = flag(
-        1, "count", "Running",
+    repeat: int = flag(1, "count", "Running",
         "number of the measurement: 2 measures the same settings once more (--run, but torchrun "
-        "takes that for one of its own)",
-        names=("run",),
-    )  # fmt: skip
-    num_workers: int = flag(
-        0, "natural", "Running",
-        "processes that load data, per process", names=("dataloader_num_workers",),
-    )  # fmt: skip
-    log_every: int = flag(
-        50, "count", "Running", "updates between log entries", names=("logging_steps",)
-    )
-    telemetry_hz: float = flag(
-        1.0, "rate", "Running",
-        "telemetry sampling rate in Hz, by a process of its own; 0: off",
-        identity=False,
-    )  # fmt: skip
-    hang_after: float = flag(
-        120.0, "seconds", "Running",
+        "takes that for one of its own)", names=("run",))
+    num_workers: int = flag(0, "natural", "Running",
+        "processes that load data, per process", names=("dataloader_num_workers",))
+    log_every: int = flag(50, "count", "Running",
+        "updates between log entries", names=("logging_steps",))
+    telemetry_hz: float = flag(1.0, "rate", "Running",
+        "telemetry sampling rate in Hz, by a process of its own; 0: off", identity=False)
+    hang_after: float = flag(120.0, "seconds", "Running",
         "seconds without progress or an answer after which the run ends, with the stack of every "
-        "rank; compiling, evaluating and saving do not count; 0: never",
-        identity=False,
-    )  # fmt: skip
-    peak_tflops: float | None = flag(
-        None, "positive", "Running",
+        "rank; compiling, evaluating and saving do not count; 0: never", identity=False)
+    peak_tflops: float | None = flag(None, "positive", "Running",
         "dense peak of one device in this number format, in 10^12 operations per second, for mfu "
-        "(a GPU: from a table of the makers' figures; a CPU: as measured)",
-        identity=False,
-    )  # fmt: skip
-    comm_probe: str = flag(
-        "auto", "text", "Running",
+        "(a GPU: from a table of the makers' figures; a CPU: as measured)", identity=False)
+    comm_probe: str = flag("auto", "text", "Running",
         "measure once, for ddp and fsdp, what the exchange adds to a step, by a few passes with "
-        "and without it: auto or off",
-        choices=("auto", "off"), identity=False,
-    )  # fmt: skip
-    save: str = flag(
-        "last", "text", "Running",
-        "checkpoints after each epoch, from which an interrupted run resumes: none, the last, "
-        "or the last and the best",
-        choices=("none", "last", "best"), identity=False,
-    )  # fmt: skip
-    best_metric: str = flag(
-        "accuracy", "text", "Running",
+        "and without it: auto or off", choices=("auto", "off"), identity=False)
+    save: str = flag("last", "text", "Running",
+        "checkpoints after each epoch, from which an interrupted run resumes: none, the last, or "
+        "the last and the best", choices=("none", "last", "best"), identity=False)
+    best_metric: str = flag("accuracy", "text", "Running",
         "what the best epoch is chosen by: accuracy, f1, f1_macro, precision, recall, "
         "top5_accuracy, loss, or a metric of a script of your own (NAME:min if smaller is better)",
-        names=("metric_for_best_model",), identity=False,
-    )  # fmt: skip
-    output_dir: str = flag(
-        "outputs", "text", "Running", "folder of the records", names=("o", "out"), identity=False
-    )
-    rerun: bool = flag(
-        False, "bool", "Running", "run again although finished; the old record is kept aside",
-        identity=False,
-    )  # fmt: skip
+        names=("metric_for_best_model",), identity=False)
+    output_dir: str = flag("outputs", "text", "Running",
+        "folder of the records", names=("o", "out"), identity=False)
+    rerun: bool = flag(False, "bool", "Running",
+        "run again although finished; the old record is kept aside", identity=False)
     # Flags of transformers' TrainingArguments, passed through: ((name, value), ...), sorted.
     trainer: tuple[tuple[str, Any], ...] = ()
+# fmt: on
 
 
 # Metrics of every run by which the best epoch can be chosen.
