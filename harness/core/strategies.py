@@ -58,61 +58,36 @@ class _Strategies(dict[str, Strategy]):
         return Strategy(name, "one of your own", "what it says", "many", apart=apart)
 
 
+# Of strategies whose units train apart from one exchange to the next.
+PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": "node"}
 STRATEGIES = _Strategies({
     "single": Strategy("single", "one process on one device", "nothing", "one"),
     "dp": Strategy(
-        "dp",
-        "nn.DataParallel: one process, the batch split over the GPUs of one machine",
-        "weights and outputs, every step",
-        "one",
-        needs_gpu=True,
-    ),
+        "dp", "nn.DataParallel: one process, the batch split over the GPUs of one machine",
+        "weights and outputs, every step", "one", needs_gpu=True),
     "ddp": Strategy(
-        "ddp",
-        "DistributedDataParallel: a whole model per process",
-        "gradients, every step, while the backward pass runs",
-        "many",
-        compress=("bf16", "fp16", "int8", "int4", "powersgd"),
-        direct=True,
-    ),
+        "ddp", "DistributedDataParallel: a whole model per process",
+        "gradients, every step, while the backward pass runs", "many",
+        compress=("bf16", "fp16", "int8", "int4", "powersgd"), direct=True),
     "fsdp": Strategy(
-        "fsdp",
-        "fully_shard (FSDP2): weights, gradients and optimizer split over the processes",
-        "weights before, gradients after use, every step",
-        "many",
-    ),
+        "fsdp", "fully_shard (FSDP2): weights, gradients and optimizer split over the processes",
+        "weights before, gradients after use, every step", "many"),
     "local_sgd": Strategy(
         "local_sgd",
         "nodes (or ranks) train apart, and their weights are averaged every sync_every updates",
-        "weights, every sync_every updates",
-        "many",
-        compress=("bf16", "int8", "int4"),
-        direct=True,
-        own={"sync_every": 10, "sync_first": 0, "sync_scope": "node"},
-        apart=True,
-    ),
+        "weights, every sync_every updates", "many",
+        compress=("bf16", "int8", "int4"), direct=True, own=PERIOD, apart=True),
     "diloco": Strategy(
         "diloco",
         "nodes (or ranks) train apart; every sync_every updates an outer Nesterov step is made "
         "with the average of what they changed",
-        "what changed, every sync_every updates",
-        "many",
-        compress=("bf16", "int8", "int4"),
-        direct=True,
-        own={
-            "sync_every": 10, "sync_first": 0, "sync_scope": "node", "outer_lr": 0.7,
-            "outer_momentum": 0.9, "fragments": 1, "overlap": 0,
-        },
-        apart=True,
-    ),
+        "what changed, every sync_every updates", "many",
+        compress=("bf16", "int8", "int4"), direct=True, apart=True,
+        own={**PERIOD, "outer_lr": 0.7, "outer_momentum": 0.9, "fragments": 1, "overlap": 0}),
     "hivemind": Strategy(
-        "hivemind",
-        "peers that come and go, over the internet; together they fill one batch",
-        "gradients, every target_batch samples of all peers",
-        "peers",
-        compress=("fp16", "int8"),
-        own={"target_batch": None, "local_updates": False, "initial_peers": None},
-    ),
+        "hivemind", "peers that come and go, over the internet; together they fill one batch",
+        "gradients, every target_batch samples of all peers", "peers", compress=("fp16", "int8"),
+        own={"target_batch": None, "local_updates": False, "initial_peers": None}),
 })  # fmt: skip
 
 

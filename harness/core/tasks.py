@@ -70,12 +70,7 @@ RESNET_18 = ("basic", [2, 2, 2, 2], [64, 128, 256, 512])
 TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     # Wider initial weights than usual: a model this narrow learns faster from them.
     "bert-nano": _bert(
-        64,
-        2,
-        2,
-        intermediate_size=128,
-        vocab_size=4096,
-        max_position_embeddings=64,
+        64, 2, 2, intermediate_size=128, vocab_size=4096, max_position_embeddings=64,
         initializer_range=0.05,
     ),
     "bert-tiny": _bert(128, 2, 2),
@@ -84,7 +79,7 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "bert-base": _bert(768, 12, 12),
     "bert-large": _bert(1024, 24, 16),
     "distilbert-base": {"model_type": "distilbert"},
-}
+}  # fmt: skip
 
 IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
     "vit-nano": _vit(64, 3, 4, patch=2, image=8, intermediate_size=128, initializer_range=0.1),
