@@ -376,7 +376,7 @@ def completion(parser: Parser) -> None:
 
 def sweep(parser: Parser) -> None:
     # Three dozen flags, half of them of one launcher: they are defined beside what reads them.
-    importlib.import_module("harness.launch.sweep").add_arguments(parser)
+    importlib.import_module("harness.launch.flags").add_arguments(parser)
 
 
 @dataclass(frozen=True)

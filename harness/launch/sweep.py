@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -13,11 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.core.command_line import BadValue, field_of, natural, one_of, typed, whole
+from harness.core.command_line import field_of, typed
 from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.process import ending_signals, print_if_possible
@@ -42,6 +40,7 @@ from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
 from harness.launch.ahead import check_start, refuse_if_nothing_starts, runs
+from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
 from harness.launch.outcome import ELSEWHERE, State, settled
 from harness.launch.places import Local, Machines, Options, Place, this_machine
@@ -53,64 +52,11 @@ from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
-TIME = re.compile(r"^([0-9.]+)(s|m|h)?$")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 # Of a sweep file, in sweep.json.
 AS_THEY_ARE = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
-PLACES: dict[str, Callable[[Options], Place]] = {
-    "local": Local,
-    "netns": Netns,
-    "ssh": Ssh,
-    "slurm": Cluster,
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run every run of a sweep file that has no outcome yet."
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = (
-        "Ctrl-C once: the current run is recorded and the sweep stops; twice: at once. The same\n"
-        "command continues from there. Exit code: 0, 1 if a run failed, 2 for a mistake."
-    )
-    add, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
-    repeated = partial(parser.add_argument, action="append", default=[])
-    # fmt: off
-    add("file", metavar="FILE", help="for example experiments/batch_size.yaml")
-    switch("--tiny", help="laptop size: embedded data, no network")
-    switch("--yes", help="do not ask before a sweep of more than 30 minutes")
-    switch("--dry_run", help="print the commands, one per line, and stop")
-    add("--out", "-o", "--o", "--output_dir", dest="output_dir", default="outputs", metavar="DIR",
-        help="folder of the records (outputs)")
-    add("--launcher", type=one_of(*PLACES), metavar="NAME", default="local",
-        help="local: this machine; netns: emulated nodes on it, with the links that the file asks "
-        "for; ssh: machines over ssh; slurm: a cluster (local)")
-    switch("--oversubscribe",
-           help="more processes than cores, for nodes without GPUs that share one machine: they "
-           "slow one another down, and the record says so")
-    add("--max_restarts", type=natural, default=0, metavar="N",
-        help="how often lost processes are restarted from the last checkpoint (0)")
-    add("--min_nodes", type=whole, metavar="N", help="how many nodes are enough to continue (all)")
-    repeated("--select", type=_conditions, metavar="KEY=VALUE,...",
-             help="only these runs, for example setup=1_2,seed=4*; given again: or these")
-    repeated("--exclude", type=_conditions, metavar="KEY=VALUE,...", help="not these runs")
-    add("--limit", type=_limit, default=slice(None), metavar="A:B",
-        help="of those, from the A-th up to before the B-th, counted from 0")
-    repeated("--set", type=_assignment, metavar="KEY=VALUE",
-             help="a setting of all runs, instead of the file's; again with another value: an axis")
-    add("--repeat", type=whole, default=1, metavar="N", help="measure everything N times (1)")
-    add("--rerun", type=one_of("failed", "all"), metavar="WHICH",
-        help="failed: runs that failed, from where they failed; all: the old records kept aside")
-    add("--timeout", type=_seconds, metavar="TIME", dest="timeout_s",
-        help="a run that takes longer is ended: 90, 30m, 2h")
-    switch("--fail_fast", help="stop at the first failure")
-    add("--isolation", type=one_of("warn", "error", "off"), metavar="HOW",
-        help="warn, error or off: when others use the GPUs or the cores before a run (warn)")
-    switch("--pack",
-           help="small runs side by side on disjoint devices; this disturbs what is measured")
-    switch("--cold", help="torchrun anew for each run: seconds slower each")
-    # fmt: on
-    ssh.add_flags(parser)
-    slurm.add_flags(parser)
+PLACES: dict[str, Callable[[Options], Place]] = dict(
+    zip(LAUNCHERS, (Local, Netns, Ssh, Cluster), strict=True)
+)
 
 
 def options_of(flags: argparse.Namespace) -> Options:
@@ -125,38 +71,6 @@ def options_of(flags: argparse.Namespace) -> Options:
         slurm=slurm.slurm_of(by_name),
         remote=ssh.remote_of(by_name),
     )
-
-
-def _conditions(text: str) -> dict[str, str]:
-    pairs = [part.partition("=") for part in text.split(",")]
-    if any(not name or not equals for name, equals, _ in pairs):
-        raise BadValue(f"{text}: expected KEY=VALUE,..., for example setup=1_2")
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _limit(text: str) -> slice:
-    if not re.match(r"^-?\d*:-?\d*$", text):
-        raise BadValue(f"{text}: expected A:B, for example 0:10, 10: or :-1")
-    first, last = (int(part) if part else None for part in text.split(":"))
-    return slice(first, last)
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise BadValue(f"{text}: expected KEY=VALUE, for example --set epochs=1")
-    return name.strip().replace("-", "_"), value.strip()
-
-
-def _seconds(text: str) -> float:
-    match = TIME.match(text)
-    try:
-        seconds = float(match[1]) * SECONDS[match[2]] if match else 0.0
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise BadValue(f"{text}: expected a time such as 90, 30m or 2h")
-    return seconds
 
 
 def run(flags: argparse.Namespace) -> int:
