@@ -45,6 +45,7 @@ DASHES: tuple[Dash, ...] = ("-", "--", ":")
 BLACK, WHITE = "#000000", "#ffffff"
 INK = "#333333"  # small text: lighter colours are hard to read
 FAINT = "#777777"  # references and ideals
+STRIP = "#f2f2f2"  # beside the scale: what has no number
 GRID = "#dddddd"
 FAILED = "#B00020"
 

@@ -139,6 +139,12 @@ def test_counts_of_misses_cover_no_run(plan: Plan) -> None:
         left = min(text.get_window_extent().x0 for text in axes.texts)
         runs = [axes.transData.transform(point)[0] for point in points(drawn, panel)]
         assert len(runs) >= 3 and max(runs) < left
+        (strip,) = axes.patches  # no run has a time there, and no time is written there
+        begins, ends = strip.get_x(), strip.get_x() + strip.get_width()  # type: ignore[attr-defined]
+        longest = max(x for each in (0, 1) for x, _ in points(drawn, each))
+        assert longest < begins < 1.1 * longest and ends == axes.get_xlim()[1]
+        shown = [tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick]
+        assert len(shown) >= 2 and max(shown) < begins
 
 
 def test_a_narrow_page_has_one_time_below_the_other(plan: Plan) -> None:

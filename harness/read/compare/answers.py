@@ -9,7 +9,6 @@ is printed before the sentences, for the reader to judge.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +47,7 @@ MORE_LESS = {
     MEMORY.name: (MORE, LESS),
 }
 LONGER_SHORTER = ("longer", "shorter")
+LESS_IS_BETTER = (*TIMES, MEMORY.name)
 TEXTS = dict(zip((RATE.name, ACCURACY.name, MEMORY.name, *TIMES),
                  ("samples/s", "accuracy", "peak memory", "wall time", "training time"),
                  strict=True))  # fmt: skip
@@ -127,28 +127,32 @@ def _failed(groups: Sequence[Group]) -> str:
 
 
 def finding(sweep: SweepResults, *names: str) -> str:
-    """The way that differs most clearly from the baseline in the first of these measures, with all
-    of them: the title of a figure. "" where none differs by more than the noise.
+    """The way that gains most on the baseline in the first of these measures, in the mean over its
+    cases, with all of them: the title of a figure. One that misses a target in fewer cases comes
+    before. Where none gains, the one that loses most; "" where none differs by more than the noise.
     """
     measures = [OF[name] for name in names]
-    first = measures[0]
-    found = list[tuple[float, float, str]]()
-    for way, pairs in _pairs(sweep, None).items():
-        cases = [pair.estimate(first) for pair, *_ in _alike(first, pairs)]
-        estimates = [each for each in cases if isinstance(each, Estimate)]
-        sizes = [size for each in estimates if (size := _clear(first, each)) is not None]
-        if sizes:
-            parts = [_part(sweep, measure, pairs) for measure in measures]
-            text = f"{_ways(sweep, way, pairs)}: {'; '.join(parts + _other_links(pairs))}"
-            found.append((len(sizes) / len(cases), statistics.median(sizes), text))
-    return max(found)[-1] if found else ""
+    pairs_of, gains = _pairs(sweep, None), dict[str, tuple[float, float]]()
+    for way, pairs in pairs_of.items():
+        cases = [pair.estimate(measures[0]) for pair, *_ in _alike(measures[0], pairs)]
+        clear = [_clear_gain(measures[0], each) for each in cases if isinstance(each, Estimate)]
+        if any(clear):
+            gains[way] = -cases.count(MISSED) / len(cases), sum(clear) / len(cases)
+    if not gains:
+        return ""
+    better = [way for way, (_, gain) in gains.items() if gain > 0]
+    way = max(better, key=gains.__getitem__) if better else min(gains, key=lambda w: gains[w][1])
+    parts = [_part(sweep, measure, pairs_of[way]) for measure in measures]
+    texts = [*parts, *_other_links(pairs_of[way])]
+    return f"{_ways(sweep, way, pairs_of[way])}: {'; '.join(texts)}"
 
 
-def _clear(measure: ComparedMeasure, estimate: Estimate) -> float | None:
-    """How far from nothing, if by more than the noise."""
+def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
+    """How much better than the baseline, below 0 where worse; 0 within the noise."""
     if estimate.value is None or _judged(measure, estimate, MORE, LESS) not in (MORE, LESS):
-        return None
-    return abs(estimate.value if measure.question == QUALITY else math.log(estimate.value))
+        return 0.0
+    gain = estimate.value if measure.question == QUALITY else math.log(estimate.value)
+    return -gain if measure.name in LESS_IS_BETTER else gain
 
 
 def _none(measure: ComparedMeasure) -> float:

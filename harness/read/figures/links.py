@@ -275,7 +275,7 @@ def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
     axes.set_yticks(ticks, [f"{tick:,g}" if labels else "" for tick in ticks])
     axes.set_ylim(span.low, top)
     if span.missed:
-        axes.axhspan(span.high, top, color="#f2f2f2", zorder=0, linewidth=0)
+        axes.axhspan(span.high, top, color=kit.STRIP, zorder=0, linewidth=0)
         kit.small_text(axes, "missed", (1, 1 - MISS_ROW / 2), (4, 0), xycoords="axes fraction")
 
 

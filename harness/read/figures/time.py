@@ -161,17 +161,20 @@ def _block(
 
 
 def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
-    """The same for both times; the counts have their place at the right."""
+    """The same for both times; the counts have a strip of their own at the right, without times."""
     finite = [t for t in times if math.isfinite(t)]
     longest = max(len(text.get_text()) for text in axes.texts) if axes.texts else 0
     free = 1 - min(0.03 + 0.016 * longest * wide, 0.6)  # of the width, left of the counts
     low, high = min(finite) / 1.2, max(finite) * 1.05
     if max(finite) > 8 * min(finite):
         right = low * (high / low) ** (1 / free)
-        log_axis(axes, "x", few=right > 100 * low)
-        axes.set_xlim(low, right)
+        log_axis(axes, "x", few=high > 100 * low)
     else:
-        axes.set_xlim(0, high / free)
+        low, right = 0, high / free
+    axes.set_xlim(low, right)
+    if longest:
+        axes.set_xticks([tick for tick in axes.get_xticks() if low <= tick <= high])
+        axes.axvspan(high, right, color=kit.STRIP, zorder=0, linewidth=0)
 
 
 def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, style: Style) -> str:
