@@ -253,6 +253,8 @@ class DataRecord(TypedDict, total=False):
         "is written in Python, which does not tell"]
     image_shape: Annotated[list[Positive], "of images: channels, height, width"]
     resized_by: Annotated[str | None, "of images: what resized them"]
+    sixteen_bit_images: Annotated[Count,
+        "grey images with 16 bits, whose values were divided by 257"]
     pixels_on: Annotated[str, Value(choices=("device", "host")),
         "of images: where batches are gathered; `device` if the array fits into a quarter of the "
         "GPU's free memory"]

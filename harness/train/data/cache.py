@@ -31,7 +31,7 @@ from harness.core.topology import World, world_of
 from harness.train.manifest import damage, write_manifest
 from harness.train.session import OtherFailed, gather
 
-FORMAT = 6  # raised when the prepared files change
+FORMAT = 7  # raised when the prepared files change
 DAY_S = 86_400
 KEY = "key.json"  # the manifest of an entry: what was prepared, and the checksums of its files
 

@@ -9,9 +9,10 @@ sample) and from nothing else: not from the batch, the rank or the attempt that 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def load_images(settings: Settings, world: int) -> Data:
             done += len(resized)
         assert pixels is not None
         pixels.flush()
+        np.save(folder / "sixteen_bits.npy", resizer.sixteen_bits)
 
     key = {
         "images": source.facts["data_checksum"],
@@ -79,6 +81,7 @@ def load_images(settings: Settings, world: int) -> Data:
     facts = {
         "image_shape": list(collate.pixels.shape[1:]),
         "resized_by": type(resizer.processor).__name__,
+        "sixteen_bit_images": int(np.load(folder / "sixteen_bits.npy")),
         "pixels_on": "device" if on_device else "host",
     }
     normalise = Normalise(resizer.mean, resizer.deviation)
@@ -218,6 +221,8 @@ class Resizer:
     mean: Any  # of values from 0 to 1
     deviation: Any
     data: Path  # the folder of the images, if they have one
+    sixteen_bits: int = 0  # images of that depth, counted by several threads
+    counting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -229,9 +234,13 @@ class Resizer:
         """The bytes of one image, from its form in the data set."""
         name = self._name(stored)
         try:
-            image = _eight_bits(Image().decode_example(stored)).convert("RGB")
+            decoded = Image().decode_example(stored)
+            image = _eight_bits(decoded).convert("RGB")
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"image {name} cannot be read: {error}") from None
+        if _has_sixteen_bits(decoded):
+            with self.counting:
+                self.sixteen_bits += 1
         try:
             return _bytes(self.resize(image))
         except Exception as error:  # whatever a processor of the Hub raises
@@ -256,9 +265,13 @@ def _bytes(values: np.ndarray) -> np.ndarray:
     return rounded
 
 
+def _has_sixteen_bits(image: Any) -> bool:
+    return str(image.mode).startswith("I;16")
+
+
 def _eight_bits(image: Any) -> Any:
     """PIL's own conversion would cut deeper values off at 255."""
-    if image.mode.startswith("I;16"):
+    if _has_sixteen_bits(image):
         return PILImage.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"its values have 32 bits (mode {image.mode}): save it with 8 or 16")

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
+from harness.core.process import is_leader
 from harness.core.provenance import check_model
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import task_of
@@ -52,6 +53,7 @@ BROKEN_OFF = (
     "which goes on with what is there"
 )
 UNREADABLE = "--{kind} {name} cannot be read: {text}"
+MOST_NAMED = 5  # classes in a line
 NOT_UTF8 = UNREADABLE + ": save it as UTF-8"
 # Parts of the names of dropout rates, and of rates at which layers and paths are skipped.
 DROPPING = ("dropout", "_pdrop", "drop_rate", "drop_mlp_rate", "drop_conv")
@@ -155,9 +157,11 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
                     trust_remote_code=settings.trust_remote_code,
                     use_safetensors=None if settings.trust_remote_code else True,
                 )
-            drawn = _drawn(settings, model, loaded)
+            drawn, saved = _drawn(settings, model, loaded), _classes_of(settings)
             if not drawn:  # the head, too, is that of the checkpoint
-                _order_head(model, _classes_of(settings), labels)
+                _order_head(model, saved, labels)
+            if is_leader():
+                _tell_of_head(bool(loaded["mismatched_keys"]), bool(drawn), saved, labels)
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
             kind = task_of(settings.script).input
@@ -228,6 +232,21 @@ def _drawn(settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]
             f"as {lacking[0]}: take a whole checkpoint, or --from_scratch for random weights"
         )
     return names
+
+
+def _tell_of_head(resized: bool, drawn: bool, saved: list[str], labels: list[str]) -> None:
+    """A line where a checkpoint has a head that was saved for other classes."""
+    ours, theirs = (
+        ", ".join([*names[:MOST_NAMED], *["..."][: len(names) > MOST_NAMED]])
+        for names in (labels, saved)
+    )
+    if resized:
+        print(
+            f"the head is new, for {len(labels)} classes ({ours}): the checkpoint has one for "
+            f"{len(saved)} ({theirs})"
+        )
+    elif not drawn and sorted(saved) != sorted(labels):
+        print(f"the head of the checkpoint goes on: its classes {theirs} are {ours} now, in turn")
 
 
 def _classes_of(settings: Settings) -> list[str]:

@@ -97,6 +97,12 @@ class Console(TrainerCallback):
                     "training samples, too: their quality is not that of new ones"
                 )
 
+        if deep := data.get("sixteen_bit_images"):
+            yield (
+                f"warning: {deep:,} images have 16 bits, which are divided by 257; pipeline() and "
+                "Pillow cut them off at 255: give the trained model images with 8 bits"
+            )
+
     def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
         settings, device = self.context.settings, observed["device"]
         on_cpu, threads = device == "cpu", torch.get_num_threads()

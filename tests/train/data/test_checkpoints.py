@@ -50,6 +50,31 @@ def test_the_body_is_that_of_the_checkpoint_and_the_head_is_new(folder: Path) ->
     assert model.classifier.weight.shape == (3, 16)
 
 
+@pytest.mark.parametrize(("order", "told"), [
+    (["x", "y"], "the head is new, for 3 classes (bad, fair, good): the checkpoint has one for 2 "
+                 "(x, y)\n"),
+    (["x", "y", "z"], "the head of the checkpoint goes on: its classes x, y, z are bad, fair, good "
+                      "now, in turn\n"),
+    ([*"uvwxyz"], "the head is new, for 3 classes (bad, fair, good): the checkpoint has one for 6 "
+                  "(u, v, w, x, y, ...)\n"),
+    ([*reversed(LABELS)], ""),
+])  # fmt: skip
+def test_what_becomes_of_a_head_for_other_classes_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], order: list[str], told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    names = {"id2label": dict(enumerate(order)), "num_labels": len(order)}
+    config = transformers.BertConfig(**{**SIZES, **names})
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    capfd.readouterr()
+    build(tmp_path)
+    assert capfd.readouterr().out == told
+    edit(tmp_path, lambda w: {k: v for k, v in w.items() if k.startswith("bert.")})
+    monkeypatch.setenv("RANK", "0")
+    build(tmp_path)  # a body alone, as most pretrained checkpoints are
+    assert capfd.readouterr().out == ""
+
+
 def test_without_its_pooler_a_checkpoint_is_whole(folder: Path) -> None:
     edit(folder, lambda w: {k: v for k, v in w.items() if "pooler" not in k and "bert" in k})
     assert build(folder).classifier.weight.shape == (3, 16)

@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 
 from harness.core.settings import Settings, UserError
-from harness.train.data.images import ImageBatches, _resizer
+from harness.train.data.images import ImageBatches, _resizer, load_images
 from tests.support.samples import stored
 
 RAMP = np.linspace(0, 1, 64).reshape(8, 8)
@@ -30,6 +30,26 @@ def test_sixteen_bits_look_like_eight(resizer: Any, kind: str, dtype: Any, top: 
     image = Image.fromarray((RAMP * top).round().astype(dtype))
     expected = np.broadcast_to((RAMP * 255).round(), (3, 8, 8))
     assert np.abs(resizer(stored(image, kind)).astype(int) - expected).max() <= 1
+
+
+def test_images_with_sixteen_bits_are_counted_once_they_are_prepared_and_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pipeline() gives the model other pixels of them than training did."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    for split, deep in (("train", 3), ("test", 2)):
+        for n in range(8):
+            folder = tmp_path / "data" / split / str(n % 2)
+            folder.mkdir(parents=True, exist_ok=True)
+            top, dtype = (65535, np.uint16) if n < deep else (255, np.uint8)
+            values = np.roll(RAMP, n + 8 * deep) * top
+            Image.fromarray(values.round().astype(dtype)).save(folder / f"{n}.png")
+    settings = Settings(
+        script="vit", model="vit-nano", image_size=8, per_gpu_batch=2,
+        dataset=str(tmp_path / "data"), train_size="all", test_size="all",
+    )  # fmt: skip
+    for _ in ("prepared", "from the cache"):
+        assert load_images(settings, 1).facts["sixteen_bit_images"] == 5
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])

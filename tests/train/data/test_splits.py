@@ -250,12 +250,13 @@ def test_samples_of_training_in_the_test_set_are_counted(tmp_path: Path) -> None
     assert counts == [6, 1]
 
 
-def test_what_a_run_says_of_its_splits() -> None:
+def test_what_a_run_says_of_its_data() -> None:
     """An empty split was named as one without classes."""
     facts = {
         "train_samples": 90, "left_out_samples": 0, "test_samples": 1200, "classes": 2,
         "dataset": "d", "test_from": "0.2 of split train", "unused_test_splits": ["test", "dev"],
         "empty_test_splits": ["dev"], "test_samples_in_training": 1100,
+        "sixteen_bit_images": 1290,
     }  # fmt: skip
     context: Any = SimpleNamespace(data_facts=facts)
     _, *warnings = Console(Recorder(), context)._about_data()
@@ -266,7 +267,10 @@ def test_what_a_run_says_of_its_splits() -> None:
         "0.2 of split train",
         "warning: 1,100 of 1,200 test samples are training samples, too: their quality is not "
         "that of new ones",
+        "warning: 1,290 images have 16 bits, which are divided by 257; pipeline() and Pillow cut "
+        "them off at 255: give the trained model images with 8 bits",
     ]
-    none = {"unused_test_splits": [], "empty_test_splits": [], "test_samples_in_training": 0}
+    none = {"unused_test_splits": [], "empty_test_splits": [], "test_samples_in_training": 0,
+            "sixteen_bit_images": 0}  # fmt: skip
     context.data_facts = facts | none
     assert len([*Console(Recorder(), context)._about_data()]) == 1
