@@ -10,8 +10,7 @@ from harness.core.command_line import BadValue, natural, one_of, whole
 from harness.launch import slurm, ssh
 
 LAUNCHERS = ("local", "netns", "ssh", "slurm")
-TIME = re.compile(r"^([0-9.]+)(s|m|h)?$")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+SECONDS = {"h": 3600, "m": 60, "s": 1}  # of the units of --timeout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeat", type=whole, default=1, metavar="N", help="measure everything N times (1)")
     add("--rerun", type=one_of("failed", "all"), metavar="WHICH",
         help="failed: runs that failed, from where they failed; all: the old records kept aside")
-    add("--timeout", type=_seconds, metavar="TIME", dest="timeout_s",
+    add("--timeout", type=seconds, metavar="TIME", dest="timeout_s",
         help="a run that takes longer is ended: 90, 30m, 2h")
     switch("--fail_fast", help="stop at the first failure")
     add("--isolation", type=one_of("warn", "error", "off"), metavar="HOW",
@@ -83,12 +82,15 @@ def _assignment(text: str) -> tuple[str, str]:
     return name.strip().replace("-", "_"), value.strip()
 
 
-def _seconds(text: str) -> float:
-    match = TIME.match(text)
-    try:
-        seconds = float(match[1]) * SECONDS[match[2]] if match else 0.0
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
+def seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smh]?)", text)
+    if match is None or float(match[1]) == 0:
         raise BadValue(f"{text}: expected a time such as 90, 30m or 2h")
-    return seconds
+    return float(match[1]) * SECONDS[match[2] or "s"]
+
+
+def as_typed(seconds: float) -> str:
+    """A duration as --timeout takes it: 90s, 30m, 2h."""
+    fitting = ((unit, size) for unit, size in SECONDS.items() if seconds % size == 0)
+    unit, size = next(fitting, ("s", 1))
+    return f"{seconds / size:g}{unit}"

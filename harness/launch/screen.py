@@ -179,13 +179,5 @@ def exact(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else short(seconds)
 
 
-def as_typed(seconds: float) -> str:
-    """A duration as a flag takes it: 90s, 30m, 2h."""
-    for unit, size in (("h", 3600), ("m", 60)):
-        if seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
-
-
 def _form(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)

@@ -22,12 +22,12 @@ from harness.core.records import (
     write_json,
 )
 from harness.core.settings import as_mapping
-from harness.launch import sweep as sweep_module
+from harness.launch import flags
 from harness.launch.ahead import ahead, skipped
 from harness.launch.outcome import State
 from harness.launch.places import Options
 from harness.launch.runner import Worker
-from harness.launch.screen import Screen, as_typed, progress_of, short, time_left_s, window
+from harness.launch.screen import Screen, progress_of, short, time_left_s, window
 from harness.launch.sweep import choose
 from tests.support.sweeps import GRID, jobs_of, sweep_file
 from tests.support.sweeps import harness_sweep as main
@@ -167,9 +167,11 @@ def test_a_resumed_run_took_what_all_of_its_attempts_took(
     assert progress_of(three)[-1] == "1:10"
 
 
-@pytest.mark.parametrize(("limit_s", "text"), [(90.0, "90s"), (1800.0, "30m"), (7200.0, "2h")])
+@pytest.mark.parametrize(
+    ("limit_s", "text"), [(0.5, "0.5s"), (90.0, "90s"), (1800.0, "30m"), (7200.0, "2h")]
+)
 def test_a_limit_is_told_as_it_is_typed(limit_s: float, text: str) -> None:
-    assert as_typed(limit_s) == text and sweep_module._seconds(text) == limit_s
+    assert flags.as_typed(limit_s) == text and flags.seconds(text) == limit_s
 
 
 def test_the_window_follows_what_runs(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from harness.core.provenance import ROOT
 from harness.core.records import SKIPPED
 from harness.core.rules import why_a_gpu
 from harness.core.tasks import TASKS
+from harness.launch.flags import as_typed
 from harness.launch.outcome import State
 from harness.launch.places import Options, launched, place_facts
 from harness.launch.plan import Job, script_of
-from harness.launch.screen import as_typed
 from harness.launch.slurm import Slurm
 
 # Before the time limit: for ranks to record, and for a job to be requeued.
