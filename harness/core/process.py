@@ -203,7 +203,7 @@ class OutOfMemory:
     @classmethod
     def now(cls) -> Self:
         on_machine, in_group, full = _sum(OOM_KILLS, VMSTAT), 0, 0
-        for line in _text_of(OWN_GROUPS).splitlines():
+        for line in text_of(OWN_GROUPS).splitlines():
             _, controllers, name = line.split(":", 2)
             if controllers in ("", "memory"):
                 root = CGROUPS / controllers
@@ -226,7 +226,7 @@ class OutOfMemory:
 
 
 def _sum(pattern: re.Pattern[str], *files: Path) -> int:
-    return sum(int(count) for file in files for count in pattern.findall(_text_of(file)))
+    return sum(int(count) for file in files for count in pattern.findall(text_of(file)))
 
 
 def limits_memory() -> bool:
@@ -236,11 +236,18 @@ def limits_memory() -> bool:
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
-def _text_of(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """As far as it is readable; nothing where there is no such file."""
     try:
-        return file.read_text()
+        return file.read_text("utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def last_line(text: str) -> str:
+    """The one in which a program says why it ended, as a part of another line; it may be empty."""
+    lines = text.strip().splitlines() or [""]
+    return " ".join(lines[-1].split())[:300]
 
 
 def run_while_connected(command: list[str]) -> int:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NotRequired, TypedDict
 
-from harness.core.process import OutOfMemory, is_stopped, limits_memory
+from harness.core.process import OutOfMemory, is_stopped, last_line, limits_memory, text_of
 from harness.core.provenance import ROOT
 from harness.core.records import rows_in
 from harness.core.tasks import TASKS
@@ -300,20 +300,18 @@ class WarmAgent(Agent):
     def last_line(self) -> str:
         """Why it ended, as far as it printed anything."""
         self._join_printer()
-        lines = self.log.read_text("utf-8", errors="replace").strip().splitlines()
-        if self.node.remote:
-            mark = self.node.mark
-            lines = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
-        return " ".join(lines[-1].split())[:300] if lines else ""
+        return last_line(_marked(self.log, self.node.mark if self.node.remote else ""))
+
+
+def _marked(log: Path, mark: str) -> str:
+    """The lines of a log that begin with a mark, without it."""
+    lines = text_of(log).split("\n")
+    return "\n".join(line.removeprefix(mark) for line in lines if line.startswith(mark))
 
 
 def failures_in(log: Path, mark: str = "") -> list[FailedRank]:
     """The ranks of which torchrun has printed that they failed, in lines that begin with a mark."""
-    try:
-        text = log.read_text("utf-8", errors="replace")
-    except OSError:
-        return []
-    text = "\n".join(line.removeprefix(mark) for line in text.split("\n") if line.startswith(mark))
+    text = _marked(log, mark)
     stopped = {rank: reason for reason, rank in STOPPED.findall(text)}
     return [
         {

@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.core.command_line import print_json
 from harness.core.links import Link
+from harness.core.process import last_line
 from harness.core.provenance import (
     PACKAGES,
     ROOT,
@@ -101,7 +102,7 @@ def _environment() -> dict[str, Any] | str:
             f"it does not load within {LOAD_S} s; a driver that hangs does that, or a busy machine"
         )
     if done.returncode:
-        return (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return last_line(done.stderr) or "no message"
     return dict(json.loads(done.stdout))
 
 

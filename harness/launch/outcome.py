@@ -13,6 +13,7 @@ from typing import Any, Self
 from harness.core import attempts
 from harness.core.attempts import NO_MEMORY, with_smaller_batch, write_summary
 from harness.core.locks import Lock
+from harness.core.process import last_line, text_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
 from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.checks import believable
@@ -182,9 +183,9 @@ def _silent(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple
             return None
         rank_log = log_of(log, rank)
         rank_log = rank_log if rank_log.is_file() else log  # a remote node has one log
-        if unrecorded := UNRECORDED.search(_text_of(rank_log)):
+        if unrecorded := UNRECORDED.search(text_of(rank_log)):
             return unrecorded[1], f"{unrecorded[2]} (rank {rank})"
-        line = _last_line(rank_log)
+        line = _line_of_error(rank_log)
         if NO_MEMORY.search(line):
             return "oom", f"{line} (rank {rank})"
         how = (
@@ -205,7 +206,7 @@ def _from_inside(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> 
         return first["outcome"], attempts.with_rank(first) if named else first["reason"]
     if run_exit.error is None and run_exit.code == 0:
         return "failed", f"it ended without an error, and no record is in {folder.path}"
-    return "failed", run_exit.error or _last_line(log) or f"exit code {run_exit.code}"
+    return "failed", run_exit.error or _line_of_error(log) or f"exit code {run_exit.code}"
 
 
 def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
@@ -226,20 +227,13 @@ def written_since(path: Path, unix: float) -> bool:
         return False
 
 
-def _text_of(log: Path) -> str:
-    try:
-        return log.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _last_line(log: Path) -> str:
-    """The last line that the run printed: of its error, where there is one."""
-    lines = [NODE.sub("", line) for line in _text_of(log).strip().splitlines()[-200:]]
+def _line_of_error(log: Path) -> str:
+    """The line of its error in what a run printed, or else its last one."""
+    lines = [NODE.sub("", line) for line in text_of(log).strip().splitlines()[-200:]]
     memory = [line for line in lines if NO_MEMORY.search(line)]
     refusals = [line for line in lines if re.match(r"\w+\.py: error: ", line)]
     errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]
     # Errors of torchrun about its ranks, and of nodes about each other, only follow from it.
     own = [line for line in errors if not line.startswith("torch.distributed.elastic")]
     chosen = memory[:1] or refusals[-1:] or own[-1:] or errors[-1:] or lines[-1:] or [""]
-    return " ".join(chosen[0].split())[:300]
+    return last_line(chosen[0])

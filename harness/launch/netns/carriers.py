@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from harness.core.links import Link
+from harness.core.process import last_line
 from harness.core.settings import UserError
 
 INTERFACE = "link0"  # the same name in every node
@@ -130,7 +131,7 @@ def run_tool(command: Command) -> str:
     """The output of ip or tc."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        reason = last_line(done.stderr) or f"exit code {done.returncode}"
         raise UserError(f"emulated network: {' '.join(command)}: {reason}")
     return done.stdout
 

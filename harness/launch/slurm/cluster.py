@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.core.process import last_line
 from harness.core.records import append_row, read_json
 from harness.core.records.submitted import JOBS, Entry, open_entries
 from harness.core.settings import UserError
@@ -123,9 +124,7 @@ def _ask(*command: str) -> str:
     except OSError as error:
         raise Unreachable(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
-        # The last line says what came of those before it.
-        last = "".join(done.stderr.strip().splitlines()[-1:])
-        reason = re.sub(rf"^{command[0]}: (error: |fatal: )?", "", last)
+        reason = re.sub(rf"^{command[0]}: (error: |fatal: )?", "", last_line(done.stderr))
         raise Unreachable(reason or f"{command[0]} ended with exit code {done.returncode}")
     return done.stdout
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.links import Link
+from harness.core.process import last_line
 from harness.core.provenance import commit, source_checksum
 from harness.core.records import rows_in
 from harness.core.rules import why_a_gpu
@@ -214,8 +215,8 @@ class Ssh(Machines):
         return done.stdout if done.returncode == 0 else self._why(host, done)
 
     def _why(self, host: Host, done: subprocess.CompletedProcess[bytes]) -> str:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        reason = " ".join(lines[-1].split())[:300] if lines else f"exit code {done.returncode}"
+        printed = done.stderr.decode(errors="replace")
+        reason = last_line(printed) or f"exit code {done.returncode}"
         where = self.remote.checkout
         if done.returncode == SSH_FAILED:
             hint = next((hint for text, hint in HINTS.items() if text in reason), None)
