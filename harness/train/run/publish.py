@@ -31,7 +31,7 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Of a checkpoint: weights, configuration and processor, and nothing that says where it was made.
 MODEL_FILES = ("model*.safetensors", "model*.safetensors.index.json", "*config.json", "tokenizer*",
                "vocab*", "merges.txt", "special_tokens_map.json", "*.model")  # fmt: skip
-QUALITY = ("accuracy", "top5_accuracy", "f1", "precision", "recall", "loss")
+HUB_METRICS = ("accuracy", "top5_accuracy", "f1", "precision", "recall", "loss")
 COST = {
     "samples/s": ("train_samples_per_s", "{:,.0f}"), "training": ("train_time_s", "{:,.1f} s"),
     "wall time": ("wall_s", "{:,.1f} s"), "energy": ("energy_j", "{:,.0f} J"),
@@ -160,14 +160,14 @@ def card_of(settings: Settings, folder: RunFolder, model: Path, name: str) -> st
         EvalResult(
             task_type=task, dataset_type=_shown(settings.dataset), metric_type=metric,
             dataset_name=_shown(settings.dataset), metric_value=round(value, 4),
-        ) for metric, value in quality.items() if metric in QUALITY
+        ) for metric, value in quality.items() if metric in HUB_METRICS
     ]  # fmt: skip
     metadata = ModelCardData(
         library_name="transformers", pipeline_tag=task, tags=["training-records"],
         model_name=name, eval_results=results or None,
         base_model=str(settings.model) if _is_public(settings.model) else None,
         datasets=[str(settings.dataset)] if _is_public(settings.dataset) else None,
-        metrics=[metric for metric in quality if metric in QUALITY] or None,
+        metrics=[metric for metric in quality if metric in HUB_METRICS] or None,
     )  # fmt: skip
     measured = {label: f"{value:.4f}" for label, value in quality.items()} | cost
     return CARD.format(
@@ -181,7 +181,7 @@ def _quality(summary: dict[str, Any], row: dict[str, Any]) -> dict[str, float]:
     """Of the weights that are uploaded: by the row of their epoch, or on a test set of its own."""
     tested = {name.removeprefix("test_"): summary[name] for name in summary if name[:5] == "test_"}
     metrics = tested or row | {"loss": row.get("eval_loss")}
-    names = (*QUALITY, str(summary.get("best_metric")))
+    names = (*HUB_METRICS, str(summary.get("best_metric")))
     return {name: metrics[name] for name in names if isinstance(metrics.get(name), int | float)}
 
 
