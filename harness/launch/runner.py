@@ -14,17 +14,19 @@ from typing import Any
 from harness.core import attempts
 from harness.core.locks import Lock
 from harness.core.process import GRACE_S
-from harness.core.records import RUNNING, WAITING, disturbed
+from harness.core.records import RUNNING, WAITING
 from harness.core.records.redact import redact_logs
+from harness.core.records.summary import disturbance
 from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
+from harness.launch.flags import as_typed
 from harness.launch.launcher import Exit, Launcher
 from harness.launch.outcome import ELSEWHERE, Began, State, in_short, settled
 from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
-from harness.launch.screen import Screen, as_typed, exact
+from harness.launch.screen import Screen, exact
 
 CHECK_AGAIN_S = 1.0  # for runs of other runners
 LAUNCHER_LOG = "launcher.txt"
@@ -83,10 +85,10 @@ class Worker(ABC):
         line += f" in {tries} attempts, " if tries > 1 else ", "
         if not state.failed:
             rows, _ = state.job.folder.read_epochs()
-            found = believable("environment", dict(state.job.folder.read_environment() or {}))
-            why = disturbed.disturbance(found.get("launch"), rows)
-            also = f"; disturbed: {why}" if why else ""
-            self.screen.note(line + in_short(summary) + also, ended=True)
+            facts = believable("environment", dict(state.job.folder.read_environment() or {}))
+            why = disturbance(facts.get("launch"), rows)
+            line += in_short(summary) + (f"; disturbed: {why}" if why else "")
+            self.screen.note(line, ended=True)
             return
         output = f"its output is in {log}" if log.is_file() else "it printed nothing"
         self.screen.print(f"{line}{state.reason}; {output}")

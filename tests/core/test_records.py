@@ -32,7 +32,7 @@ from harness.core.records import (
     read_rows,
     redact,
     rows_in,
-    sum_known,
+    total,
     write_json,
 )
 from harness.core.records.disk import DiskError, writing_to
@@ -232,9 +232,9 @@ def test_find_runs_and_those_set_aside(tmp_path: Path) -> None:
 
 
 def test_a_sum_with_something_unknown_is_unknown() -> None:
-    assert sum_known([0.1] * 10) == 1.0
+    assert total([0.1] * 10) == 1.0
     for values in ([], [1.0, None], [1.0, float("nan")], [1.0, float("inf")]):
-        assert sum_known(values) is None
+        assert total(values) is None
 
 
 def test_a_draft_does_not_stay(tmp_path: Path) -> None:

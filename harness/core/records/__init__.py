@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -231,17 +231,14 @@ def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
     return value
 
 
-def sum_known(values: Iterable[float | None]) -> float | None:
-    """Exact; None, which is unknown, where one value is unknown or not finite, or there is none."""
+def total(values: Iterable[Any]) -> Any:
+    """The exact sum; None, which is unknown, where one value is unknown or not finite, or there is
+    none. The sum of integers is one.
+    """
     known = [*values]
     if not known or any(value is None or not math.isfinite(value) for value in known):
         return None
-    return math.fsum(value for value in known if value is not None)
-
-
-def total(values: Sequence[Any]) -> Any:
-    """The sum if all values are known, never a part of it; None if there are no values."""
-    return None if not values or None in values else sum(values)
+    return sum(known) if all(isinstance(value, int) for value in known) else math.fsum(known)
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:

@@ -1,12 +1,16 @@
-"""What a summary says of the epochs: made of their rows alone, so that a reader can compare."""
+"""What the rows of the epochs say of a run: its summary, and whether other programs disturbed it.
+
+Made of the rows alone, so that a reader can compare.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from harness.core.records import total
+from harness.core.records import DISTURBING_SHARE, total
 
 # Rows as read from files: any field may be missing, which means unknown and never ends a run.
 Rows = Sequence[Mapping[str, Any]]
@@ -23,11 +27,11 @@ SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 def of_rows(rows: Rows) -> dict[str, Any]:
     """The fields of a summary that are computed from the rows alone."""
     last: Mapping[str, Any] = rows[-1] if rows else {}
-    samples = _whole_sum(rows, "samples")
+    samples = total_of(rows, "samples") if rows else 0
     rate = rate_of(rows)
     last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
     share = per_gpu / last_rate if per_gpu and last_rate else None
-    sums = {name: total([row.get(name) for row in rows]) for name in SUMS}
+    sums = {name: total_of(rows, name) for name in SUMS}
     energy_j = sums["energy_j"]
     return {
         "epochs_done": len(rows),
@@ -36,7 +40,7 @@ def of_rows(rows: Rows) -> dict[str, Any]:
         **{name: last[name] for name in QUALITY if name in last},
         "train_samples_per_s": rate,
         "train_samples_per_s_per_gpu": rate * share if rate and share else None,
-        "train_time_s": _whole_sum(rows, "epoch_time_s"),
+        "train_time_s": total_of(rows, "epoch_time_s") if rows else 0.0,
         "eval_time_s": sum_of(rows, "eval_time_s"),
         "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
         "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
@@ -49,7 +53,7 @@ def of_rows(rows: Rows) -> dict[str, Any]:
 
 def rate_of(rows: Rows) -> float | None:
     """Samples per second over the timed steps."""
-    timed_s, timed_samples = sum_of(rows, "timed_s"), _whole_sum(rows, "timed_samples")
+    timed_s, timed_samples = sum_of(rows, "timed_s"), total_of(rows, "timed_samples")
     return timed_samples / timed_s if timed_s and timed_samples is not None else None
 
 
@@ -58,9 +62,10 @@ def sum_of(rows: Rows, name: str) -> float:
     return sum(row.get(name) or 0 for row in rows)
 
 
-def _whole_sum(rows: Rows, name: str) -> float | None:
-    """The sum; None where a row does not know it."""
-    return total([row.get(name) for row in rows]) if rows else 0.0
+def total_of(rows: Rows, name: str) -> float | None:
+    """The sum; None where a row does not know it, and of no rows."""
+    known: float | None = total(row.get(name) for row in rows)
+    return known
 
 
 def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
@@ -80,3 +85,24 @@ def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
     """Mean over an epoch and its devices; None where it is unknown."""
     gauge: Mapping[str, float] = (row.get("gpu") or {}).get("utilisation_percent") or {}
     return gauge.get("mean")
+
+
+def others_share_of_run(rows: Rows) -> float | None:
+    """What other programs used of the cores' time in these epochs; None where none knows it."""
+    known = [(row.get("others_cpu_share"), row.get("epoch_time_s")) for row in rows]
+    parts = [(a, s) for a, s in known if isinstance(a, int | float) and isinstance(s, int | float)]
+    known_s = math.fsum(s for _, s in parts)
+    return math.fsum(share * s for share, s in parts) / known_s if known_s else None
+
+
+def disturbance(launch: Mapping[str, Any] | None, rows: Rows) -> str | None:
+    """What used the machine when a run began or while it trained, in words; None if little did."""
+    launch = launch or {}
+    before, during = launch.get("cpu_busy_share") or 0, others_share_of_run(rows) or 0
+    if launch.get("packed"):
+        return "other runs beside it (--pack)"
+    if max(before, during) <= DISTURBING_SHARE:
+        return None
+    if during > DISTURBING_SHARE:
+        return f"other programs used {during:.0%} of the cores"
+    return f"other programs used {before:.0%} of the cores before it began"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records import sum_known
+from harness.core.records.summary import total_of
 from harness.core.settings import UserError
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
@@ -79,7 +79,7 @@ def time_breakdown(run: Run) -> TimeBreakdown:
     """From the rows of one finished run."""
     path, rows, measures = run.recorded_folder.path, run.epochs, run.measures
     steps, timed_s, samples = (
-        total(rows, name) for name in ("timed_steps", "timed_s", "timed_samples")
+        total_of(rows, name) for name in ("timed_steps", "timed_s", "timed_samples")
     )
     updates = measures.get("updates")
     if run.imported:
@@ -88,10 +88,10 @@ def time_breakdown(run: Run) -> TimeBreakdown:
         raise UserError(f"{path} does not know the samples of its steps: its data were a stream")
     if not (steps and timed_s and samples and updates and run.devices):
         raise UserError(f"{path} has no timed steps: measure a longer run, or more epochs")
-    train_s = total(rows, "epoch_time_s")
+    train_s = total_of(rows, "epoch_time_s")
     step_s = min(timed_s / steps, _longest_step(measures, train_s, updates))
     in_step, slowest = _in_step(run, step_s, steps)
-    eval_samples, eval_s = total(rows, "eval_samples"), total(rows, "eval_time_s")
+    eval_samples, eval_s = total_of(rows, "eval_samples"), total_of(rows, "eval_time_s")
     parts = in_step | _outside_steps(run, step_s, updates)
     return TimeBreakdown(
         devices=run.devices,
@@ -179,22 +179,22 @@ def _recorded_by_ranks(run: Run) -> list[dict[str, float]]:
     ranks = []
     for rows in run.ranks.values():
         names = ("compute_s", "comm_exposed_s", "comm_wait_s", "data_wait_s")
-        sums = {name: total(rows, name) for name in names if len(rows) == len(run.epochs)}
+        sums = {name: total_of(rows, name) for name in names if len(rows) == len(run.epochs)}
         ranks.append({name: value for name, value in sums.items() if value is not None})
     return ranks
 
 
 def _data_wait(rows: Sequence[Mapping[str, Any]], step_s: float) -> float | None:
     """Seconds per step, from rank 0's share of whole epochs."""
-    whole_s = total(rows, "epoch_time_s")
-    if not whole_s or total(rows, "data_wait_share") is None:
+    whole_s = total_of(rows, "epoch_time_s")
+    if not whole_s or total_of(rows, "data_wait_share") is None:
         return None
     return step_s * math.fsum(r["data_wait_share"] * r["epoch_time_s"] for r in rows) / whole_s
 
 
 def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
     """Saving is that of the last attempt."""
-    train_s, wall_s = total(run.epochs, "epoch_time_s"), run.measures.get("wall_s")
+    train_s, wall_s = total_of(run.epochs, "epoch_time_s"), run.measures.get("wall_s")
     parts: Parts = {
         FIRST: None if train_s is None else max(train_s - step_s * updates, 0.0),
         EVALUATION: run.measures.get("eval_time_s"),
@@ -207,7 +207,7 @@ def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
 
 def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """By operations where these are known, else by tokens; None for images."""
-    if total(rows, "padding_share") is None:
+    if total_of(rows, "padding_share") is None:
         return None
     pairs = [(r.get("tflops_per_s"), r.get("tflops_per_s_without_padding")) for r in rows]
     weights = [row["timed_s"] for row in rows]
@@ -217,11 +217,6 @@ def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
         return 1 - own_tflop / whole_tflop if whole_tflop else None
     shares = (s * row["padding_share"] for s, row in zip(weights, rows, strict=True))
     return math.fsum(shares) / math.fsum(weights)
-
-
-def total(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The sum over all epochs; None if one is unknown."""
-    return sum_known(row.get(name) for row in rows)
 
 
 def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:

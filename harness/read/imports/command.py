@@ -22,11 +22,10 @@ from harness.core.records import (
     RunFolder,
     append_row,
     find_runs,
-    sum_known,
     write_json,
 )
 from harness.core.records.disk import draft_of
-from harness.core.records.summary import QUALITY
+from harness.core.records.summary import QUALITY, total_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign
@@ -206,19 +205,15 @@ def _summary(foreign: Foreign, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "reason": foreign.reason,
         "epochs_done": foreign.epochs_done,
         "updates": foreign.updates,
-        "samples": _sum_of(rows, "samples"),
+        "samples": total_of(rows, "samples"),
         **{name: last[name] for name in QUALITY if name in last},
         **best_of(finite, foreign.best_metric),
         "train_samples_per_s": None,
         "train_samples_per_s_per_gpu": None,
-        "train_time_s": _sum_of(rows, "epoch_time_s"),
-        "eval_time_s": _sum_of(rows, "eval_time_s"),
+        "train_time_s": total_of(rows, "epoch_time_s"),
+        "eval_time_s": total_of(rows, "eval_time_s"),
         "wall_s": None,
         "energy_j": None,
         "joules_per_sample": None,
         **foreign.summary,
     }
-
-
-def _sum_of(rows: list[dict[str, Any]], name: str) -> float | None:
-    return sum_known(row[name] for row in rows)

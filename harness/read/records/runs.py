@@ -24,9 +24,8 @@ from harness.core.records import (
     SKIPPED,
     WAITING,
     RunFolder,
-    sum_known,
 )
-from harness.core.records.disturbed import disturbance, others_share_of_run
+from harness.core.records.summary import disturbance, others_share_of_run, total_of
 from harness.core.schema.checks import check_fields
 from harness.core.schema.environment import (
     CalibrationRecord,
@@ -276,7 +275,7 @@ class Run:
         nodes = []
         for node in range(self.nodes):
             ranks = [last[rank] for rank in range(node * size, (node + 1) * size)]
-            sums = {name: sum_known(r.get(field) for r in ranks) for name, field in SUMMED.items()}
+            sums = {name: total_of(ranks, field) for name, field in SUMMED.items()}
             nodes.append(sums | {name: _mean(ranks, field) for name, field in AVERAGED.items()})
         return tuple(nodes)
 

@@ -22,8 +22,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
-from harness.core.records.disturbed import disturbance
-from harness.core.records.summary import gpu_utilisation_percent
+from harness.core.records.summary import disturbance, gpu_utilisation_percent
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.measure.calibration import WORTH_SAYING
