@@ -153,46 +153,6 @@ def _vit(config: Any, image: tuple[int, int]) -> Work:
     return Work(encoder.of(patches + 1) + NO_INPUT_GRADIENT * 2.0 * weights * patches)
 
 
-def _resnet(config: Any, image: tuple[int, int]) -> Work:
-    """Stem, stages and head; the padding of every convolution keeps the size of its input."""
-    small = getattr(config, "cifar_stem", False)
-    kernel, stride = (3, 1) if small else (7, 2)
-    side = _smaller(image, stride)
-    stem = side[0] * side[1] * kernel * kernel * config.num_channels * config.embedding_size
-    if not small:
-        side = _smaller(side, 2)  # pooling
-    total, width = 0, config.embedding_size
-    for number, (depth, out) in enumerate(zip(config.depths, config.hidden_sizes, strict=True)):
-        for layer in range(depth):
-            first = layer == 0 and (number > 0 or config.downsample_in_first_stage)
-            products, side = _block(config, width, out, side, 2 if first else 1)
-            total, width = total + products, out
-    head = width * config.num_labels
-    return Work(2.0 * (FORWARD_AND_BACKWARD * (total + head) + NO_INPUT_GRADIENT * stem))
-
-
-def _block(
-    config: Any, before: int, after: int, side: tuple[int, int], stride: int
-) -> tuple[int, tuple[int, int]]:
-    """Multiplications of a residual layer, and the size of its output."""
-    small = _smaller(side, stride)
-    pixels, pixels_before = small[0] * small[1], side[0] * side[1]
-    if config.layer_type == "bottleneck":
-        inner = after // 4
-        early = config.downsample_in_bottleneck
-        total = (pixels if early else pixels_before) * before * inner
-        total += pixels * (9 * inner * inner + inner * after)
-    else:
-        total = pixels * 9 * (before * after + after * after)
-    if before != after or stride > 1:
-        total += pixels * before * after  # the shortcut
-    return total, small
-
-
-def _smaller(side: tuple[int, int], stride: int) -> tuple[int, int]:
-    return -(-side[0] // stride), -(-side[1] // stride)
-
-
 def _pair(size: Any) -> tuple[int, int]:
     return (
         (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
@@ -200,7 +160,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 TEXTS: dict[str, Callable[[Any], Work]] = {"bert": _bert, "distilbert": _distilbert}
-IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit, "resnet": _resnet}
+IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit}
 
 
 def counted(
