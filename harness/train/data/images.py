@@ -141,21 +141,16 @@ def _cannot_read(model: nn.Module, shape: tuple[int, ...]) -> str:
     costs nothing; and with it where that fails, as some models look at it.
     """
     text = ""
-    own = next(model.parameters()).device
-    for device, change in (("meta", lambda t: torch.empty_like(t, device="meta")), (own, _same)):
+    for device in ("meta", next(model.parameters()).device):
         try:
             with torch.no_grad():
                 images = torch.zeros((1, *shape), device=device)
-                probes.twin(model, change).eval()(pixel_values=images)
+                probes.twin(model, device)(pixel_values=images)
         except (ValueError, RuntimeError) as error:  # NotImplementedError is one
             text = " ".join(str(error).split())[:200].rstrip(".")
         else:
             return ""
     return text
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 class Pixels:

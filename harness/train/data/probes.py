@@ -5,7 +5,7 @@ with what they read, and the one that is trained stays as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,12 +14,19 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 
-def twin(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of the model with other tensors in the place of its parameters and buffers."""
-    tensors: dict[int, Any] = {id(buffer): change(buffer) for buffer in model.buffers()}
+def twin(model: nn.Module, device: Any = None, dtype: torch.dtype | None = None) -> Any:
+    """A copy of the model in evaluation mode. It shares its tensors with the model, unless it is
+    put on a device ("meta": without content, which costs neither time nor memory) or computes in
+    another number format.
+    """
+
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+    tensors: dict[int, Any] = {id(buffer): converted(buffer) for buffer in model.buffers()}
     for each in model.parameters():
-        tensors[id(each)] = nn.Parameter(change(each.detach()), each.requires_grad)
-    return copy.deepcopy(model, tensors)
+        tensors[id(each)] = nn.Parameter(converted(each.detach()), each.requires_grad)
+    return copy.deepcopy(model, tensors).eval()
 
 
 class _Skipping(TorchFunctionMode):
@@ -38,7 +45,7 @@ def unused_parameters(
     """The trained parameters on which the loss of a batch does not depend; with `skipping`, also
     those of layers that training skips at random.
     """
-    model = twin(model, lambda tensor: tensor).eval()
+    model = twin(model)
     for module in model.modules() if skipping else ():
         # On a single sample BatchNorm has no statistics.
         module.training = not isinstance(module, nn.modules.batchnorm._BatchNorm)
@@ -67,7 +74,7 @@ def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[st
     Some models compute in float32 all the same: what rounding there makes of a score (3e-7 of it)
     is not padding, which makes 4e-6 of it or more.
     """
-    exact = twin(model, lambda t: t.double() if t.is_floating_point() else t).eval()
+    exact = twin(model, dtype=torch.float64)
     with torch.no_grad():
         scores, others = (exact(**inputs)["logits"] for inputs in (alone, padded))
     return not bool((scores - others).abs().max() <= 1e-6 * scores.abs().max())  # NaN is not

@@ -95,7 +95,7 @@ def _agreed(
 
 
 def _passes_per_s(context: Context, model: nn.Module, inputs: Mapping[str, Any]) -> float:
-    copy = probes.twin(model, lambda tensor: tensor).eval()
+    copy = probes.twin(model)
     device = context.args.device
 
     def one_pass() -> None:

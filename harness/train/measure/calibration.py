@@ -110,7 +110,7 @@ def bf16_gain(
     if not half or not whole or half < WORTH_TRYING * whole:
         return None
     try:
-        inputs, copy = batch(), probes.twin(model, lambda tensor: tensor).eval()
+        inputs, copy = batch(), probes.twin(model)
         times: dict[bool, list[float]] = {False: [], True: []}
         began_s = time.perf_counter()
         # The first pass of each prepares its kernels.

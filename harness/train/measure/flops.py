@@ -175,9 +175,9 @@ def counted(
         # Without a mask all tokens count, as in a text that is not padded.
         batch = {name: value for name, value in one_sample().items() if name != "attention_mask"}
         try:
-            return _counted(model, batch, longest, hollow=True)
+            return _counted(model, batch, longest, "meta")
         except (RuntimeError, NotImplementedError):
-            return _counted(model, batch, longest, hollow=False)
+            return _counted(model, batch, longest, None)
     except Uncountable:
         raise
     except Exception as error:  # any model of a user may fail here, and training goes on
@@ -186,12 +186,10 @@ def counted(
 
 
 def _counted(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], longest: int, hollow: bool
+    model: nn.Module, batch: Mapping[str, torch.Tensor], longest: int, device: str | None
 ) -> Work:
-    """hollow: on tensors without content, which cost neither time nor memory."""
-    share = (lambda t: torch.empty_like(t, device="meta")) if hollow else (lambda t: t)
     # Layers are neither dropped nor recomputed in evaluation.
-    model = probes.twin(model, share).eval()
+    model = probes.twin(model, device)
     if "input_ids" not in batch:
         return Work(_count(model, batch).both, how=COUNTED)
     counts = {length: _count(model, _of_length(batch, length)) for length in LENGTHS}

@@ -93,7 +93,7 @@ class Passes(nn.Module):
 def test_bf16_is_tried_where_the_processor_is_faster_in_it(monkeypatch: Any) -> None:
     clock = [0.0]
     monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(calibration.probes, "twin", lambda model, change: model)
+    monkeypatch.setattr(calibration.probes, "twin", lambda model: model)
     model = Passes(clock)
     assert bf16_gain(model, lambda: {"x": torch.ones(1)}, KNOWN) == pytest.approx(2.0)
     assert model.weight.grad is None
