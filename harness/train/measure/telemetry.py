@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from harness.core.provenance import ROOT
 from harness.core.records import RunFolder, total
@@ -121,15 +120,13 @@ def start_sampler(hz: float, world: World, devices: int) -> SamplerClient | None
     """
     if not hz:
         return None
-    own = uuids(devices), os.getpid()
-    everyone = [own] * world.size
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_gather_object(everyone, own)
+    processes = session.gather([uuids(devices), os.getpid()])
     if world.local_rank != 0:
         return None
-    first = world.rank // world.per_node * world.per_node
-    of_node = everyone[first : first + world.per_node]
-    of_ranks = dict.fromkeys(uuid for rank, _ in of_node for uuid in rank)
+    # A peer of hivemind has no group, and knows itself alone, whatever its number.
+    first = world.rank // world.per_node * world.per_node if len(processes) > 1 else 0
+    of_node = processes[first : first + world.per_node]
+    of_ranks = dict.fromkeys(uuid for of_process, _ in of_node for uuid in of_process)
     device = torch.device("cuda" if of_ranks else "cpu")
     used = interface(device, os.environ) if world.nodes > 1 and world.launched else None
     pids = sorted({pid for _, pid in of_node})

@@ -22,6 +22,7 @@ from harness.core.strategies import is_apart, own_strategy
 from harness.core.topology import World
 from harness.train.data import lora
 from harness.train.measure.communication import uncompiled
+from harness.train.session import gather
 from harness.train.strategy.sharding import BATCHNORM
 
 # What torch says of a model that a strategy cannot train, and what that means.
@@ -141,14 +142,10 @@ def observe_hook(model: nn.Module, settings: Settings, way: str) -> dict[str, An
 def require_equal_weights(model: nn.Module, strategy: object) -> None:
     """After the last update: what one rank saves and evaluates is what all have trained."""
     rows = (p.detach().contiguous().view(-1).view(torch.uint8) for p in model.parameters())
-    sums = torch.stack([row.sum(dtype=torch.int64) for row in rows])
-    first = sums.clone()
-    dist.broadcast(first, src=0)
-    unlike = (first != sums).any().int()
-    dist.all_reduce(unlike)
-    if unlike.item():
+    first, *others = gather(torch.stack([row.sum(dtype=torch.int64) for row in rows]).tolist())
+    if unlike := sum(sums != first for sums in others):
         raise RuntimeError(
-            f"--strategy {strategy}: after the last update {unlike.item()} rank(s) have other "
+            f"--strategy {strategy}: after the last update {unlike} rank(s) have other "
             "weights than rank 0, and one model is recorded: they must be exchanged until then"
         )
 

@@ -15,7 +15,9 @@ import psutil
 import pynvml
 import pytest
 
+from harness.core.topology import World
 from harness.train.measure import sampler as sensors
+from harness.train.measure import telemetry
 from harness.train.measure.processors import Processors
 from harness.train.measure.sampler import READINGS, SLICE, Gpus, NodeSensors, Sampler, summarise
 from harness.train.measure.telemetry import SamplerClient, merge_nodes
@@ -243,6 +245,16 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_peer_of_any_number_samples_its_own_device(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "uuids", lambda devices: ["GPU-one"])
+    monkeypatch.setattr(telemetry, "SamplerClient", lambda *options: options)
+    started: Any = telemetry.start_sampler(2.0, World(rank=number), 1)
+    assert started == (["GPU-one"], 0.5, None, [os.getpid()])
+
+
 def test_a_sampler_that_is_gone_stops_nothing() -> None:
     watch = SamplerClient([], 1.0)
     assert watch.edge() is not None
