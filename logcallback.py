@@ -274,7 +274,7 @@ class LogCallback(Recorder):
             "wall_s": now_s - self.began_s,
             **self.cpu.per_rank(),
         }
-        attempts.tell_progress(self.folder, progress)
+        attempts.write_progress(self.folder, progress)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         train_s, sent = self.clock.stop(), self.clock.traffic.stop()

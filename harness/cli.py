@@ -21,11 +21,11 @@ from typing import NoReturn
 from harness.core import tasks
 from harness.core.command_line import (
     BadValue,
+    integer,
     natural,
     one_of,
     positive,
     setting,
-    whole,
     without_package,
 )
 from harness.core.process import (
@@ -36,7 +36,7 @@ from harness.core.process import (
     quiet_when_closed,
     restore_interrupt,
 )
-from harness.core.records.disk import in_words
+from harness.core.records.disk import one_line
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import SENT_DIRECTLY
 from harness.core.tasks import TASKS
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         options = self.parse_intermixed_args(arguments)
         if "--" in argv and not self.get_default("takes_command"):
             raise UserError("no command is expected after --")
-        options.command, options.words = [*argv[at + 1 :]], [*argv]
+        options.command, options.argv = [*argv[at + 1 :]], [*argv]
         return options
 
     def _refuse_joined(self, argv: Sequence[str]) -> None:
@@ -145,7 +145,7 @@ def column_names(text: str) -> list[str]:
 def nodes(parser: Parser) -> None:
     parser.usage = "python -m harness nodes N [--link LINK] [--oversubscribe] [-- COMMAND...]"
     parser.set_defaults(takes_command=True)
-    parser.add_argument("nodes", type=whole, metavar="N", help="how many, from 1")
+    parser.add_argument("nodes", type=integer, metavar="N", help="how many, from 1")
     parser.add_argument(
         "--link", default="none", help="between them: 20ms/200mbit, region, ... (unlimited)"
     )
@@ -209,7 +209,7 @@ def import_(parser: Parser) -> None:
     names = ("lr", "grad_acc", "epochs", "seed", "model", "dataset", "train_size", "test_size")
     for name in (*names, "precision", "strategy"):
         add(f"--{name}", type=setting(name), metavar="VALUE")
-    add("--batch", "--b", "--per_gpu_batch", dest="per_gpu_batch", type=whole, metavar="VALUE")
+    add("--batch", "--b", "--per_gpu_batch", dest="per_gpu_batch", type=integer, metavar="VALUE")
     add("--source", type=source, metavar="NAME", help="who measured and where: their machine is "
         "then imported:NAME, and records of two sources are never averaged (the format of the "
         "file)")  # fmt: skip
@@ -254,19 +254,19 @@ def predict(parser: Parser) -> None:
         "one machine; also FOLDER:NAME=VALUE,NAME=VALUE")  # fmt: skip
     add("--setup", required=True, help="N_M: N nodes of M processes")
     add("--link", help="between nodes, one way: 25gbit,0.1ms or 20ms/200mbit or a name")
-    add("--batch", type=whole, help="samples per process and forward pass (the largest measured)")
+    add("--batch", type=integer, help="samples per process and forward pass (the largest measured)")
     add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
     add("--compress", default="none", help="bf16, int8 or int4; with ddp also fp16, powersgd")
     add("--exchange", type=one_of("backend", *SENT_DIRECTLY), default="backend", help="as of a run")
-    add("--sync_every", type=whole, default=10, help="of local_sgd and diloco (10)")
+    add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")
     add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
     scopes = one_of("node", "rank")
     add("--sync_scope", type=scopes, default="node", help="node or rank: what trains apart (node)")
-    add("--fragments", type=whole, default=1, help="of diloco (1)")
+    add("--fragments", type=integer, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")
-    add("--blocks", type=whole, help="layers that fsdp gathers one at a time")
+    add("--blocks", type=integer, help="layers that fsdp gathers one at a time")
     add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
-    add("--epochs", type=whole, default=1, help="for time, energy and cost (1)")
+    add("--epochs", type=integer, default=1, help="for time, energy and cost (1)")
     add("--restarts", type=natural, default=0, help="times that the run is lost and goes on (0)")
     add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
     not_recorded(parser)
@@ -277,7 +277,7 @@ def not_recorded(parser: Parser) -> None:
     """What the model of a step needs, and records may not say."""
     add = parser.add_argument
     add("--gradient_mb", type=positive, help="where the records do not say: 4 bytes a weight")
-    add("--train_size", type=whole, help="samples of an epoch, where the records do not say")
+    add("--train_size", type=integer, help="samples of an epoch, where the records do not say")
     add("--backend", type=one_of("gloo", "nccl"), help="where the records do not say: gloo, nccl")
     add("--sharing", type=share, help="slowdown of each further process of a machine, 0 to 1")
 
@@ -291,7 +291,7 @@ def plan(parser: Parser) -> None:
     add("--nodes", required=True, help="how many there are, or several numbers to choose from: 2,4")
     add("--link", required=True, help="between nodes, one way: 80ms/50mbit or a name")
     add("--target", required=True, metavar="METRIC=VALUE", help="for example accuracy=0.9")
-    add("--effective_batch", type=whole, help="only of trainings with this one")
+    add("--effective_batch", type=integer, help="only of trainings with this one")
     add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
     add("--deadline", type=positive, help="hours: the fewest node-hours within it")
     add("--budget", type=positive, help="node-hours, or money with --cost_per_gpu_hour")
@@ -320,7 +320,7 @@ def store(parser: Parser) -> None:
 
 def endpoint(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    return host.strip("[]") or "127.0.0.1", whole(port, 1, 65535)
+    return host.strip("[]") or "127.0.0.1", integer(port, 1, 65535)
 
 
 def report(parser: Parser) -> None:
@@ -472,4 +472,4 @@ def _main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         return complain(f"harness {verb}", without_package(error), is_leader())
     except (UserError, OSError) as error:
-        return complain(f"harness {verb}", UserError(in_words(error)), is_leader())
+        return complain(f"harness {verb}", UserError(one_line(error)), is_leader())

@@ -84,8 +84,8 @@ def begin(
 def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows as far as they can be believed: an odd one never stands in the way of a restart."""
     rows = folder.read_attempts()
-    whole = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
-    return cast(list[AttemptStart | AttemptEnd], whole)
+    known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
+    return cast(list[AttemptStart | AttemptEnd], known)
 
 
 def require(folder: RunFolder) -> None:
@@ -371,8 +371,8 @@ def wall_s_before(folder: RunFolder) -> float | None:
     if not _are_lost(rows):
         return total_wall_s(rows)
     epochs, _ = folder.read_epochs()
-    said_s = epochs[-1].get("wall_s") if epochs else None
-    return None if said_s is None else max(total_wall_s(rows), said_s)
+    last_s = epochs[-1].get("wall_s") if epochs else None
+    return None if last_s is None else max(total_wall_s(rows), last_s)
 
 
 def _are_lost(rows: Attempts) -> bool:
@@ -394,7 +394,7 @@ def total_cpu_time(rows: Attempts) -> dict[str, Any]:
     return times
 
 
-def tell_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+def write_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     """How far the attempt is: for whoever watches, and for its time should it be killed."""
     require(folder)
     write_json(folder.progress, {**facts, "unix": time.time()}, durable=False)

@@ -182,7 +182,7 @@ def true_or_false(text: str) -> bool:
     return TEXT_OF_BOOL[text.lower()]
 
 
-def whole(text: str, least: int = 1, most: int | None = None) -> int:
+def integer(text: str, least: int = 1, most: int | None = None) -> int:
     if not re.fullmatch("[+-]?[0-9]+", text):
         raise BadValue(f"{text}: expected a whole number")
     value = int(text)
@@ -194,7 +194,7 @@ def whole(text: str, least: int = 1, most: int | None = None) -> int:
 
 
 def natural(text: str) -> int:
-    return whole(text, 0)
+    return integer(text, 0)
 
 
 def positive(text: str) -> float:
@@ -224,10 +224,10 @@ def _real(text: str) -> float:
 KINDS: dict[str, Callable[[str], Any]] = {
     "text": str,
     "bool": true_or_false,
-    "count": whole,
+    "count": integer,
     "natural": natural,
-    "seed": lambda text: whole(text, 0, 2**32 - 1),
-    "size": lambda text: text if text == "all" else whole(text),
+    "seed": lambda text: integer(text, 0, 2**32 - 1),
+    "size": lambda text: text if text == "all" else integer(text),
     "positive": positive,
     "rate": below(100),
     "seconds": below(1e6),

@@ -79,14 +79,11 @@ def print_if_possible() -> None:
             continue
         with suppress(OSError, ValueError):
             stream.flush()
-        raw, at_once = (
-            _IgnoringErrors(number, "w", closefd=False),
-            stream.write_through,
-        )  # python -u
+        raw, unbuffered = _IgnoringErrors(number, "w", closefd=False), stream.write_through
         text = io.TextIOWrapper(
-            raw if at_once else io.BufferedWriter(raw),
+            raw if unbuffered else io.BufferedWriter(raw),  # python -u
             stream.encoding, stream.errors, line_buffering=stream.line_buffering,
-            write_through=at_once,
+            write_through=unbuffered,
         )  # fmt: skip
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
@@ -122,7 +119,7 @@ def complain(program: str, error: Exception, leader: bool = True) -> int:
         print(line, file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
-    tell_torchrun(line)
+    report_to_torchrun(line)
     return 2
 
 
@@ -146,7 +143,7 @@ def quiet_when_closed() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def tell_torchrun(line: str) -> None:
+def report_to_torchrun(line: str) -> None:
     """torchrun ends with a block on the rank that failed: it then repeats this line there, in
     place of a hint at tracebacks.
     """

@@ -79,10 +79,10 @@ def source_checksum(folders: Sequence[str] = ("harness",)) -> str:
     scripts = [ROOT / f"{name}.py" for name in (*TASKS, "logcallback")]
     modules = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
     files = sorted([*filter(Path.is_file, scripts), *modules])
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
-        whole.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
-    return whole.hexdigest()[:12]
+        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 class Driver(NamedTuple):
@@ -97,17 +97,12 @@ class Driver(NamedTuple):
     def advice(self) -> str:
         """The build of torch for this driver and its GPUs, by the name that torch gives it."""
         if self.oldest < (7, 5):  # of the generations that builds for CUDA 13 have left behind
-            return "install the cu126 build of torch" + ("" if self.cuda >= (12, 0) else NEWER[1])
+            driver = "" if self.cuda >= (12, 0) else " and a driver of version 560 or newer"
+            return f"install the cu126 build of torch{driver}"
         if self.cuda >= (13, 0):
             return "install the cu130 build of torch"
-        return (
-            f"install the cu126 build of torch, or {NEWER[0]}"
-            if self.cuda >= (12, 0)
-            else (f"install {NEWER[0]}")
-        )
-
-
-NEWER = ("a driver of version 580 or newer", " and a driver of version 560 or newer")
+        build = "the cu126 build of torch, or " if self.cuda >= (12, 0) else ""
+        return f"install {build}a driver of version 580 or newer"
 
 
 def nvidia_driver() -> Driver | None:
@@ -231,10 +226,10 @@ def strategy_code(settings: Settings) -> dict[str, Any] | None:
 
 def _code(file: Path) -> dict[str, Any]:
     """A file of code and what it imports from its own folder, without comments and spaces."""
-    whole, seen = hashlib.sha256(), [file]
+    digest, seen = hashlib.sha256(), [file]
     for file in seen:
         tree = parsed(file)
-        whole.update(f"{file.name}\0{ast.unparse(tree)}\0".encode())
+        digest.update(f"{file.name}\0{ast.unparse(tree)}\0".encode())
         for node in ast.walk(tree):
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
@@ -245,7 +240,7 @@ def _code(file: Path) -> dict[str, Any]:
             seen += [f for f in dict.fromkeys(files) if f.is_file() and f not in seen
                      and not f.resolve().is_relative_to(ROOT / "harness")]  # fmt: skip
     size = sum(file.stat().st_size for file in seen)
-    return {"files": len(seen), "bytes": size, "checksum": whole.hexdigest()[:16]}
+    return {"files": len(seen), "bytes": size, "checksum": digest.hexdigest()[:16]}
 
 
 def recorded_inputs(folder: RunFolder) -> dict[str, Any]:
@@ -309,13 +304,13 @@ def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
 
 
 def _checksum(root: Path, files: Sequence[Path]) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
+            of_file = hashlib.file_digest(content, "sha256").hexdigest()
         # Names below the root: the same files elsewhere are the same input.
-        whole.update(f"{file.relative_to(root).as_posix()}\0{digest}\0".encode())
-    return whole.hexdigest()[:16]
+        digest.update(f"{file.relative_to(root).as_posix()}\0{of_file}\0".encode())
+    return digest.hexdigest()[:16]
 
 
 def _git(*words: str) -> str:

@@ -283,8 +283,8 @@ class WarmAgent(Agent):
             self.heard_s = time.monotonic()  # it says each second that it is there
             if not read:
                 return [*events, {"event": "died", "code": self.process.wait()}]
-            whole, _, self.unread = (self.unread + read).rpartition(b"\n")
-            events += rows_in(whole)[0]  # a shell on a host may print lines of its own
+            lines, _, self.unread = (self.unread + read).rpartition(b"\n")
+            events += rows_in(lines)[0]  # a shell on a host may print lines of its own
 
     def stop(self) -> None:
         self._send({"do": "stop"})

@@ -6,7 +6,7 @@ import argparse
 import re
 from functools import partial
 
-from harness.core.command_line import BadValue, natural, one_of, whole
+from harness.core.command_line import BadValue, integer, natural, one_of
 from harness.launch import slurm, ssh
 
 LAUNCHERS = ("local", "netns", "ssh", "slurm")
@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
            "slow one another down, and the record says so")
     add("--max_restarts", type=natural, default=0, metavar="N",
         help="how often lost processes are restarted from the last checkpoint (0)")
-    add("--min_nodes", type=whole, metavar="N", help="how many nodes are enough to continue (all)")
+    add("--min_nodes", type=integer, metavar="N",
+        help="how many nodes are enough to continue (all)")
     repeated("--select", type=_conditions, metavar="KEY=VALUE,...",
              help="only these runs, for example setup=1_2,seed=4*; given again: or these")
     repeated("--exclude", type=_conditions, metavar="KEY=VALUE,...", help="not these runs")
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of those, from the A-th up to before the B-th, counted from 0")
     repeated("--set", type=_assignment, metavar="KEY=VALUE",
              help="a setting of all runs, instead of the file's; again with another value: an axis")
-    add("--repeat", type=whole, default=1, metavar="N", help="measure everything N times (1)")
+    add("--repeat", type=integer, default=1, metavar="N", help="measure everything N times (1)")
     add("--rerun", type=one_of("failed", "all"), metavar="WHICH",
         help="failed: runs that failed, from where they failed; all: the old records kept aside")
     add("--timeout", type=seconds, metavar="TIME", dest="timeout_s",

@@ -89,7 +89,7 @@ def settled(outcome: str | None, rerun: str | None) -> str | None:
     return outcome if outcome in KNOWN and not again else None
 
 
-def in_short(row: Mapping[str, object]) -> str:
+def quality_and_speed(row: Mapping[str, object]) -> str:
     """Quality and speed of a row or a summary, on a line."""
     formats = {"accuracy": "accuracy {:.4f}", "train_samples_per_s": "{:,.0f} samples/s"}
     return ", ".join(

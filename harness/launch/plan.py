@@ -75,7 +75,7 @@ class Job:
         return RunFolder.at(Path(self.settings.output_dir) / self.path)
 
     def __str__(self) -> str:
-        return " ".join(f"{k}={number(v)}" for k, v in self.label.items())
+        return _line_of(self.label)
 
 
 def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job]:
@@ -92,19 +92,19 @@ def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job
         try:
             job = _job(sweep, point, label, output_dir)
         except UserError as error:
-            raise UserError(f"{sweep.file}: {_words(label)}: {error}") from None
+            raise UserError(f"{sweep.file}: {_line_of(label)}: {error}") from None
         if job.path in jobs:
             raise UserError(f"{sweep.file}: {job} and {jobs[job.path]} are the same run")
         jobs[job.path] = job
     baseline = as_text(sweep.baseline or {})
     if not any(_has(job.label, baseline) for job in jobs.values()):
-        raise UserError(f"{sweep.file}: no run is the baseline {_words(baseline)}")
+        raise UserError(f"{sweep.file}: no run is the baseline {_line_of(baseline)}")
     return list(jobs.values())
 
 
 def _without_excluded(sweep: Sweep, points: list[Point]) -> list[Point]:
     for unused in (e for e in sweep.exclude if not any(_has(point, e) for point in points)):
-        raise UserError(f"{sweep.file}: exclude {_words(unused)} matches no run")
+        raise UserError(f"{sweep.file}: exclude {_line_of(unused)} matches no run")
     kept = [point for point in points if not any(_has(point, e) for e in sweep.exclude)]
     if not kept:
         raise UserError(f"{sweep.file}: no run is left")
@@ -224,7 +224,7 @@ def _devices(point: Point) -> int:
     return nodes * devices
 
 
-def _words(point: Point) -> str:
+def _line_of(point: Point) -> str:
     return " ".join(f"{name}={number(value)}" for name, value in point.items())
 
 

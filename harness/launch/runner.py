@@ -23,7 +23,7 @@ from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
 from harness.launch.flags import as_typed
 from harness.launch.launcher import Exit, Launcher
-from harness.launch.outcome import ELSEWHERE, Began, State, in_short, settled
+from harness.launch.outcome import ELSEWHERE, Began, State, quality_and_speed, settled
 from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
 from harness.launch.screen import Screen, exact
@@ -87,7 +87,7 @@ class Worker(ABC):
             rows, _ = state.job.folder.read_epochs()
             facts = believable("environment", dict(state.job.folder.read_environment() or {}))
             why = disturbance(facts.get("launch"), rows)
-            line += in_short(summary) + (f"; disturbed: {why}" if why else "")
+            line += quality_and_speed(summary) + (f"; disturbed: {why}" if why else "")
             self.screen.note(line, ended=True)
             return
         output = f"its output is in {log}" if log.is_file() else "it printed nothing"

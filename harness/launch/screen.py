@@ -166,10 +166,9 @@ def _kind(state: State) -> tuple[str, int]:
 
 def short(seconds: float) -> str:
     """A duration as people write it: 12 s, 3:05, 2:10:00."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 

@@ -53,7 +53,7 @@ from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
 # Of a sweep file, in sweep.json.
-AS_THEY_ARE = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
+COPIED = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
 PLACES: dict[str, Callable[[Options], Place]] = dict(
     zip(LAUNCHERS, (Local, Netns, Ssh, Cluster), strict=True)
 )
@@ -103,7 +103,7 @@ def run(flags: argparse.Namespace) -> int:
             print("\n".join(place.dry_run(chosen, folder)))
             refuse_if_nothing_starts(chosen)
             return 0
-        command = redacted_command(["python", "-m", "harness", "sweep", *flags.words])
+        command = redacted_command(["python", "-m", "harness", "sweep", *flags.argv])
         _describe(sweep, states, folder, command)
         check_start(sweep, states, chosen, place, flags.yes)
         refuse_if_nothing_starts(chosen)
@@ -224,17 +224,16 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
         _check_columns(folder, sweep.file)
     screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
     with screen:
-        worker: Worker
-        if isinstance(place, Machines):
-            how = chosen, place.options, folder, screen, place, this_machine()
-            worker = Runner(*how, command=command)
-        else:
-            worker = Queue(chosen, place.options, folder, screen, command=command)
+        worker: Worker = (
+            Runner(chosen, place.options, folder, screen, place, this_machine(), command=command)
+            if isinstance(place, Machines)
+            else Queue(chosen, place.options, folder, screen, command=command)
+        )
         with _signals(worker) as signals:
             try:
                 worker.work()
             finally:
-                _tell_command(folder, chosen, screen)
+                _record_command(folder, chosen, screen)
             screen.close()
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
@@ -251,7 +250,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
     return 1 if failed or (shown and shown.returncode) else 0
 
 
-def _tell_command(folder: Path, chosen: list[State], screen: Screen) -> None:
+def _record_command(folder: Path, chosen: list[State], screen: Screen) -> None:
     """The plan has a command that measured: the last of those that did by now, but not one that
     chose some runs after one that chose all.
     """
@@ -317,7 +316,7 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
     path = folder / SWEEP
     content = {
         "schema": SCHEMA,
-        **{name: getattr(sweep, name) for name in AS_THEY_ARE},
+        **{name: getattr(sweep, name) for name in COPIED},
         "question": sweep.header.get("question"),
         "hypothesis": sweep.header.get("hypothesis"),
         "file": without_home(sweep.file),

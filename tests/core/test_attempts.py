@@ -48,7 +48,7 @@ def test_odd_rows_never_stand_in_the_way(name: str, tmp_path: Path) -> None:
         folder.attempts.write_text("".join(json.dumps(row) + "\n" for row in rows))
         opened = attempts.Opened(time.time(), 103.0, 90.0)
         attempts.begin(folder, 4, 1, 16, opened)
-        attempts.tell_progress(folder, {"attempt": 1, "wall_s": odd, "update": odd})
+        attempts.write_progress(folder, {"attempt": 1, "wall_s": odd, "update": odd})
         attempts.begin(folder, 4, 1, 16, opened)
         attempts.end(folder, "finished", None, 1.0)
         attempts.write_summary(folder, "finished")
@@ -138,7 +138,7 @@ def test_where_a_killed_attempt_may_have_been(
     progress = {"attempt": 1, "epoch": epoch, "update": update, "updates": 24}
     assert attempts.may_be_in_step(folder, progress) is in_step
     append_row(folder.attempts, START)
-    attempts.tell_progress(folder, progress)
+    attempts.write_progress(folder, progress)
     attempts.begin(folder, 0, 1)
     assert read_rows(folder.attempts)[0][1]["in_step"] is in_step
 
@@ -148,7 +148,7 @@ def test_a_removed_folder_is_not_made_anew(tmp_path: Path) -> None:
     attempts.begin(folder, 0, 1)
     folder.attempts.unlink()
     with pytest.raises(DiskError, match="run was removed while the run was in progress"):
-        attempts.tell_progress(folder, {"attempt": 1})
+        attempts.write_progress(folder, {"attempt": 1})
     assert not folder.progress.exists()
 
 
@@ -178,7 +178,7 @@ def test_what_a_killed_attempt_did_not_report_is_unknown(
     folder = RunFolder(tmp_path)
     folder.write_settings({})
     attempts.begin(folder, 0, 1)
-    attempts.tell_progress(folder, {"attempt": 1, "update": reported, "wall_s": 1.0})
+    attempts.write_progress(folder, {"attempt": 1, "update": reported, "wall_s": 1.0})
     attempts.begin(folder, 4, 1)
     _, end, start = folder.read_attempts()
     assert end["as_reported"] is True and start["redone_updates"] == redone

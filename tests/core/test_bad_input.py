@@ -11,7 +11,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from harness.core.command_line import command_line
-from harness.core.process import tell_torchrun
+from harness.core.process import report_to_torchrun
 from harness.core.provenance import ROOT
 from harness.core.settings import Settings, UserError
 from harness.train.devices import refuse_impossible
@@ -303,9 +303,9 @@ def test_a_line_that_torchrun_cannot_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
-    tell_torchrun("one")
+    report_to_torchrun("one")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/proc/nothing/error.json")
-    tell_torchrun("other")
+    report_to_torchrun("other")
     failure = ProcessFailure(0, 1, 2, str(tmp_path / "gone" / "error.json"))
     assert "traceback : one" in str(ChildFailedError("bert.py", {0: failure}))
 

@@ -37,7 +37,7 @@ def refusal(verb: str, *words: str) -> str:
 def test_every_verb_is_read_alike(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     right = RIGHT[verb].split()
     options = parser_of(verb).read(right)
-    assert options.words == right and getattr(options, "json", False) is False
+    assert options.argv == right and getattr(options, "json", False) is False
     for word in ("-h", "--help"):
         assert main([verb, *right, "--nonsense", word]) == 0
         printed = capsys.readouterr()

@@ -166,7 +166,7 @@ def killed(path: Path, source: Path) -> None:
     facts = {"attempt": 1, "update": 8, "wall_s": 500.0, **cpu}
     attempts.end(folder, "interrupted", "the process was killed", 500.0, cpu, 8)
     attempts.begin(folder, 8, 2, 32)
-    attempts.tell_progress(folder, {**facts, "attempt": 2})
+    attempts.write_progress(folder, {**facts, "attempt": 2})
     for rank in (0, 1):
         row = {"rank": rank, "outcome": "failed", "reason": "planted", "unix": 5.0}
         folder.failure(rank).parent.mkdir(exist_ok=True)

@@ -124,7 +124,7 @@ def test_a_lack_of_memory_beside_training_steps_halves_no_batch(
         (job.folder.path / name).mkdir()
     (job.folder.path / "checkpoint-8" / COMPLETE).touch()
     position = {"attempt": 1, "epoch": epoch, "update": int(8 * epoch), "updates": 24}
-    attempts.tell_progress(job.folder, position)
+    attempts.write_progress(job.folder, position)
     failure = {"rank": 0, "exit_code": -9, "unix": time.time(), "no_memory": "the machine"}
     killed = Exit(1, [failure])
     assert settle(job, killed, Began(time.time() - 1), Path("none"), None) == "oom"

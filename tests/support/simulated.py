@@ -100,7 +100,7 @@ class Training:
             epoch, at_end = divmod(self.update, UPDATES)
             facts = {"attempt": len(attempts.starts_of(folder.read_attempts()))}
             cpu = {name: [self.wall_s] for name in attempts.CPU_TIME}
-            attempts.tell_progress(
+            attempts.write_progress(
                 folder, {**facts, "update": self.update, "wall_s": self.wall_s, **cpu}
             )
             if at_end == 0 and epoch > len(folder.read_epochs()[0]):

@@ -29,7 +29,7 @@ from harness.core.records.archives import (
     is_archive,
     parsed,
     read_archive,
-    the_same,
+    same_files,
     unpacked,
 )
 from harness.core.records.disk import draft_of, make_folder, sync, unused, writing_to
@@ -360,7 +360,7 @@ def find_folders(name: str, root: Path) -> list[RunFolder]:
         for path, files in inside.items():
             if name in files and (below or path.is_relative_to(root)):
                 if path in by_path:  # what lies on disk counts
-                    the_same(path, archive, files, by_path[path].archived)
+                    same_files(path, archive, files, by_path[path].archived)
                 else:
                     by_path[path] = RunFolder(path, files)
     return [by_path[path] for path in sorted(by_path)]
@@ -372,7 +372,7 @@ def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:
     Links to folders are followed once all others have been seen, unless they lead back to where
     they lie: each folder is met once.
     """
-    found, archives, met, links = list[Path](), list[Path](), {_NOWHERE}, [root]
+    folders, archives, met, links = list[Path](), list[Path](), {_NOWHERE}, [root]
     while links:
         for folder, inner, files in os.walk(links.pop(0)):
             if (place := _place(folder)) in met:
@@ -383,11 +383,11 @@ def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:
                 d for d in inner if ASIDE not in d and d != PUBLISHED and not d.startswith(".")
             )
             if name in files:
-                found.append(Path(folder))
+                folders.append(Path(folder))
                 inner.clear()
             archives += filter(is_archive, (Path(folder, file) for file in files))
             links += [path for d in inner if _leads_away(path := Path(folder, d))]
-    return found, archives
+    return folders, archives
 
 
 _NOWHERE = (0, 0)

@@ -193,16 +193,16 @@ def readable(archive: Path) -> Mapping[Path, Files]:
 def archived(folder: Path) -> Files | None:
     """The files of a folder that lies in an archive alone."""
     archives = () if folder.exists() else archives_above(folder)
-    found: Files | None = None
+    earlier: Files | None = None
     for archive in archives:
         if (files := readable(archive).get(folder)) is not None:
-            found = the_same(folder, archive, files, found)
-    return found
+            earlier = same_files(folder, archive, files, earlier)
+    return earlier
 
 
-def the_same(folder: Path, archive: Path, files: Files, found: Files | None) -> Files:
+def same_files(folder: Path, archive: Path, files: Files, earlier: Files | None) -> Files:
     """The files in an archive; UserError if another archive holds other ones of this folder."""
-    if found is not None and found != files:
+    if earlier is not None and earlier != files:
         raise UserError(
             f"{folder}: {archive} holds another record of it than an archive in the same folder: "
             "move one of the two archives to a folder of its own"

@@ -77,14 +77,14 @@ def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
         inside = file.is_relative_to(folder) or folder.is_relative_to(file)
         return (error.errno, folder) if inside else None  # otherwise it was to be read
     # Some libraries raise errors of their own.
-    if (told := OS_ERROR.search(str(error))) and int(told[1]) in OF_OPEN_FILES:
-        return int(told[1]), folder
+    if (match := OS_ERROR.search(str(error))) and int(match[1]) in OF_OPEN_FILES:
+        return int(match[1]), folder
     if _is_read_only(folder):
         return errno.EROFS, folder
     return (errno.ENOSPC, folder) if _is_full(folder) else None
 
 
-def in_words(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The message of an error as one line; an OSError that is no refusal of a disk is raised."""
     if not isinstance(error, OSError) or isinstance(error, DiskError):
         return " ".join(str(error).split())

@@ -62,8 +62,8 @@ def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> Non
     """
     own = [str(value) for name, value in settings.trainer if name in NAMES]
 
-    def shown(whole: bytes) -> bytes:
-        text = redacted(whole.decode("utf-8", errors="surrogateescape"))
+    def shown(content: bytes) -> bytes:
+        text = redacted(content.decode("utf-8", errors="surrogateescape"))
         for number, host in enumerate(hosts):
             text = _renamed(text, host, f"node {number}")
         for value in own:
@@ -71,17 +71,17 @@ def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> Non
         return text.encode("utf-8", errors="surrogateescape")
 
     for file in (log, *log.parent.glob(f"{glob.escape(log.stem)}_rank*{log.suffix}")):
-        with contextlib.suppress(OSError), file.open("r+b") as content:
-            whole = content.read()
-            text = shown(whole)
-            if text == whole:
+        with contextlib.suppress(OSError), file.open("r+b") as printed:
+            content = printed.read()
+            text = shown(content)
+            if text == content:
                 continue
-            while more := content.read():
-                whole += more
-                text = shown(whole)
-            content.seek(0)
-            content.write(text)
-            content.truncate()
+            while more := printed.read():
+                content += more
+                text = shown(content)
+            printed.seek(0)
+            printed.write(text)
+            printed.truncate()
 
 
 def _account() -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.core.command_line import BadValue, natural, whole
+from harness.core.command_line import BadValue, integer, natural
 from harness.core.settings import UserError
 
 CORES_OF_A_GPU = 4  # for its process, its threads of communication and of the backward pass
@@ -71,7 +71,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--account", type=_name, metavar="NAME", help="of the jobs (your default)")
     add("--gres", type=_gres, metavar="NAME",
         help="what a device of a set-up is: gpu, gpu:a100, or none for a core (gpu)")
-    add("--cpus_per_gpu", type=whole, metavar="N",
+    add("--cpus_per_gpu", type=integer, metavar="N",
         help=f"cores and threads of each device ({CORES_OF_A_GPU}; 1 with --gres none)")
     add("--requeue", type=natural, metavar="N",
         help="a run that nears the time limit is saved, requeued and continued, at most N times "

@@ -207,15 +207,15 @@ def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict
 
     Other files there may be from an earlier run, in which the host was another node.
     """
-    whole: dict[str, Fetched] = {}
+    record: dict[str, Fetched] = {}
     for node, files in sorted(by_node.items()):
         for name, sent in files.items():
             inside = "/" in name
             match = OF_RANK.search(name) if inside else None
             owner = int(match[1]) // processes if match else None
-            if owner == node or (owner is None and (node == 0 or (inside and name not in whole))):
-                whole[name] = sent
-    return whole
+            if owner == node or (owner is None and (node == 0 or (inside and name not in record))):
+                record[name] = sent
+    return record
 
 
 def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None:

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.process import limits_memory, tell_torchrun
+from harness.core.process import limits_memory, report_to_torchrun
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
@@ -124,7 +124,7 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
         attempts.require(folder)
     if outcome != "interrupted":
         write_json(folder.failure(rank), row)
-        tell_torchrun(f"{outcome}: {reason}")
+        report_to_torchrun(f"{outcome}: {reason}")
     restarts = _restarts(context.launch, error)
     hung = isinstance(error, Hung)
     if not (error.records if isinstance(error, Hung) else context.is_rank0):

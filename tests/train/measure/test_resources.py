@@ -74,7 +74,7 @@ def test_attempts_are_added_up_as_far_as_they_told(tmp_path: Path) -> None:
         ("user_s", "user_s_per_rank", "system_s", "system_s_per_rank")
     )
     attempts.begin(folder, update=0, processes=2)
-    attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5, **reported([1.0, 2.0])})
+    attempts.write_progress(folder, {"attempt": 1, "wall_s": 7.5, **reported([1.0, 2.0])})
     attempts.begin(folder, update=4, processes=2)  # the first was killed: what it told counts
     attempts.begin(folder, update=4, processes=2)  # so was the second, which had told nothing
     attempts.end(folder, "failed", "planted", 2.0, reported([10.0, 20.0]))

@@ -120,7 +120,7 @@ def test_best_epoch_is_the_earlier_of_equals_and_loss_is_better_when_small() -> 
 def test_a_killed_attempt_counts_as_far_as_it_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert attempts.begin(folder, update=0, processes=2) == 1
-    attempts.tell_progress(folder, {"attempt": 1, "wall_s": 7.5})
+    attempts.write_progress(folder, {"attempt": 1, "wall_s": 7.5})
     assert attempts.begin(folder, update=4, processes=2) == 2
     attempts.end(folder, "finished", None, wall_s=2.0)
     assert attempts.total_wall_s(attempts.believed(folder)) == 9.5
