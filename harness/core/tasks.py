@@ -28,7 +28,8 @@ class Task:
     """A kind of training: what its script takes where no flag says otherwise."""
 
     script: str  # its file is script.py, its records lie below output_dir/script
-    input: str  # kind of samples, "text" or "image": which flags, columns and layouts it has
+    input: str  # kind of samples, such as "text" and "image": which flags, columns, layouts it has
+    model_input: str  # the argument of its models that takes them
     summary: str
     auto_model: str  # the class of transformers that builds its models
     defaults: Mapping[str, Any]
@@ -105,6 +106,7 @@ TASKS = {
     "bert": Task(
         script="bert",
         input="text",
+        model_input="input_ids",
         summary="Fine-tune a text classifier and record what it cost.",
         auto_model="AutoModelForSequenceClassification",
         defaults={
@@ -122,6 +124,7 @@ TASKS = {
     "vit": Task(
         script="vit",
         input="image",
+        model_input="pixel_values",
         summary="Fine-tune an image classifier and record what it cost.",
         auto_model="AutoModelForImageClassification",
         defaults={

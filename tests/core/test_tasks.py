@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,6 @@ from harness.launch.sweepfile import load
 from harness.read.imports.formats import settings_in
 from tests.support.ranks import script
 from tests.support.sweeps import sweep_file
-
-ENTRY = """
-from dataclasses import replace
-from harness.core.tasks import TASKS
-TASKS["reviews"] = replace(TASKS["bert"], script="reviews")
-"""
 
 
 @pytest.fixture
@@ -61,20 +56,20 @@ def test_without_its_entry_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_its_script_trains_and_is_read(
+def test_a_third_modality_trains_and_is_read(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "outputs"
-    text = (root / "bert.py").read_text().replace('command_line("bert")', 'command_line("reviews")')
-    (tmp_path / "reviews.py").write_text(ENTRY + text)
-    argv = ["--tiny", "--epochs", "1", "--train_size", "64", "--test_size", "32", "-o", str(out)]
-    done = script("reviews", *argv, cwd=tmp_path)
+    shutil.copy(root / "tests" / "support" / "tones.py", tmp_path)
+    done = script("tones", "-o", str(out), cwd=tmp_path)
     assert done.code == 0, done.err[-2000:]
     (run,) = find_runs(out)
-    assert run.path.relative_to(out).parts[0] == "reviews"
-    assert (read_json(run.settings) or {})["script"] == "reviews"
+    assert run.path.relative_to(out).parts[0] == "tones"
+    assert (read_json(run.settings) or {})["script"] == "tones"
+    summary = run.read_summary() or {}
+    assert summary.get("updates") == 8 and "accuracy" in summary
     assert main(["table", str(out)]) == 0
-    assert "reviews" in capsys.readouterr().out
+    assert "tones" in capsys.readouterr().out
 
 
 def test_a_file_of_ones_own_takes_no_other_modules_name(

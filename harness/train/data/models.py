@@ -207,7 +207,7 @@ def _refuse_other_inputs(settings: Settings, model: Any) -> None:
     if not type(model).__module__.startswith("transformers.models."):
         return
     takes = inspect.signature(model.forward).parameters
-    needed = {"text": "input_ids", "image": "pixel_values"}[task_of(settings.script).input]
+    needed = task_of(settings.script).model_input
     for refused, why in (
         ("labels" not in takes, "it returns no loss"),
         (needed not in takes, f"it does not take {needed}"),
