@@ -155,9 +155,8 @@ def nodes(parser: Parser) -> None:
 def link(parser: Parser) -> None:
     parser.description = "Measure the links between nodes, in a limited time."
     parser.epilog = (
-        "Started on every node: torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... "
-        "--master_addr=... -m harness link; on emulated nodes: "
-        "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
+        "Alone, without torchrun, it prints the commands that start it on two machines, under "
+        "SLURM and on emulated nodes."
     )
     add = parser.add_argument
     add("--mb", type=megabytes, default=[1.0, 25.0], metavar="SIZE,...", help="sizes of the "

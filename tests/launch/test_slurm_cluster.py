@@ -9,6 +9,7 @@ import pickle  # noqa: TID251 - as an intruder would
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,10 @@ import pytest
 from torch.distributed import TCPStore
 
 from harness.core.records import find_runs, read_rows
+from harness.train.measure.link import STARTS
+from harness.train.run.warm import free_port
 from tests.support import slurm_cluster
+from tests.support.ranks import ROOT
 from tests.support.sockets import Planted, answers_at, places
 from tests.support.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
 
@@ -275,3 +279,16 @@ def daemons(folder: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_the_command_that_link_prints_measures_between_nodes(cluster: dict[str, str]) -> None:
+    line = STARTS.split("under SLURM:")[1].split("\n  emulated")[0].strip()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line.replace("harness link", "harness link --mb 0.1 --seconds 2")],
+        cwd=ROOT, env={**os.environ, **cluster, "PATH": path, "PET_MASTER_PORT": str(free_port())},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 node(s) of 1 process(es), over ")
+    assert done.stdout.count("0 - 1") == 1

@@ -390,8 +390,8 @@ def test_commands_for_more_seeds(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("flags", "facts", "start"),
     [
         ((), {"processes_per_node": 1}, "python bert.py"),
-        ((), {"nodes": 3}, "torchrun --nnodes=3 --node_rank=RANK --master_addr=ADDRESS "
-         "--nproc_per_node=2 bert.py"),
+        ((), {"nodes": 3}, "torchrun --nnodes=3 --node_rank=RANK_OF_THIS_NODE "
+         "--master_addr=ADDRESS_OF_NODE_0 --nproc_per_node=2 bert.py"),
         ((), {"nodes": 2, "launch": {"launcher": "netns", "link": None}},
          "python -m harness nodes 2 -- torchrun --nproc_per_node=2 bert.py"),
         ((), {"command": "bert.py --seed=4 --tiny"}, "--nproc_per_node=2 bert.py --tiny --o"),

@@ -272,7 +272,8 @@ def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted:
     file = records / "link.json"
     words = [str(records), "--setup", "2_2", *FAR]
     told = predicted.in_one_line(*words)
-    start = "torchrun --nnodes=2 --node_rank=RANK --master_addr=ADDRESS --nproc_per_node=2"
+    start = "torchrun --nnodes=2 --node_rank=RANK_OF_THIS_NODE --master_addr=ADDRESS_OF_NODE_0"
+    start += " --nproc_per_node=2"
     assert f"measure the link with {start} -m harness link --json > {file}" in told
     told = predicted.in_one_line(*words, "--emulated")
     start = "python -m harness nodes 2 --link 20ms/200mbit -- torchrun --nproc_per_node=2"

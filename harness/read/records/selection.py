@@ -326,4 +326,5 @@ def start_on(nodes: int, per_node: int, emulated: bool, link: str | None) -> lis
     if emulated:
         over = ["--link", link] if link else []
         return ["python", "-m", "harness", "nodes", str(nodes), *over, "--", "torchrun", *ranks]
-    return ["torchrun", f"--nnodes={nodes}", "--node_rank=RANK", "--master_addr=ADDRESS", *ranks]
+    here = ["--node_rank=RANK_OF_THIS_NODE", "--master_addr=ADDRESS_OF_NODE_0"]
+    return ["torchrun", f"--nnodes={nodes}", *here, *ranks]

@@ -1,13 +1,10 @@
-"""Links between nodes: measured for the record of a run, or by the verb link, and checked.
-
-The verb: torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --master_addr=... -m harness link,
-and with --node_rank=1 on the other node.
-"""
+"""Links between nodes: measured for the record of a run, or by the verb link, and checked."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -39,8 +36,14 @@ BANDWIDTH_SHARES = (0.7, 1.3)
 # A transfer that would be shorter than this on the link asked for does not measure its rate: TCP
 # has to open its window, and rate limiters let a burst pass.
 FEW_ROUND_TRIPS, SHORT_S = 4, 0.05
-START = "torchrun --nnodes=2 --nproc_per_node=1 --node_rank=... --master_addr=... -m harness link"
-EMULATED = "python -m harness nodes 2 --link 20ms -- torchrun -m harness link"
+# Commands that start the verb, ready to be pasted.
+STARTS = """a link takes two processes, so this is started on both of its ends:
+  here:           torchrun --nnodes=2 --node_rank=0 --master_addr={address} -m harness link
+  on another:     torchrun --nnodes=2 --node_rank=1 --master_addr={address} -m harness link
+  under SLURM:    srun --nodes=2 --ntasks-per-node=1 bash -c 'torchrun --nnodes=$SLURM_NNODES \
+--node_rank=$SLURM_NODEID --master_addr=$(scontrol show hostnames $SLURM_JOB_NODELIST | \
+head -n 1) -m harness link'
+  emulated here:  python -m harness nodes 2 --link 20ms -- torchrun -m harness link"""
 UNKNOWN = "-"
 LEGEND = (
     "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
@@ -170,16 +173,24 @@ def run(options: argparse.Namespace) -> int:
         end_with_parent()  # a rank does not outlive its launcher
     world = world_of(os.environ)
     if world.size == 1:
-        raise UserError(
-            f"a link takes two processes; start it on every node with {START}, "
-            f"or on emulated nodes with {EMULATED}"
-        )
+        print(f"harness link: {STARTS.format(address=_own_address())}", file=sys.stderr)
+        return 2
     result = _measure_now(world, options.mb, options.seconds)
     if result is not None:
         print_json(result) if options.json else _show(result, world)
         if line := without_time(result["allreduce"], options.seconds):
             print(line, file=sys.stderr)
     return 0
+
+
+def _own_address() -> str:
+    """Where other machines probably reach this one: at the address from which it would send."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # of no machine; nothing is sent
+        except OSError:  # without a network
+            return "ADDRESS_OF_THIS_MACHINE"
+        return str(probe.getsockname()[0])
 
 
 def without_time(allreduce: Iterable[Mapping[str, Any]], budget_s: float) -> str | None:

@@ -134,7 +134,6 @@ def test_the_verb_on_one_node_shows_no_pair() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "a link takes two processes; start it on every node with torchrun --nnodes=2"),
         (["--mb", "0"], "--mb 0: expected MB"),
         (["--mb", "1,x"], "--mb 1,x: expected MB"),
         (["--mb", "4001"], "expected MB, 4000 at most"),
@@ -148,6 +147,47 @@ def test_a_mistake_is_one_line(
     assert verb(*argv) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and message in captured.err and len(captured.err.splitlines()) == 1
+
+
+def starts(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The commands that the verb alone prints, by where they are typed."""
+    assert verb() == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    _, *lines = captured.err.splitlines()
+    return {where.strip(): command.strip() for where, command in (x.split(":", 1) for x in lines)}
+
+
+@pytest.mark.process
+def test_alone_it_prints_commands_that_start_it_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands = starts(capsys)
+    typed = [commands["here"], commands["on another"]]
+    assert [f"--node_rank={n} " in command for n, command in enumerate(typed)] == [True, True]
+    bin_first = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    port = {"PET_MASTER_PORT": str(free_port())}  # that of the command may be in use here
+    ends = [
+        subprocess.Popen(
+            f"{command} --mb 0.1 --seconds 2", shell=True, cwd=ROOT, text=True,
+            env={**os.environ, **bin_first, **port}, stdout=subprocess.PIPE,
+        )
+        for command in typed
+    ]  # fmt: skip
+    first, other = (end.communicate(timeout=150)[0] for end in ends)
+    assert [end.returncode for end in ends] == [0, 0]
+    assert first.startswith("2 node(s) of 1 process(es), over ") and other == ""
+    assert commands["emulated here"].startswith("python -m harness nodes 2 --link 20ms -- torchrun")
+
+
+def test_without_a_network_the_address_is_left_to_the_reader(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: Any) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr("socket.socket.connect", unreachable)
+    assert "--master_addr=ADDRESS_OF_THIS_MACHINE " in starts(capsys)["here"]
 
 
 def test_one_rank_says_it_for_all(
