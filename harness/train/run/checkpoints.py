@@ -25,7 +25,7 @@ from torch import nn
 from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_json
-from harness.core.records.checksums import changed_row, checksum_of
+from harness.core.records.checksums import OWN, changed_row
 from harness.core.records.disk import DiskError, draft_of, sync
 from harness.core.settings import UserError
 from harness.core.topology import World
@@ -86,12 +86,12 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     return sound
 
 
-def _recorded(folder: Path) -> list[str]:
-    """The checksums of the rows."""
-    return [checksum_of(row) for row in RunFolder(folder).read_epochs()[0]]
+def _recorded(folder: Path) -> list[Any]:
+    """The checksums that the rows carry."""
+    return [row.get(OWN) for row in RunFolder(folder).read_epochs()[0]]
 
 
-def _refuse_changed(file: Path, checkpoint: str, written: list[str], rows: list[str]) -> None:
+def _refuse_changed(file: Path, checkpoint: str, written: list[Any], rows: list[Any]) -> None:
     """Rows that are lost at the end are made again; others would be believed or in disorder."""
     changed = (n for n, pair in enumerate(zip(written, rows, strict=False), 1) if len({*pair}) > 1)
     if (number := next(changed, None)) is not None:

@@ -73,9 +73,9 @@ class Lifecycle:
         self.context = replace(
             context,
             checkpoint=checkpoint,
-            position=Position(**mark.get("position", {})),
+            position=Position(**mark["position"]),
             epoch_so_far=mark["epoch"],
-            other_processes=mark.get("processes", context.world.size) != context.world.size,
+            other_processes=mark["processes"] != context.world.size,
         )
         return self.context
 

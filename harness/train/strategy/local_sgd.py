@@ -467,7 +467,7 @@ class ReplicaExchange(Exchange):
         if saved["anchor"] is not None:
             self.anchor.copy_(saved["anchor"])
         if self.coded is not None:
-            self.coded.load_state_dict(saved.get("owed", {}))  # older ones have none
+            self.coded.load_state_dict(saved["owed"])
         for name, state in saved["states"].items():
             self.states[name].load_state_dict(state)
         self.update, self.exchanges = saved["update"], saved["exchanges"]

@@ -12,6 +12,7 @@ import pytest
 from transformers import TrainerCallback, TrainerState
 
 from harness.core.records import RunFolder, append_row
+from harness.core.records.checksums import vouched
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.read.records.recorded import recorded
@@ -108,7 +109,7 @@ def test_a_checkpoint_is_not_used_without_the_rows_before_it(
         args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
     )
     for epoch in (1, 2, 3):
-        append_row(folder.epochs, {"epoch": float(epoch)})
+        append_row(folder.epochs, vouched({"epoch": float(epoch)}))
         (tmp_path / f"checkpoint-{epoch}").mkdir()
         complete(tmp_path / f"checkpoint-{epoch}", context, TrainerState(global_step=epoch), {})
     shutil.copytree(tmp_path / "checkpoint-3", tmp_path / "checkpoint-mine")  # by a person
@@ -134,21 +135,26 @@ def test_rows_that_were_changed_are_refused_and_nothing_is_lost(tmp_path: Path) 
         args=SimpleNamespace(world_size=1, should_save=True), world=World(), fingerprint={}
     )
     for epoch in (1, 2, 3):
-        append_row(folder.epochs, {"epoch": float(epoch), "accuracy": 0.25})
+        append_row(folder.epochs, vouched({"epoch": float(epoch), "accuracy": 0.25}))
     (tmp_path / "checkpoint-3").mkdir()
     complete(tmp_path / "checkpoint-3", context, TrainerState(global_step=3), {})
-    append_row(folder.epochs, {"epoch": 4.0, "accuracy": 0.25})  # killed before its checkpoint
+    append_row(
+        folder.epochs, vouched({"epoch": 4.0, "accuracy": 0.25})
+    )  # killed before its checkpoint
     whole = [tmp_path / "checkpoint-3"]
     assert usable_checkpoint(tmp_path, World()) == whole[0]
     rows = folder.epochs.read_text().splitlines(keepends=True)
     edited = rows[1].replace("0.25", "0.9")
-    for number, changed in ((2, [rows[0], edited, *rows[2:]]), (2, [rows[0], *rows[2:]]),
-                            (2, [rows[0], edited]), (1, ['{"ep', *rows[1:]])):  # fmt: skip
+    since = "it was when checkpoint-3 was written"
+    for number, changed, then in (
+        (2, [rows[0], edited, *rows[2:]], "it was written"), (2, [rows[0], *rows[2:]], since),
+        (2, [rows[0], edited], "it was written"), (1, ['{"ep', *rows[1:]], since),
+    ):  # fmt: skip
         folder.epochs.write_text("".join(changed))
         with pytest.raises(UserError) as refused:
             usable_checkpoint(tmp_path, World())
         assert str(refused.value) == (
-            f"{folder.epochs}: row {number} is not as it was when checkpoint-3 was written: "
+            f"{folder.epochs}: row {number} is not as {then}: "
             "restore the file, or use --rerun to start afresh; the old record is kept aside"
         )
         assert folder.epochs.read_text() == "".join(changed) and whole[0].exists()
