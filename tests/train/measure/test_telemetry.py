@@ -244,7 +244,6 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
     assert len((tmp_path / "telemetry" / "node_0.jsonl").read_text().splitlines()) > 5
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_peer_of_any_number_samples_its_own_device(
     number: int, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +254,7 @@ def test_a_peer_of_any_number_samples_its_own_device(
     assert started == (["GPU-one"], 0.5, None, [os.getpid()])
 
 
+@pytest.mark.process
 def test_a_sampler_that_is_gone_stops_nothing() -> None:
     watch = SamplerClient([], 1.0)
     assert watch.edge() is not None
