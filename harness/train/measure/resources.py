@@ -16,11 +16,11 @@ from harness.core.topology import World
 from harness.train.context import Context
 from harness.train.measure.environment import launch
 from harness.train.measure.rows import GIB, EpochMeasure
+from harness.train.measure.sampler import interfaces
 
 CPU_FIELDS = ("user_s", "system_s")
 TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")
 STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
-INTERFACES = Path("/proc/self/net/dev")  # of this process's network namespace
 Bytes = tuple[int | None, int | None]  # of each traffic field; None: unknown
 
 
@@ -138,14 +138,9 @@ class Memory(EpochMeasure):
         return fields
 
 
-def interfaces_sent(file: Path = INTERFACES) -> int | None:
-    """Bytes that all interfaces but lo have sent since boot; None outside Linux."""
-    try:
-        lines = file.read_text().splitlines()[2:]
-    except OSError:
-        return None
-    counters = {name.strip(): of.split() for name, _, of in (line.partition(":") for line in lines)}
-    return sum(int(of[8]) for name, of in counters.items() if name != "lo")
+def interfaces_sent() -> int:
+    """Bytes that have left this node since boot."""
+    return sum(counters.bytes_sent for counters in interfaces())
 
 
 def counts_network(nodes: int, world: World) -> bool:

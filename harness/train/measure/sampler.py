@@ -117,6 +117,13 @@ def _device(uuid: str) -> tuple[Any, bool]:
         return pynvml.nvmlDeviceGetHandleByUUID(f"{MIG}{bare}"), True
 
 
+def interfaces(only: str | None = None) -> list[Any]:
+    """The counters of this interface, or of all but the loopback, in this network namespace."""
+    names = psutil.net_io_counters(pernic=True)
+    chosen = [only] if only else [name for name in names if name not in ("lo", "lo0")]
+    return [names[name] for name in chosen if name in names]
+
+
 class NodeSensors:
     """This machine, or this network namespace: cores, memory, disk, network and CPU energy."""
 
@@ -164,19 +171,12 @@ class NodeSensors:
 
     def _network(self) -> tuple[int | None, int | None]:
         """Of the interface that training uses, or of all but the loopback if it is unknown."""
-        counters = psutil.net_io_counters(pernic=True)
-        if self.interface is not None:
-            counters = {n: c for n, c in counters.items() if n == self.interface}
-        else:
-            counters.pop("lo", None)
+        counters = interfaces(self.interface)
         if not counters:
             why = f"there is no interface {self.interface or 'but the loopback'}"
             self.missing |= {"network_sent_bytes": why, "network_received_bytes": why}
             return None, None
-        return (
-            sum(c.bytes_sent for c in counters.values()),
-            sum(c.bytes_recv for c in counters.values()),
-        )
+        return sum(c.bytes_sent for c in counters), sum(c.bytes_recv for c in counters)
 
     def _energy_j(self) -> float | None:
         total = 0

@@ -20,13 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 from transformers import TrainerCallback
 
 from harness.core.process import is_stopped
 from harness.train.context import Context
+from harness.train.measure.sampler import interfaces
 from harness.train.session import gather
 
 WATCHED = 8  # ranks that one rank looks at; all, where there are fewer
@@ -259,8 +259,7 @@ def launcher_has_store() -> bool:
 
 def traffic() -> int:
     """Bytes that this node has sent to others and received from them."""
-    counters = psutil.net_io_counters(pernic=True).items()
-    return sum(c.bytes_sent + c.bytes_recv for name, c in counters if not name.startswith("lo"))
+    return sum(counters.bytes_sent + counters.bytes_recv for counters in interfaces())
 
 
 def main_frame() -> FrameType | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from torch.distributed import HashStore
 from transformers import TrainerCallback
@@ -132,7 +133,7 @@ def test_an_exchange_over_a_slow_link_gets_on(monkeypatch: pytest.MonkeyPatch) -
 def test_bytes_of_the_loopback_are_no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     count = SimpleNamespace(bytes_sent=3, bytes_recv=4)
     cards = {"lo": count, "eth0": count, "eth1": count}
-    monkeypatch.setattr(watchdog.psutil, "net_io_counters", lambda pernic: cards)
+    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: cards)
     assert watchdog.traffic() == 14
 
 

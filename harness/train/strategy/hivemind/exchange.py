@@ -109,7 +109,7 @@ class PeersExchange(Exchange):
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         context, bare = self.context, optimizer.optimizer
-        self.payload_bytes, self.sent_before = 0, interfaces_sent() or 0
+        self.payload_bytes, self.sent_before = 0, interfaces_sent()
         self.peers.release_threads = Progress.release_threads
         with self.peers.state.quiet, forking():
             self.optimizer = PeerOptimizer(
@@ -242,7 +242,7 @@ class PeersExchange(Exchange):
     def _network_bytes(self) -> int:
         """Bytes that this node has sent; one of its peers counts them."""
         counts = counts_network(self.peers.recorded_world.nodes, self.peers.world)
-        return (interfaces_sent() or 0) - self.sent_before if counts else 0
+        return interfaces_sent() - self.sent_before if counts else 0
 
     def _sum_over_peers(self, epoch: float) -> dict[str, Any]:
         """What all peers have done since the last row; counted by peer, so that none is lost."""
