@@ -249,8 +249,7 @@ def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | Non
     were made, or those of an epoch whose row, which follows its evaluation, is not there. Else it
     is not known.
     """
-    checkpoints = folder.path.glob("checkpoint-*")
-    if not all((checkpoint / COMPLETE).is_file() for checkpoint in checkpoints):
+    if not all((checkpoint / COMPLETE).is_file() for checkpoint in folder.checkpoints()):
         return False
     epoch, update, updates = (progress.get(name) for name in ("epoch", "update", "updates"))
     if epoch is None or update is None or updates is None:

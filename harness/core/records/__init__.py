@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,8 @@ SERVER_KILLED = 255
 # Names that are also needed without a folder: below a run's folder, and below a sweep's.
 ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
 SWEEP = "sweep.json"
+# Before the number of the update, as the Trainer names the folder of a checkpoint.
+CHECKPOINT = "checkpoint-"
 # In a checkpoint's folder, written last: a checkpoint without it is ignored.
 COMPLETE = "complete.json"
 
@@ -126,6 +129,15 @@ class RunFolder:
 
     def failure(self, rank: int) -> Path:
         return self.path / f"{FAILURE_OF_RANK}{rank}.json"
+
+    def checkpoint(self, update: int) -> Path:
+        return self.path / f"{CHECKPOINT}{update}"
+
+    def checkpoints(self) -> list[Path]:
+        """Oldest first; other names are those of copies that somebody keeps."""
+        named = self.path.glob(f"{CHECKPOINT}*")
+        own = (p for p in named if re.fullmatch(rf"{CHECKPOINT}[0-9]{{1,18}}", p.name))
+        return sorted(own, key=update_of)
 
     def lock(self, by: str) -> Path:
         """Excludes a second process of the same kind (run: training, claim: runners of sweeps).
@@ -209,6 +221,11 @@ class RunFolder:
         aside = unused(self.path.parent, f"{self.path.name}{ASIDE}")
         self.path.rename(aside)
         return aside
+
+
+def update_of(checkpoint: Path) -> int:
+    """The update after which it was written."""
+    return int(checkpoint.name.removeprefix(CHECKPOINT))
 
 
 def _number(file: Path) -> int:

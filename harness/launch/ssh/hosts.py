@@ -26,7 +26,15 @@ from typing import IO, Any
 import psutil
 
 from harness.core import provenance
-from harness.core.records import ATTEMPTS, FAILURE_OF_RANK, SUMMARY, RunFolder, read_rows, rows_in
+from harness.core.records import (
+    ATTEMPTS,
+    CHECKPOINT,
+    FAILURE_OF_RANK,
+    SUMMARY,
+    RunFolder,
+    read_rows,
+    rows_in,
+)
 from harness.core.records.disk import draft_of
 from harness.launch.places import Machine, disturbance, others, this_machine
 from harness.launch.ssh import Remote
@@ -184,7 +192,7 @@ def send(folder: Path, to: IO[bytes]) -> None:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path, inner, names in os.walk(folder):
-        inner[:] = sorted(d for d in inner if not d.startswith((".", "checkpoint-")))
+        inner[:] = sorted(d for d in inner if not d.startswith((".", CHECKPOINT)))
         yield from (Path(path, name) for name in sorted(names) if not name.startswith("."))
 
 

@@ -425,7 +425,7 @@ class ExactTrainer(Trainer):
 
     def weights_file(self, update: int) -> Path:
         """The weights in the checkpoint that was written after this update."""
-        return Path(self.args.output_dir) / f"checkpoint-{update}" / sharding.WEIGHTS
+        return self.context.folder.checkpoint(update) / sharding.WEIGHTS
 
     def best_weights(self) -> Path:
         """The file with the weights of the best epoch, checked against its checksum."""

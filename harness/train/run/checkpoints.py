@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import errno
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerState
 
-from harness.core.records import RunFolder, read_json
+from harness.core.records import RunFolder, read_json, update_of
 from harness.core.records.checksums import OWN, changed_row
 from harness.core.records.disk import DiskError, draft_of, sync
 from harness.core.settings import UserError
@@ -34,7 +33,6 @@ from harness.train.manifest import FILES, checksum, damage, write_manifest
 from harness.train.session import barrier, broadcast, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
-NAME = re.compile(r"checkpoint-[0-9]{1,18}")
 RANDOM = "rng_state_{}.pth"  # of a rank, by the Trainer
 ROWS = "row_checksums"  # of a checkpoint: those of the rows that were recorded before it
 FIX = "restore the file, or use --rerun to start afresh; the old record is kept aside"
@@ -43,17 +41,7 @@ ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to the end, oldest first."""
-    return [path for path in _checkpoints(folder) if (path / COMPLETE).exists()]
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Oldest first; other names are those of copies that somebody keeps."""
-    named = folder.glob("checkpoint-*")
-    return sorted((path for path in named if NAME.fullmatch(path.name)), key=_update)
-
-
-def _update(checkpoint: Path) -> int:
-    return int(checkpoint.name.rsplit("-", 1)[1])
+    return [path for path in RunFolder(folder).checkpoints() if (path / COMPLETE).exists()]
 
 
 def sound_checkpoints(folder: Path) -> list[Path]:
@@ -158,7 +146,7 @@ def require_sound(checkpoint: Path, world: World) -> None:
 
 def remove_broken(folder: Path) -> None:
     """Remove what a killed process left half-written: it must not be taken for a checkpoint."""
-    for checkpoint in _checkpoints(folder):
+    for checkpoint in RunFolder(folder).checkpoints():
         if not checkpoint.is_dir():
             checkpoint.unlink(missing_ok=True)
         elif not (checkpoint / COMPLETE).is_file():
@@ -266,7 +254,7 @@ def keep_model(folder: RunFolder, context: Context, state: TrainerState) -> Path
 
     Gives the one to use: the best, if there is one, on a process that keeps it.
     """
-    checkpoints = _checkpoints(folder.path)
+    checkpoints = folder.checkpoints()
     on_own = on_own_disk(folder.settings, context.world)
     if not checkpoints or not (on_own or context.args.should_save):
         return None
@@ -287,8 +275,8 @@ def _keep(last: Path, count: int, best: str | None) -> None:
     """Remove all checkpoints but so many up to the last, and the best one that each of them names:
     without it a checkpoint is not used.
     """
-    others = _checkpoints(last.parent)
-    kept = [path for path in others if _update(path) <= _update(last)][-count:]
+    others = RunFolder(last.parent).checkpoints()
+    kept = [path for path in others if update_of(path) <= update_of(last)][-count:]
     bests = [best, *((read_json(path / COMPLETE) or {}).get("best") for path in kept)]
     for other in others:
         if other not in kept and other.name not in bests:
