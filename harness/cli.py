@@ -388,7 +388,8 @@ class Verb:
 
 # fmt: off
 VERBS = {
-    "sweep": Verb("launch.sweep", "run what a sweep file still lacks", sweep, json=False),
+    "sweep": Verb("launch.sweep", "run the runs of a file, or those that are still missing", sweep,
+                  json=False),
     "table": Verb("read.tables.command",
                   "what was measured: a row per run, or a sweep's table", table),
     "nodes": Verb("launch.netns.nodes", "run a command on each of N emulated nodes", nodes,
@@ -399,7 +400,7 @@ VERBS = {
     "import": Verb("read.imports.command",
                    "take over others' records and trainer_state.json", import_),
     "compare": Verb("read.compare.compare",
-                    "two runs or groups: difference, interval, noise", compare),
+                    "how two runs or groups differ, and whether by more than noise", compare),
     "explain": Verb("read.explain.explain", "why N processes were not N times as fast", explain),
     "batches": Verb("read.compare.critical_batch",
                     "the batch beyond which larger ones do not pay", batches),
@@ -434,9 +435,21 @@ def parser_of(verb: str) -> Parser:
     return parser
 
 
+# What `python -m harness` lists, in this order.
+GROUPS = {
+    "to measure (one training: python vit.py --tiny)": ("sweep", "nodes", "link", "store"),
+    "to read what was measured": ("table", "report", "figures", "compare", "explain", "batches"),
+    "to estimate what was not": ("predict", "plan"),
+    "to keep and share records": ("import", "pack", "unpack", "push", "pull"),
+    "this machine": ("doctor", "env", "completion"),
+}
+
+
 def usage() -> str:
-    verbs = "\n".join(f"  {name:<10} {verb.summary}" for name, verb in VERBS.items())
-    return f"usage: python -m harness VERB [...]    python -m harness VERB --help\n\n{verbs}"
+    parts = ["usage: python -m harness VERB [...]    python -m harness VERB --help"]
+    for title, verbs in GROUPS.items():
+        parts.append("\n".join([title, *(f"  {v:<10} {VERBS[v].summary}" for v in verbs)]))
+    return "\n\n".join(parts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

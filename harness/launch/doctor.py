@@ -75,7 +75,7 @@ def examine() -> list[Check]:
         _folder("cache", cache_root()),
         _folder("outputs", Path("outputs")),
         _hub(),
-        _looked_at("doors", _doors),
+        _looked_at("ports", _ports),
         _nodes(),
         _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
         _slurm(),
@@ -182,7 +182,7 @@ def _hub() -> Check:
     return Check("hub", OK, f"{endpoint} answers")
 
 
-def _doors() -> Check:
+def _ports() -> Check:
     """What torch itself opens to everybody: whoever reaches it can run code."""
     import psutil
 
@@ -193,13 +193,13 @@ def _doors() -> Check:
         if a.family == socket.AF_INET and not a.address.startswith("127.")
     ]
     if not addresses:
-        return Check("doors", OK, "no network: nobody reaches what plain torchrun opens")
+        return Check("ports", OK, "no network: nobody else reaches what torchrun opens")
     return Check(
-        "doors",
+        "ports",
         LIMITED,
-        f"plain torchrun lets in whoever reaches {', '.join(addresses)}",
-        "python -m harness.train.torchrun does not, nor do sweeps; or a firewall for ports "
-        "above 1023",
+        "plain torchrun asks for no password: who reaches "
+        f"{', '.join(addresses)} can run code here",
+        "start with python -m harness.train.torchrun, as sweeps do, or close the ports above 1023",
     )
 
 

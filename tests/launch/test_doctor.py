@@ -33,7 +33,7 @@ FACTS: dict[str, Any] = {
 }
 
 
-ROWS = ["packages", "devices", "load", "cache", "outputs", "hub", "doors", "nodes", "ssh",
+ROWS = ["packages", "devices", "load", "cache", "outputs", "hub", "ports", "nodes", "ssh",
         "sbatch", "hivemind", "peft"]  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_it_starts_with_the_standard_library_alone() -> None:
     lacking = checks["packages"]["finding"].removeprefix("not installed: ").split(", ")
     assert {"torch", "psutil", "nvidia-ml-py", "PyYAML", "rich", "pandas"} <= {*lacking}
     assert checks["packages"]["state"] == PROBLEM and checks["packages"]["advice"]
-    for name, package in (("load", "pynvml"), ("doors", "psutil")):
+    for name, package in (("load", "pynvml"), ("ports", "psutil")):
         assert checks[name]["finding"] == f"not looked at: package {package} is missing"
     assert checks["cache"]["state"] == checks["outputs"]["state"] == OK
     assert checks["hivemind"]["state"] == LIMITED
@@ -193,10 +193,12 @@ def test_the_hub_and_what_stands_in_its_way(
 def test_what_torchrun_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     home, outer = (SimpleNamespace(family=2, address=a) for a in ("127.0.0.1", "10.0.0.9"))
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home]})
-    assert doctor._doors().state == OK
+    assert doctor._ports().state == OK
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home], "eth0": [outer]})
-    assert doctor._doors().finding == "plain torchrun lets in whoever reaches 10.0.0.9"
-    assert "harness.train.torchrun" in doctor._doors().advice
+    assert doctor._ports().finding == (
+        "plain torchrun asks for no password: who reaches 10.0.0.9 can run code here"
+    )
+    assert "harness.train.torchrun" in doctor._ports().advice
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -190,7 +192,8 @@ def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) ->
     done = script(name, *argv, "--o", str(tmp_path), count=count)
     assert done.code == 0, done.err
     assert "recorded in" in done.out
-    assert f" on {count} process(es), cpu with 1 thread each, " in done.out
+    shared = {1: "1 process, cpu with 1 thread", 2: "2 processes, cpu with 1 thread each"}
+    assert f" on {shared[count]}, " in done.out
     assert done.out.endswith(f"\n  next: python -m harness table {tmp_path}\n")
     (model,) = re.findall(r"\n  the trained model is in (.*)\n", done.out)
     saved = load_file(Path(model, "model.safetensors"))
@@ -210,6 +213,26 @@ def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.process
+def test_git_sees_what_is_published_and_not_what_users_measure(root: Path) -> None:
+    own = [
+        "outputs/vit/1_1/run/summary.json",
+        "outputs/sweeps/mine/table.md",
+        "outputs/new.jsonl.gz",
+    ]
+    ours = ["outputs/README.md", "outputs/schema.json", "outputs/published/new.jsonl.gz"]
+    command = ["git", "check-ignore", "--no-index", *own, *ours]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.stdout.split() == own, done.stderr
+
+
+def test_the_citation_is_that_of_the_readme_and_the_package(root: Path) -> None:
+    cited = yaml.safe_load((root / "CITATION.cff").read_text())
+    assert f"# {cited['title']}\n" in (root / "README.md").read_text()
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+
+
+@pytest.mark.process
 def test_own_data_are_read_as_the_readme_shows(root: Path, tmp_path: Path) -> None:
     """A file of 600 rows with the columns review and sentiment."""
     (command,) = (c for c in commands(root) if c.startswith("python bert.py --dataset reviews.csv"))
@@ -219,7 +242,7 @@ def test_own_data_are_read_as_the_readme_shows(root: Path, tmp_path: Path) -> No
     done = script("bert", *argv, "--model", "bert-nano", "--epochs", "1", "--o", str(tmp_path))
     assert done.code == 0, done.err
     (shown,) = (
-        line for line in (root / "README.md").read_text().splitlines() if "left out)" in line
+        line for line in (root / "README.md").read_text().splitlines() if "test samples, " in line
     )
     assert shown in done.out.splitlines()
     assert "  input from review, classes from sentiment" in done.out.splitlines()

@@ -65,9 +65,10 @@ class Console(TrainerCallback):
 
     def _about_data(self) -> Iterator[str]:
         data = self.context.data_facts
+        over = f" ({n} more fill no batch)" if (n := data["left_out_samples"]) else ""
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
         yield (
-            f"{data['train_samples']:,} training samples ({data['left_out_samples']} left out), "
+            f"{data['train_samples']:,} training samples{over}, "
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
         if "label_column" in data and not str(data["dataset"]).startswith("embedded:"):
@@ -105,10 +106,11 @@ class Console(TrainerCallback):
     def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
         settings, device = self.context.settings, observed["device"]
         on_cpu, threads = device == "cpu", torch.get_num_threads()
+        many = observed["world"] > 1
         if on_cpu:
-            device += f" with {threads} thread{'s' * (threads > 1)} each"
+            device += f" with {threads} thread{'s' * (threads > 1)}{' each' * many}"
         yield (
-            f"{observed['strategy']} on {observed['world']} process(es), {device}, "
+            f"{observed['strategy']} on {observed['world']} process{'es' * many}, {device}, "
             f"{settings.precision}, seed {settings.seed}"
         )
         batch, own = self.context.effective_batch, batch_of_trainer(args)
