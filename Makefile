@@ -56,18 +56,22 @@ lint: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# TORCH_INDEX is the index of torch's builds, if pip's own has none; else pip takes what it finds.
+# Where pip's own index has no such build, that of PyTorch is asked; else pip takes what it finds.
+TORCH_INDEX ?= https://download.pytorch.org/whl
 BUILD := $(or $(TORCH),$(if $(shell command -v nvidia-smi),,cpu))
 # Without a TORCH of its own a later call keeps the build that is there.
 STAMP := $(or $(TORCH:%=.venv/torch-%),$(firstword $(wildcard .venv/torch-*)),.venv/torch-$(or $(BUILD),pip))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 VERSION_OF_TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
 
+TAKE_TORCH = $(PIP) --no-compile --no-deps --force-reinstall --retries 1 --timeout 20 \
+  torch==$(VERSION_OF_TORCH)+$(BUILD)
+
 # Modules are compiled afterwards on all cores; pip would use one.
 define install
-$(PIP) --no-compile -c constraints.txt -e '.[$(1)]'
-$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
-touch $@
+@$(PIP) --no-compile -c constraints.txt -e '.[$(1)]'
+@$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
+@touch $@
 endef
 
 # The stamps are newer than the requirements once everything is installed: a second call skips it.
@@ -78,12 +82,13 @@ endef
 	$(call install,$*)
 
 $(STAMP): | check-python
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@rm -f .venv/torch-*
-	@test -z "$(BUILD)" || $(PIP) --no-compile --no-deps --force-reinstall --retries 1 --timeout 20 \
-	  $(TORCH_INDEX:%=--index-url %/$(BUILD)) torch==$(VERSION_OF_TORCH)+$(BUILD) 2>/dev/null || \
-	  echo "no $(BUILD) build of torch was found: pip takes the one that it finds" \
-  $(if $(TORCH_INDEX),,"(TORCH_INDEX=URL names an index that has it)")
+	@test -z "$(BUILD)" || $(TAKE_TORCH) 2>/dev/null || \
+	  $(TAKE_TORCH) --index-url $(TORCH_INDEX)/$(BUILD) 2>/dev/null || \
+	  echo "no $(BUILD) build of torch was found: pip takes the one that it finds; on Linux that is" \
+	  "mostly for CUDA, of gigabytes (TORCH_INDEX=URL names another index)"
 	@touch $@
 
 check-python:

@@ -132,7 +132,9 @@ def test_make_takes_the_build_of_torch_that_fits(root: Path, tmp_path: Path, tor
 
     said = plan(*([f"TORCH={torch}"] if torch else []))
     pin = re.findall(r"^torch==\S+", (root / "constraints.txt").read_text(), re.M)[0]
-    assert f"{pin}+{torch or 'cpu'} " in said and "--index-url" not in said
+    build = torch or "cpu"
+    first, second = re.findall(rf"{re.escape(pin)}\+{build} (.*?)2>", said)
+    assert (first, second) == ("", f"--index-url https://download.pytorch.org/whl/{build} ")
     assert said.index(pin) < said.index("-c constraints.txt -e '.[trackers]'")
     assert said.splitlines()[-1].startswith('echo "open outputs/demo/report/report.html')
     # A later call keeps what is there, unless another is named.
@@ -141,7 +143,31 @@ def test_make_takes_the_build_of_torch_that_fits(root: Path, tmp_path: Path, tor
         (tmp_path / stamp).touch()
     assert "pip install" not in plan()
     other = plan("TORCH=cu118", "TORCH_INDEX=https://here/whl")
-    assert f"--index-url https://here/whl/cu118 {pin}+cu118 " in other
+    assert f"{pin}+cu118 --index-url https://here/whl/cu118 " in other
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("has_it", ["pip", "PyTorch", "none"])
+def test_where_no_index_has_the_build_of_torch_one_line_says_so(
+    root: Path, tmp_path: Path, has_it: str
+) -> None:
+    for name in ("Makefile", "constraints.txt"):
+        shutil.copy(root / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    codes = {"pip": (0, 1), "PyTorch": (1, 0), "none": (1, 1)}[has_it]
+    text = 'case "$*" in *--index-url*) exit {1};; *"-m pip"*) exit {0};; esac\n'.format(*codes)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{text}')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", ".venv/torch-cpu", "TORCH=cpu"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said = (
+        "no cpu build of torch was found: pip takes the one that it finds; on Linux" in done.stdout
+    )
+    assert said == (has_it == "none")
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1 + (has_it != "pip")
 
 
 @pytest.mark.process
