@@ -372,11 +372,11 @@ def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
         per_node = gpus  # in one process
     if settings.setup is None:
         return replace(settings, setup=f"{nodes}_{per_node}")
-    asked_nodes, asked_per_node, tag = parse_setup(settings.setup)
+    asked_nodes, asked_per_node, _ = parse_setup(settings.setup)
     comes_and_goes = world.elastic and STRATEGIES[strategy].processes == "many"
     fewer = comes_and_goes and nodes < asked_nodes
     if asked_per_node != per_node or (asked_nodes != nodes and not fewer):
-        raise UserError(_mismatch(settings, world, strategy, nodes, per_node, tag))
+        raise _mismatch(settings, world, per_node)
     return settings
 
 
@@ -398,19 +398,18 @@ def _with_peers(settings: Settings, world: World) -> Settings:
     if settings.setup is None:
         settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
     refuse(PEERS, Combination(settings, world))
-    nodes, per_node, tag = parse_setup(str(settings.setup))
+    nodes, per_node, _ = parse_setup(str(settings.setup))
     if world.launched and (nodes, per_node) != (world.nodes, world.per_node):
-        raise UserError(_mismatch(settings, world, "hivemind", world.nodes, world.per_node, tag))
+        raise _mismatch(settings, world, world.per_node)
     return replace(settings, target_batch=batch_of(settings, nodes * per_node))
 
 
-def _mismatch(
-    settings: Settings, world: World, strategy: str, nodes: int, per_node: int, tag: str
-) -> str:
-    asked_nodes, asked_per_node, _ = parse_setup(str(settings.setup))
-    right = "_".join([str(nodes), str(per_node), *([tag] if tag else [])])
-    if strategy == "dp":
-        return (
+def _mismatch(settings: Settings, world: World, per_node: int) -> UserError:
+    """per_node: processes, or the GPUs of one process with dp."""
+    asked_nodes, asked_per_node, tag = parse_setup(str(settings.setup))
+    right = f"{world.nodes}_{per_node}" + (f"_{tag}" if tag else "")
+    if settings.strategy == "dp":
+        return UserError(
             f"--setup {settings.setup} does not fit: {per_node} GPU(s) are visible; "
             f"use --setup {right}, or set CUDA_VISIBLE_DEVICES"
         )
@@ -419,8 +418,8 @@ def _mismatch(
         if asked_nodes == 1
         else f"torchrun --nnodes={asked_nodes} --nproc_per_node={asked_per_node} ..."
     )
-    ran = f"{nodes} node(s) of {per_node} process(es)" if world.launched else "one process"
-    return (
+    ran = f"{world.nodes} node(s) of {per_node} process(es)" if world.launched else "one process"
+    return UserError(
         f"--setup {settings.setup} does not fit: {ran} runs here; "
         f"use --setup {right}, or start it with {command} {settings.script}.py"
     )
