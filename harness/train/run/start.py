@@ -34,7 +34,7 @@ from harness.core.records.disk import check_writable
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES, own_strategy
-from harness.core.topology import accumulated, world_of
+from harness.core.topology import accumulated, effective_batch, world_of
 from harness.train.context import Context
 from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
 from harness.train.measure.telemetry import start_sampler
@@ -322,8 +322,8 @@ def _take_smaller_batch(context: Context) -> None:
     batch = broadcast(half or (attempts.last_batch(folder, settings) if context.is_rank0 else None))
     if batch >= args.per_device_train_batch_size:
         return
-    total = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    args.per_device_train_batch_size, args.gradient_accumulation_steps = accumulated(total, batch)
+    own = effective_batch(args.per_device_train_batch_size, args.gradient_accumulation_steps, 1)
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = accumulated(own, batch)
     if context.is_rank0:
         print(
             f"harness: --auto_batch: --per_gpu_batch {args.per_device_train_batch_size} "
