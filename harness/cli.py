@@ -111,6 +111,8 @@ def _with_underscores(word: str) -> str:
     return "--" + name.replace("-", "_") + equals + value
 
 
+# The explanations would otherwise take a line for each bracket.
+# fmt: off
 def out(parser: Parser, help: str, default: str | None = None, metavar: str = "DIR") -> None:
     """Where files are written, under one name for all verbs; --output_dir as in the scripts."""
     names = ("--out", "-o", "--o", "--output_dir")
@@ -129,7 +131,7 @@ SIDE = f"a run, a folder whose runs differ only in their seed, or {PART}"
 def table(parser: Parser) -> None:
     add = parser.add_argument
     add("folder", nargs="?", default="outputs", type=Path, metavar="FOLDER",
-        help=f"of runs or of a sweep (outputs); {PART}")  # fmt: skip
+        help=f"of runs or of a sweep (outputs); {PART}")
     add("--write", action="store_true", help="also write a sweep's table.md, table.csv, runs.csv")
     columns = "show these alone, by heading or by field: script,setup,samples/s"
     add("--columns", type=column_names, metavar="A,B,...", help=columns)
@@ -146,9 +148,8 @@ def nodes(parser: Parser) -> None:
     parser.usage = "python -m harness nodes N [--link LINK] [--oversubscribe] [-- COMMAND...]"
     parser.set_defaults(takes_command=True)
     parser.add_argument("nodes", type=integer, metavar="N", help="how many, from 1")
-    parser.add_argument(
-        "--link", default="none", help="between them: 20ms/200mbit, region, ... (unlimited)"
-    )
+    parser.add_argument("--link", default="none",
+                        help="between them: 20ms/200mbit, region, ... (unlimited)")
     parser.add_argument("--oversubscribe", action="store_true", help="nodes may share a GPU")
 
 
@@ -160,9 +161,9 @@ def link(parser: Parser) -> None:
     )
     add = parser.add_argument
     add("--mb", type=megabytes, default=[1.0, 25.0], metavar="SIZE,...", help="sizes of the "
-        "all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)")  # fmt: skip
+        "all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)")
     add("--seconds", type=positive, default=10.0, help="for all of it; slow links need more for "
-        "large sizes, and what rank 0 is given counts (10)")  # fmt: skip
+        "large sizes, and what rank 0 is given counts (10)")
 
 
 def megabytes(text: str) -> list[float]:
@@ -180,7 +181,7 @@ def figures(parser: Parser) -> None:
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help=f"of a sweep; with --all of any runs; {PART}")
     add("--all", action="store_true", help="every figure that the records have something for, as "
-        "PNG and SVG, light and dark")  # fmt: skip
+        "PNG and SVG, light and dark")
     out(parser, "folder of the figures (the sweep's own; with --all FOLDER/figures)")
     add("--format", type=one_of("png", "pdf", "svg"), help="png, pdf or svg (png; --all: and svg)")
     add("--width", type=inches, help="in a page, 2in or more: 3.3in, 84mm, 8.4cm (8in)")
@@ -202,7 +203,7 @@ def import_(parser: Parser) -> None:
     add = parser.add_argument
     add("files", nargs="+", type=Path, metavar="FILE", help="a text file with a list a line "
         "(f1=[0.90,0.91]) whose name holds the settings, such as bert/2_1_2e-05_16_P100far.txt, or "
-        "the trainer_state.json of the Trainer")  # fmt: skip
+        "the trainer_state.json of the Trainer")
     add("--script", type=one_of(*TASKS), metavar="NAME", help=tasks.names())
     add("--setup", metavar="N_M[_tag]")
     names = ("lr", "grad_acc", "epochs", "seed", "model", "dataset", "train_size", "test_size")
@@ -211,7 +212,7 @@ def import_(parser: Parser) -> None:
     add("--batch", "--b", "--per_gpu_batch", dest="per_gpu_batch", type=integer, metavar="VALUE")
     add("--source", type=source, metavar="NAME", help="who measured and where: their machine is "
         "then imported:NAME, and records of two sources are never averaged (the format of the "
-        "file)")  # fmt: skip
+        "file)")
     out(parser, "folder of the records (outputs)", "outputs")
 
 
@@ -235,13 +236,12 @@ def compare(parser: Parser) -> None:
 def explain(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help=SIDE)
     parser.add_argument("baseline", nargs="?", metavar="BASELINE", help="likewise (a run of one "
-                        "process beside RUN that is like it)")  # fmt: skip
+                        "process beside RUN that is like it)")
 
 
 def batches(parser: Parser) -> None:
-    parser.add_argument(
-        "folder", metavar="FOLDER", help="of runs or of a sweep over batches, or FOLDER:NAME=VALUE"
-    )
+    parser.add_argument("folder", metavar="FOLDER",
+                        help="of runs or of a sweep over batches, or FOLDER:NAME=VALUE")
     target(parser)
 
 
@@ -250,7 +250,7 @@ def predict(parser: Parser) -> None:
     parser.description = "Step time, samples/s, efficiency, epochs, energy and cost of a topology."
     add = parser.add_argument
     add("records", metavar="RECORDS", help="a folder with runs of one process and of several on "
-        "one machine; also FOLDER:NAME=VALUE,NAME=VALUE")  # fmt: skip
+        "one machine; also FOLDER:NAME=VALUE,NAME=VALUE")
     add("--setup", required=True, help="N_M: N nodes of M processes")
     add("--link", help="between nodes, one way: 25gbit,0.1ms or 20ms/200mbit or a name")
     add("--batch", type=integer, help="samples per process and forward pass (the largest measured)")
@@ -286,7 +286,7 @@ def plan(parser: Parser) -> None:
     parser.description = "Strategy, period, batch and exchange that reach a target over a link."
     add = parser.add_argument
     add("records", metavar="RECORDS", help="a folder with runs of one process and runs that reach "
-        "the target on as many nodes, over any link; also FOLDER:NAME=VALUE")  # fmt: skip
+        "the target on as many nodes, over any link; also FOLDER:NAME=VALUE")
     add("--nodes", required=True, help="how many there are, or several numbers to choose from: 2,4")
     add("--link", required=True, help="between nodes, one way: 80ms/50mbit or a name")
     add("--target", required=True, metavar="METRIC=VALUE", help="for example accuracy=0.9")
@@ -314,7 +314,7 @@ def picture(text: str) -> Path:
 def store(parser: Parser) -> None:
     parser.add_argument("at", type=endpoint, metavar="PORT", help="at the address where the nodes "
                         "reach this machine: 10.0.0.9:29400; a port alone is for nodes on this "
-                        "machine")  # fmt: skip
+                        "machine")
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -328,7 +328,7 @@ def report(parser: Parser) -> None:
         "each sweep its numbers as CSV and its figures as PNG and SVG, light."
     )
     parser.add_argument("folder", nargs="?", default="outputs", type=Path, metavar="FOLDER",
-                        help=f"of the records (outputs); {PART}")  # fmt: skip
+                        help=f"of the records (outputs); {PART}")
     out(parser, "folder of the report (FOLDER/report)")
 
 
@@ -346,9 +346,8 @@ def unpack(parser: Parser) -> None:
 def push(parser: Parser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of any runs")
     parser.add_argument("repo", metavar="USER/NAME", help="of a dataset, made if missing")
-    parser.add_argument(
-        "--public", action="store_true", help="all may read a dataset that is made (only you)"
-    )
+    parser.add_argument("--public", action="store_true",
+                        help="all may read a dataset that is made (only you)")
     parser.set_defaults(pushes=True)
     parser.epilog = "HF_TOKEN in the environment is the token; it must be allowed to write."
 
@@ -386,7 +385,6 @@ class Verb:
     json: bool = True  # prints data, as one JSON document on demand
 
 
-# fmt: off
 VERBS = {
     "sweep": Verb("launch.sweep", "run the runs of a file, or those that are still missing", sweep,
                   json=False),
