@@ -1,4 +1,4 @@
-"""What a sweep will do, said before it starts: how many runs, how long, what is skipped."""
+"""What a sweep will do, before it starts: how many runs, how long, what is skipped."""
 
 from __future__ import annotations
 

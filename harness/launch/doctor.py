@@ -34,7 +34,7 @@ from harness.core.records.redact import without_home
 from harness.core.rules import INSTALL, INSTALL_PEFT
 from harness.core.settings import UserError
 from harness.launch.netns.emulation import EmulatedNodes
-from harness.launch.places import amd_gpus, disturbance, others, this_machine
+from harness.launch.places import amd_gpus, disturbed_by, others, this_machine
 from harness.launch.slurm.cluster import Unreachable, partitions
 
 OK, LIMITED, PROBLEM = "ok", "limited", "problem"
@@ -143,7 +143,7 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
 
 
 def _load() -> Check:
-    busy = disturbance(others(this_machine(), interval_s=1.0))
+    busy = disturbed_by(others(this_machine(), interval_s=1.0))
     if busy is None:
         return Check("load", OK, "nobody else uses the cores or GPUs")
     return Check("load", LIMITED, busy, "times measured now are not of this machine alone")

@@ -88,7 +88,7 @@ def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
     }
 
 
-def disturbance(others: dict[str, Any]) -> str | None:
+def disturbed_by(others: dict[str, Any]) -> str | None:
     """The other users that would disturb a measurement, in words; None if there are none."""
     reasons = []
     if others["gpu_processes"]:

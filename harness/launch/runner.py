@@ -257,12 +257,12 @@ class Runner(Worker):
             return
         self.isolation_s = now_s
         self.others = places.others(self.machine)
-        disturbance = places.disturbance(self.others)
-        if disturbance is None:
+        busy = places.disturbed_by(self.others)
+        if busy is None:
             return
         if self.options.isolation == "error":
-            raise UserError(f"{disturbance}: wait, or measure anyway with --isolation warn")
-        self.screen.print(f"warning: {disturbance}: this disturbs what is measured now")
+            raise UserError(f"{busy}: wait, or measure anyway with --isolation warn")
+        self.screen.print(f"warning: {busy}: this disturbs what is measured now")
 
     def _collect(self) -> None:
         for running in list(self.running):

@@ -14,7 +14,7 @@ from harness.core.identity import run_id
 from harness.core.links import Link
 from harness.core.records.archives import SUFFIX, read_archive
 from harness.core.settings import UserError
-from harness.launch.places import Local, Machine, Options, disturbance, others, this_machine
+from harness.launch.places import Local, Machine, Options, disturbed_by, others, this_machine
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import header_of, load
 from harness.read.tables.columns import GROUP_FACTS, OPTIONAL
@@ -229,8 +229,8 @@ def test_who_else_is_at_work() -> None:
     assert here.cores and here.devices >= 1
     use = others(here, interval_s=0.05)
     assert 0 <= use["cpu_busy_share"] <= 1 and use["gpu_processes"] == 0
-    assert disturbance({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
-    busy = disturbance({"cpu_busy_share": 0.5, "gpu_processes": 2})
+    assert disturbed_by({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
+    busy = disturbed_by({"cpu_busy_share": 0.5, "gpu_processes": 2})
     assert busy == "2 other process(es) use the GPUs and others use 50% of the cores"
 
 

@@ -188,7 +188,7 @@ def test_processes_on_the_gpus_that_are_not_ours(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(FakeDriver, "nvmlDeviceGetComputeRunningProcesses", unsupported)
     unknown = places.others(Machine(("0",), (0,)), interval_s=0.01)
     assert unknown["gpu_processes"] is None
-    assert places.disturbance({**unknown, "cpu_busy_share": 0.0}) is None
+    assert places.disturbed_by({**unknown, "cpu_busy_share": 0.0}) is None
 
 
 @pytest.mark.process

@@ -36,7 +36,7 @@ from harness.core.records import (
     rows_in,
 )
 from harness.core.records.disk import draft_of
-from harness.launch.places import Machine, disturbance, others, this_machine
+from harness.launch.places import Machine, disturbed_by, others, this_machine
 from harness.launch.ssh import Remote
 
 CLOCKS_S = 2.0  # difference of two clocks that is worth a warning
@@ -87,7 +87,7 @@ def facts() -> HostFacts:
             for name, addresses in psutil.net_if_addrs().items()
         },
         address=connection[2] if len(connection) == 4 else None,
-        disturbed=disturbance(others(machine)),
+        disturbed=disturbed_by(others(machine)),
         unix=time.time(),
     )
 
