@@ -14,7 +14,7 @@ from typing import Any
 from harness.core import attempts
 from harness.core.locks import Lock
 from harness.core.process import GRACE_S
-from harness.core.records import RUNNING, WAITING
+from harness.core.records import LOGS, RUNNING, WAITING
 from harness.core.records.redact import redact_logs
 from harness.core.records.summary import disturbance
 from harness.core.schema.checks import believable
@@ -43,6 +43,10 @@ class Worker(ABC):
     screen: Screen
     command: str = field(default="", kw_only=True)  # of the sweep
     stops: int = field(default=0, kw_only=True)  # requests to stop; a signal handler counts here
+
+    @property
+    def log_folder(self) -> Path:
+        return self.folder / LOGS
 
     @property
     def hosts(self) -> list[str]:
@@ -146,7 +150,7 @@ class Runner(Worker):
             for running in self.running:
                 running.lock.release()
             if self.states:
-                self.logs[self.folder / "logs" / LAUNCHER_LOG] = self.states[0].job
+                self.logs[self.log_folder / LAUNCHER_LOG] = self.states[0].job
             for log, job in self.logs.items():  # again: no process is left that could still print
                 redact_logs(log, job.settings, self.hosts)
 
@@ -201,11 +205,9 @@ class Runner(Worker):
             self._check_isolation()
             self.place.prepare(job)
             launcher = (
-                self.idle.pop()
-                if self.idle
-                else self.place.start(self.folder / "logs" / LAUNCHER_LOG)
+                self.idle.pop() if self.idle else self.place.start(self.log_folder / LAUNCHER_LOG)
             )
-            log = _new_log(self.folder / "logs", job, self.hosts)
+            log = _new_log(self.log_folder, job, self.hosts)
         except BaseException:
             lock.release()
             raise

@@ -65,7 +65,7 @@ SERVER_KILLED = 255
 
 # Names that are also needed without a folder: below a run's folder, and below a sweep's.
 ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
-SWEEP = "sweep.json"
+SWEEP, LOGS = "sweep.json", "logs"  # LOGS: the folder of what its runs print
 # Before the number of the update, as the Trainer names the folder of a checkpoint.
 CHECKPOINT = "checkpoint-"
 # In a checkpoint's folder, written last: a checkpoint without it is ignored.

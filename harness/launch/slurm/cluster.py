@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.process import last_line
-from harness.core.records import append_row, read_json
+from harness.core.records import LOGS, append_row, read_json
 from harness.core.records.submitted import JOBS, Entry, open_entries
 from harness.core.settings import UserError
 from harness.launch.agents import FailedRank, failures_in
@@ -164,7 +164,7 @@ class Submitted:
             return None
 
     def log(self, entry: Entry) -> Path:
-        return self.folder.parent / "logs" / f"{entry.name}_{entry.index}.txt"
+        return self.folder.parent / LOGS / f"{entry.name}_{entry.index}.txt"
 
     def intend(self, name: str, paths: list[str], command: str) -> None:
         """Before sbatch is called: a job that is not remembered would be submitted twice."""

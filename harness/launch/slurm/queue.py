@@ -193,7 +193,7 @@ class Queue(Worker):
             name = scripts.job_name(self.folder.name, secrets.token_hex(3))
             path = self.submitted.script(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            (self.folder / "logs").mkdir(exist_ok=True)
+            self.log_folder.mkdir(exist_ok=True)
             path.write_text(scripts.text_of(jobs, self.options, self.folder, name), "utf-8")
             self.submitted.intend(name, [job.path for job in jobs], self.command)
             self.submitted.confirm(name, cluster.submit(path, lock))

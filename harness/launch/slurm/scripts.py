@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.core.links import Link
 from harness.core.provenance import ROOT
-from harness.core.records import SKIPPED
+from harness.core.records import LOGS, SKIPPED
 from harness.core.rules import why_a_gpu
 from harness.core.tasks import TASKS
 from harness.launch.flags import as_typed
@@ -83,7 +83,7 @@ def script(
 def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | None) -> list[str]:
     job = jobs[0]
     number = "%a" if len(jobs) > 1 else "0"
-    log = f"{site.folder}/logs/{site.name}_".replace("%", "%%") + f"{number}.txt"
+    log = f"{site.folder}/{LOGS}/{site.name}_".replace("%", "%%") + f"{number}.txt"
     minutes = math.ceil(timeout_s / 60) if timeout_s is not None else None
     values = {
         "job-name": site.name,
