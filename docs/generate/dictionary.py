@@ -84,10 +84,10 @@ def of_record(known: dict[str, Field], more: bool, scope: str) -> dict[str, Any]
 def _of_field(field: Field, scope: str) -> dict[str, Any]:
     own_scope = next((of for end, of in SCOPES.items() if field.name.endswith(end)), scope)
     extras = {"description": field.meaning, "unit": field.kind.value.unit, "scope": own_scope}
-    return _of_kind(field.kind, scope) | {name: text for name, text in extras.items() if text}
+    return of_kind(field.kind, scope) | {name: text for name, text in extras.items() if text}
 
 
-def _of_kind(kind: Kind, scope: str) -> dict[str, Any]:
+def of_kind(kind: Kind, scope: str) -> dict[str, Any]:
     if kind.base is object:
         return {}
     schema: dict[str, Any] = {"type": JSON_TYPES[kind.base]}
@@ -95,7 +95,7 @@ def _of_kind(kind: Kind, scope: str) -> dict[str, Any]:
         schema = of_record(fields_of(kind.record), more=False, scope=scope)
     elif kind.item is not None:
         of = "items" if kind.base is list else "additionalProperties"
-        schema[of] = _of_kind(kind.item, scope)
+        schema[of] = of_kind(kind.item, scope)
     if kind.value.choices:
         schema["enum"] = [*kind.value.choices, *([None] if kind.nullable else [])]
     if kind.value.minimum > -LARGEST:

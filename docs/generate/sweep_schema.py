@@ -10,19 +10,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+from docs.generate.dictionary import of_kind
 from harness.core.command_line import names_of, trainer_flags
 from harness.core.records.summary import QUALITY
+from harness.core.schema.environment import FLAG_KINDS
 from harness.core.settings import flag_fields
 from harness.core.tasks import TASKS
 from harness.launch import sweepfile
 from harness.launch.sweepfile import HOLDS, KEYS, LR_RULES, NOT_IN_A_FILE
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-NUMBERS: dict[str, dict[str, Any]] = {
-    "bool": {"type": "boolean"},
-    "count": {"type": "integer", "minimum": 1},
-    "natural": {"type": "integer", "minimum": 0},
-    "seed": {"type": "integer", "minimum": 0},
+# What a flag takes where a record of it says less, or has another type.
+TAKEN: dict[str, dict[str, Any]] = {
     "size": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "all"}]},
     "positive": {"type": "number", "exclusiveMinimum": 0},
     "text": {"type": ["string", "number"]},
@@ -39,7 +38,7 @@ def json_schema() -> dict[str, Any]:
         "grid": {"$ref": "#/$defs/grid"},
         "runs": {"type": "array", "items": point},
         "exclude": {"type": "array", "items": point},
-        "seeds": _one_or_several(NUMBERS["seed"]),
+        "seeds": _one_or_several(_of_flag("seed")),
         "order": NAMES,
         "baseline": point,
         "target": {
@@ -86,7 +85,7 @@ def _flags() -> dict[str, Any]:
     known = flag_fields()
     for name, field_name in {n: f for task in TASKS for n, f in names_of(task).items()}.items():
         about = known[field_name].metadata
-        value = NUMBERS.get(about["kind"], {"type": "number", "minimum": 0})
+        value = _of_flag(about["kind"])
         if about["choices"]:
             value = {"enum": [*about["choices"]]}
             if field_name == "strategy":  # also one's own
@@ -95,6 +94,10 @@ def _flags() -> dict[str, Any]:
     passed = {name: {"description": text} for name, (_, text) in trainer_flags().items()}
     names = {**passed, **flags}
     return {name: value for name, value in names.items() if name not in NOT_IN_A_FILE}
+
+
+def _of_flag(kind: str) -> dict[str, Any]:
+    return TAKEN.get(kind) or of_kind(FLAG_KINDS[kind], "")
 
 
 def _one_or_several(value: dict[str, Any]) -> dict[str, Any]:
