@@ -7,7 +7,7 @@ has them merged into its weights; a checkpoint has beside it what was trained, t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +111,8 @@ def _trained(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save_trained(model: nn.Module, folder: Path) -> None:
-    safetensors.torch.save_file(_copies(_trained(model)), folder / TRAINED)
-
-
-def _copies(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: w.detach().clone().contiguous() for name, w in weights.items()}
+    weights = {name: w.detach().clone().contiguous() for name, w in _trained(model).items()}
+    safetensors.torch.save_file(weights, folder / TRAINED)
 
 
 def _is_same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from transformers import TrainerState
 
-from harness.core.topology import effective_batch
+from harness.core.topology import own_batch
 from harness.train.context import Context, Position
 
 
@@ -32,9 +32,7 @@ class ElasticSchedule:
         """What is left to be done by as many processes as there are now."""
         settings = context.settings
         batch = context.effective_batch
-        full = effective_batch(
-            settings.per_gpu_batch or 1, settings.grad_acc, context.data_parallel_size
-        )
+        full = own_batch(settings, context.data_parallel_size)
         return cls(context.position, train_samples, settings.epochs or 1, batch, full)
 
     @property
@@ -58,8 +56,8 @@ class ElasticSchedule:
     def epoch_at(self, update: int) -> float:
         """Epochs done after an update of the epoch in which it goes on."""
         done = self.position.samples + (update - self.position.update) * self.batch
-        whole = self.position.samples + self.rest * self.batch
-        return self.position.epoch + done / whole
+        total = self.position.samples + self.rest * self.batch
+        return self.position.epoch + done / total
 
     def count_step(self, state: TrainerState) -> None:
         """The Trainer counts the epoch's share by updates, as if all had the present size."""

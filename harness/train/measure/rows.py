@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import sys
@@ -229,12 +228,9 @@ class LoggedLoss:
         if self.previous != first or self.last_update != last or not self.logged:
             return None
         starts = [first, *(update for update, _ in self.logged)]
-        total = sum(n * loss for n, (_, loss) in zip(_gaps(starts), self.logged, strict=True))
+        pairs = zip(starts, self.logged, strict=False)
+        total = sum((update - before) * loss for before, (update, loss) in pairs)
         return total / (last - first)
-
-
-def _gaps(updates: list[int]) -> list[int]:
-    return [after - before for before, after in itertools.pairwise(updates)]
 
 
 def size_of(loader: Any) -> int | None:

@@ -357,8 +357,8 @@ def create_state(optimizer: torch.optim.Optimizer) -> None:
                 value.zero_()
 
 
-def state_interval(updates_per_epoch: int, most: int = STATE_EVERY) -> int:
+def state_interval(updates_per_epoch: int) -> int:
     """Updates between two averages of the weights: the most that divide an epoch's updates, so that
     all peers have the same weights at its end.
     """
-    return max(n for n in range(1, most + 1) if updates_per_epoch % n == 0)
+    return max(n for n in range(1, STATE_EVERY + 1) if updates_per_epoch % n == 0)
