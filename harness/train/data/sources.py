@@ -132,11 +132,10 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         return datasets.DatasetDict.load_from_disk(str(path))
     if (path / "dataset_info.json").is_file() and (path / "state.json").is_file():
         return datasets.DatasetDict({"train": datasets.load_from_disk(str(path))})
-    return (
-        _folder(path, settings.dataset_config)
-        if path.is_dir()
-        else datasets.load_dataset(name, settings.dataset_config)
-    )
+    if path.is_dir():
+        more = options_of_folder(path, settings.dataset_config) if is_csv(name) else {}
+        return datasets.load_dataset(str(path), settings.dataset_config, **more)
+    return datasets.load_dataset(name, settings.dataset_config)
 
 
 def _refuse_broken_line(file: Path) -> None:
@@ -149,11 +148,6 @@ def _refuse_broken_line(file: Path) -> None:
                 raise UserError(
                     f"--dataset {file} cannot be read: line {number} is no JSON: {error}"
                 ) from None
-
-
-def _folder(path: Path, config: str | None) -> datasets.DatasetDict:
-    more = options_of_folder(path, config) if is_csv(str(path)) else {}
-    return datasets.load_dataset(str(path), config, **more)
 
 
 def _check_header(settings: Settings, data: datasets.Dataset) -> None:
@@ -213,9 +207,17 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
 
 def _distinct(data: datasets.Dataset) -> str:
     """How many values each column has: it shows which may be one of classes."""
-    plain = [c for c, feature in data.features.items() if isinstance(feature, datasets.Value)]
-    counts = [f"{c} {len(set(data[c][:]) - {None})}" for c in plain]
+    counts = [f"{column} {len(_values(data, column))}" for column in _plain(data)]
     return f" (distinct values: {', '.join(counts)})" if counts else ""
+
+
+def _plain(data: datasets.Dataset) -> list[str]:
+    """The columns of texts or numbers."""
+    return [c for c, feature in data.features.items() if isinstance(feature, datasets.Value)]
+
+
+def _values(data: datasets.Dataset, column: str) -> set[Any]:
+    return set(data[column][:]) - {None}
 
 
 def _few_valued(settings: Settings, data: datasets.Dataset) -> list[str]:
@@ -223,13 +225,12 @@ def _few_valued(settings: Settings, data: datasets.Dataset) -> list[str]:
     read, and small whole numbers, such as 0 and 1 or 1 to 5, but no years, ages or counts.
     """
     texts, most = _texts(data), max(2, min(FEW, len(data) // 10))
-    plain = (c for c, feature in data.features.items() if isinstance(feature, datasets.Value))
-    few = {c: found for c in plain if 2 <= len(found := set(data[c][:]) - {None}) <= most}
-    words = [c for c in texts if c in few]
-    if task_of(settings.script).input == "text" and len(words) == len(texts):
-        words = []
-    numbers = [c for c, found in few.items() if c not in texts and _are_small(found)]
-    return [c for c in data.column_names if c in words or c in numbers]
+    few = {c: values for c in _plain(data) if 2 <= len(values := _values(data, c)) <= most}
+    named = [c for c in texts if c in few]
+    if task_of(settings.script).input == "text" and len(named) == len(texts):
+        named = []
+    numbered = [c for c, values in few.items() if c not in texts and _are_small(values)]
+    return [c for c in data.column_names if c in named or c in numbered]
 
 
 def _are_small(values: set[Any]) -> bool:
@@ -241,9 +242,8 @@ def _are_small(values: set[Any]) -> bool:
 
 def _texts(data: datasets.Dataset) -> list[str]:
     """The columns of text; a CSV file also has numbers as text."""
-    texts = [c for c, feature in data.features.items() if _is_text(feature)]
-    values = {c: set(data[c][:]) - {None} for c in texts}
-    return [c for c in texts if not values[c] or not all(map(_is_number, values[c]))]
+    texts = {c: _values(data, c) for c, feature in data.features.items() if _is_text(feature)}
+    return [c for c, values in texts.items() if not values or not all(map(_is_number, values))]
 
 
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
@@ -354,13 +354,13 @@ def _check_labels(
     splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str
 ) -> None:
     """Classes, and one for each sample. A hidden class is -1."""
-    whole = splits["train"]
-    if not isinstance(whole.features[label], datasets.ClassLabel):
-        values = set(whole.with_format(None)[label][:])
-        if len(whole) >= 10 and len(values) > len(whole) // 2:
+    train = splits["train"]
+    if not isinstance(train.features[label], datasets.ClassLabel):
+        values = set(train.with_format(None)[label][:])
+        if len(train) >= 10 and len(values) > len(train) // 2:
             kind = "float" if any(map(_is_fraction, values)) else "class"
             raise UserError(
-                f"column {label}: {len(values)} values ({kind}) in {len(whole)} samples are no "
+                f"column {label}: {len(values)} values ({kind}) in {len(train)} samples are no "
                 "classes: name another with --label_column"
             )
     for data in sets.values():
@@ -374,11 +374,11 @@ def _lacking(
 ) -> UserError:  # fmt: skip
     """What samples of a set lack; how many of each split do, and which rows are the first."""
     where = []
-    for split, whole in splits.items():
-        if column in whole.column_names and (rows := _without(whole, column)):
+    for name, split in splits.items():
+        if column in split.column_names and (rows := _without(split, column)):
             shown = ", ".join(str(row + 1) for row in rows[:3])
             more = ", ..." if len(rows) > 3 else ""
-            where.append(f"{len(rows)} of {len(whole)} rows of split {split}: {shown}{more}")
+            where.append(f"{len(rows)} of {len(split)} rows of split {name}: {shown}{more}")
     value = data.with_format(None)[column][missing[0]]
     return UserError(
         f"column {column} has no {what} ({'empty' if value is None else f'value {value}'}) in "
