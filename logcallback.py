@@ -63,8 +63,8 @@ def _broke_off(
         if (start := attempts.unended(folder)) is None or start.get("attempt") != attempt:
             return
         # No less than its rows say.
-        told_s = believable("progress", folder.read_progress() or {}).get("wall_s") or 0.0
-        wall_s, update = max(clock.last_s - began_s, told_s), state.global_step
+        recorded_s = believable("progress", folder.read_progress() or {}).get("wall_s") or 0.0
+        wall_s, update = max(clock.last_s - began_s, recorded_s), state.global_step
         times = cpu.per_rank()
         reason = "the training broke off"
         attempts.end(folder, "interrupted", reason, wall_s, times, update, per_gpu_batch=batch)

@@ -23,12 +23,12 @@ PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's
 
 def checksum(file: Path) -> str:
     """XXH3, whose rate is that of reading."""
-    whole = xxhash.xxh3_64()
+    digest = xxhash.xxh3_64()
     piece = memoryview(bytearray(PIECE))
     with file.open("rb", buffering=0) as content:
         while count := content.readinto(piece):
-            whole.update(piece[:count])
-    return whole.hexdigest()
+            digest.update(piece[:count])
+    return digest.hexdigest()
 
 
 def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ from harness.core.settings import UserError
 # By its name: the package has a function of the same name.
 of_ranks = import_module("torch.distributed.rendezvous")
 REACH_S = 60.0  # for the first node to listen
-SAY_S = 20.0  # between two lines about a node that does not answer
+REPORT_EVERY_S = 20.0  # between two lines about a node that does not answer
 MISSED_S = 60.0  # between two lines about ranks that have not come
 NAMED = 4  # of them
 HERE = "harness/here/{}"  # in the store: of a rank that has come
@@ -149,8 +149,8 @@ def _name_the_missing(made: TCPStore, ranks: Iterable[int], per_node: int) -> No
             names = ", ".join(f"rank {rank} (node {rank // per_node})" for rank in missing[:NAMED])
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             if missing:
-                said = f"harness: {names}{more}: not come to the run for {waited_s:g} s"
-                print(said, file=sys.stderr, flush=True)
+                missed = f"harness: {names}{more}: not come to the run for {waited_s:g} s"
+                print(missed, file=sys.stderr, flush=True)
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
@@ -198,7 +198,7 @@ def _only_a_name(host: str, address: str) -> bool:
 
 def unreachable(host: str, port: int, within_s: float = REACH_S) -> str | None:
     """Why nobody answers there; None if somebody does. torch would wait longer and say nothing."""
-    began_s = said_s = time.monotonic()
+    began_s = reported_s = time.monotonic()
     while True:
         try:
             socket.create_connection((host, port), timeout=5).close()
@@ -210,8 +210,8 @@ def unreachable(host: str, port: int, within_s: float = REACH_S) -> str | None:
                 f"the first node cannot be reached from here ({reason}): "
                 "check firewalls between the nodes, and --master_addr"
             )
-        if now_s - said_s > SAY_S:
-            said_s = now_s
+        if now_s - reported_s > REPORT_EVERY_S:
+            reported_s = now_s
             waited = f"harness: waiting for {host}:{port} for {now_s - began_s:.0f} s"
             print(f"{waited} ({reason})", file=sys.stderr, flush=True)
         time.sleep(0.1)

@@ -131,7 +131,7 @@ def test_only_the_state_of_a_rendezvous_is_read(tmp_path: Path) -> None:
 def test_an_address_that_nobody_answers_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "SAY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "REPORT_EVERY_S", 0.0)
     monkeypatch.setattr(rendezvous, "REACH_S", 0.2)
     with socket.socket() as closed:
         closed.bind((HERE, 0))

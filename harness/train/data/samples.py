@@ -78,23 +78,23 @@ class EpochOrder(Sampler[int]):
 
     draws = False  # a random number an epoch, as a loader without workers does
 
-    def __init__(self, size: int, seed: int, whole: int = 1) -> None:
+    def __init__(self, size: int, seed: int, multiple: int = 1) -> None:
         self.size, self.seed, self.epoch = size, seed, 0
-        self.whole = whole  # what is left over of so many samples is left out
+        self.multiple = multiple  # of samples that are drawn: what is left over is left out
         self.trained: dict[int, int] = {}  # epoch -> its first samples that have had their turn
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.size - self.size % self.whole
+        return self.size - self.size % self.multiple
 
     def __iter__(self) -> Iterator[int]:
         if self.draws:
             torch.empty((), dtype=torch.int64).random_()
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.size)
         left = order[self.trained.get(self.epoch, 0) :]
-        yield from left[: len(left) - len(left) % self.whole].tolist()
+        yield from left[: len(left) - len(left) % self.multiple].tolist()
 
 
 def as_data(

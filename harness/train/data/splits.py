@@ -124,8 +124,8 @@ def _has_labels(splits: datasets.DatasetDict, name: str, label: str) -> bool:
     """The test split of a benchmark may come without its labels: all of them -1 or null."""
     if label not in splits[name].column_names:
         return False
-    found, trained = (set(splits[of].with_format(None)[label][:]) for of in (name, "train"))
-    return not found <= {None, *({-1, "-1"} - trained)}
+    labels, trained = (set(splits[of].with_format(None)[label][:]) for of in (name, "train"))
+    return not labels <= {None, *({-1, "-1"} - trained)}
 
 
 def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:

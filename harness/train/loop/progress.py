@@ -128,8 +128,8 @@ class Console(TrainerCallback):
         if shares := observed.get("shares"):
             yield f"shares of the ranks in a step: {', '.join(map(str, shares))} samples"
         if settings.lora:
-            trained, whole = observed["trained_bytes"], observed["parameter_bytes"]
-            yield f"LoRA of rank {settings.lora}: {trained / whole:.2%} of the weights are trained"
+            trained, total = observed["trained_bytes"], observed["parameter_bytes"]
+            yield f"LoRA of rank {settings.lora}: {trained / total:.2%} of the weights are trained"
         if (gain := self._bf16_gain()) >= WORTH_SAYING:
             yield f"--precision bf16 would be {gain:.1f} times as fast on this processor"
         if expected := observed.get("exchange_estimates_s"):

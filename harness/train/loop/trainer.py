@@ -145,9 +145,9 @@ class ExactTrainer(Trainer):
         # The Trainer's order depends on seed + epoch, so that runs with neighbouring seeds share
         # orders.
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        whole = 1 if self.elastic is None else self.elastic.batch
+        multiple = 1 if self.elastic is None else self.elastic.batch
         order = self.exchange.sampler(len(data))
-        self.order = order or EpochOrder(len(data), self.settings.seed, whole)
+        self.order = order or EpochOrder(len(data), self.settings.seed, multiple)
         self.order.draws = self.args.dataloader_num_workers > 0
         return self.order
 
@@ -461,7 +461,7 @@ class ExactTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         # Shards are put together on every rank, and written by one.
         sharded = self.settings.strategy == "fsdp"
-        weights = sharding.whole_weights(self.model) if sharded else None
+        weights = sharding.full_weights(self.model) if sharded else None
         if self.args.should_save:
             self._save(output_dir, state_dict=weights)
 

@@ -106,8 +106,8 @@ def bf16_gain(
     are not faster in it, or the model cannot be tried. No pass gains more than its products do: it
     was measured beside other programs.
     """
-    half, whole = known["bf16_tflops"], known["fp32_tflops"]
-    if not half or not whole or half < WORTH_TRYING * whole:
+    bf16, fp32 = known["bf16_tflops"], known["fp32_tflops"]
+    if not bf16 or not fp32 or bf16 < WORTH_TRYING * fp32:
         return None
     try:
         inputs, copy = batch(), probes.twin(model)
@@ -122,7 +122,7 @@ def bf16_gain(
         if len(times[True]) < 2:
             return None
         gain = min(times[False][1:]) / min(times[True][1:])
-        return gain if gain <= 1.1 * half / whole else None
+        return gain if gain <= 1.1 * bf16 / fp32 else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None
 

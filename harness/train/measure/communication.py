@@ -152,12 +152,12 @@ def split_waiting(
     the others have beyond it is waiting, but for what the delay alone explains. Over all updates
     the delay is the same for all: what a rank has beyond the least of these sums is waiting.
     """
-    whole = math.fsum(exposed)
+    total = math.fsum(exposed)
     least = map(min, zip(*of_ranks, strict=True))
     beyond = math.fsum(
         max(0.0, own - of_last - early_s) for own, of_last in zip(exposed, least, strict=True)
     )
-    return whole, max(beyond, whole - min(map(math.fsum, of_ranks)))
+    return total, max(beyond, total - min(map(math.fsum, of_ranks)))
 
 
 def skew(compute: Sequence[float | None]) -> dict[str, Any]:

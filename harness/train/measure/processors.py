@@ -77,15 +77,15 @@ def _of_trees_s(pids: Sequence[int]) -> float:
     for process in processes.values():
         with suppress(psutil.Error):
             children[process.ppid()].append(process.pid)
-    found, left, counted = 0.0, list(pids), set[int]()
+    used_s, left, counted = 0.0, list(pids), set[int]()
     while left:
         if (pid := left.pop()) in counted:
             continue
         counted.add(pid)
         left += children[pid]
         with suppress(psutil.Error, KeyError):
-            found += sum(processes[pid].cpu_times()[:4])  # its own, and of children that ended
-    return found
+            used_s += sum(processes[pid].cpu_times()[:4])  # its own, and of children that ended
+    return used_s
 
 
 def _machine() -> str:

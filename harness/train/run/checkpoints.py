@@ -39,7 +39,7 @@ FIX = "restore the file, or use --rerun to start afresh; the old record is kept 
 ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
 
 
-def whole_checkpoints(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were written to the end, oldest first."""
     return [path for path in RunFolder(folder).checkpoints() if (path / COMPLETE).exists()]
 
@@ -49,13 +49,15 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     and removed. UserError where rows are not those that were written.
     """
     require_unchanged(RunFolder(folder))
-    whole, rows = whole_checkpoints(folder), _recorded(folder)
-    damaged = {path.name: damage(path / COMPLETE) for path in whole}
-    marks = {path: read_json(path / COMPLETE) or {} for path in whole if not damaged[path.name]}
+    checkpoints, rows = complete_checkpoints(folder), _recorded(folder)
+    damaged = {path.name: damage(path / COMPLETE) for path in checkpoints}
+    marks = {
+        path: read_json(path / COMPLETE) or {} for path in checkpoints if not damaged[path.name]
+    }
     for path, mark in marks.items():
         _refuse_changed(RunFolder(folder).epochs, path.name, mark.get(ROWS, []), rows)
     sound = []
-    for path in whole:
+    for path in checkpoints:
         name, best = path.name, marks.get(path, {}).get("best")
         if damaged[name]:
             problem = f"{name} is damaged and not used ({damaged[name]})"
@@ -69,7 +71,7 @@ def sound_checkpoints(folder: Path) -> list[Path]:
             continue
         print(f"harness: {problem}", file=sys.stderr)
         shutil.rmtree(path, ignore_errors=True)
-    if whole and not sound:
+    if checkpoints and not sound:
         print("harness: no checkpoint is left: training starts from the beginning", file=sys.stderr)
     return sound
 
@@ -169,7 +171,7 @@ def require_space(folder: Path, model: nn.Module) -> None:
     weights.
     """
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    before = whole_checkpoints(folder.parent)[-1:]
+    before = complete_checkpoints(folder.parent)[-1:]
     files = (file for checkpoint in before for file in checkpoint.rglob("*") if file.is_file())
     needed = max(weights, sum(file.stat().st_size for file in files))
     if (free := shutil.disk_usage(folder.parent).free) < needed:

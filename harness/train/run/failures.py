@@ -60,15 +60,15 @@ class Stopped(KeyboardInterrupt):
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
     """(outcome, reason) of what ended a run."""
-    whole = redacted(" ".join(str(error).split()))
-    text = whole[:300] or type(error).__name__
+    message = redacted(" ".join(str(error).split()))
+    text = message[:300] or type(error).__name__
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "oom", text
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
-    if isinstance(error, RuntimeError) and attempts.NO_MEMORY.search(whole):
+    if isinstance(error, RuntimeError) and attempts.NO_MEMORY.search(message):
         return "oom", text
-    if isinstance(error, SystemError) and UNSAID.search(whole) and limits_memory():
+    if isinstance(error, SystemError) and UNSAID.search(message) and limits_memory():
         return "oom", f"SystemError: {text}: probably out of memory, as ulimit -v is set"
     if isinstance(error, Diverged):
         return "diverged", text

@@ -24,7 +24,7 @@ from harness.core.tasks import TASKS, task_of
 from harness.train.context import COMPLETE, Context
 from harness.train.data.models import from_hub
 from harness.train.manifest import damage
-from harness.train.run.checkpoints import whole_checkpoints
+from harness.train.run.checkpoints import complete_checkpoints
 
 RECORD = f"record{SUFFIX}"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -135,7 +135,7 @@ def _without_places(folder: RunFolder, settings: Settings) -> Files:
 
 def _kept(folder: Path) -> Path:
     """The best checkpoint where one was asked for, else the last."""
-    for last in reversed(whole_checkpoints(folder)):
+    for last in reversed(complete_checkpoints(folder)):
         model = last.with_name((read_json(last / COMPLETE) or {}).get("best") or last.name)
         if problem := damage(model / COMPLETE):
             raise UserError(f"{model.name} is damaged: {problem}")

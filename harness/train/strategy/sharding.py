@@ -34,7 +34,7 @@ from harness.train.data import lora
 from harness.train.data.probes import skips_layers
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -77,9 +77,9 @@ def shard(model: nn.Module, settings: Settings, device: torch.device) -> None:
     fully_shard(model, **policy)  # and what several blocks share
 
 
-def whole_weights(model: nn.Module) -> dict[str, Any]:
+def full_weights(model: nn.Module) -> dict[str, Any]:
     """The unsharded weights, on rank 0 (a collective: every rank calls it)."""
-    weights: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
+    weights: dict[str, Any] = get_model_state_dict(model, options=FULL)
     return weights
 
 
@@ -123,15 +123,15 @@ def load_weights(
         safetensors.torch.load_model(model, file, strict=True)
     if not everywhere and dist.is_initialized() and dist.get_world_size() > 1:
         for tensor in model.state_dict().values():
-            whole = tensor.contiguous()
-            dist.broadcast(whole, src=0)
-            tensor.copy_(whole)
+            contiguous = tensor.contiguous()
+            dist.broadcast(contiguous, src=0)
+            tensor.copy_(contiguous)
 
 
 def save_optimizer(trainer: Any, folder: Path) -> None:
     """In one piece, so that another number of processes can go on with it (a collective)."""
     optimizer = _torch_optimizer(trainer.optimizer)
-    state = get_optimizer_state_dict(trainer.model, optimizer, options=WHOLE)
+    state = get_optimizer_state_dict(trainer.model, optimizer, options=FULL)
     if trainer.args.should_save:
         torch.save(state, folder / OPTIMIZER_NAME)
         torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)

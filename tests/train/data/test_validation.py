@@ -185,7 +185,7 @@ def other_weights(folder: str, strategy: str) -> tuple[np.ndarray, list[float]]:
         sharding.shard(net, run.context.settings, torch.device("cpu"))
     sharding.load_weights(net, file, run.context.settings)
     if strategy == "fsdp":
-        result = sharding.whole_weights(net)  # put together from all ranks, on rank 0
+        result = sharding.full_weights(net)  # put together from all ranks, on rank 0
         parts = [result[name].flatten() for name, _ in net.named_parameters() if rank == 0]
         values = torch.cat(parts).double().numpy() if parts else np.empty(0)
         return values, net.norm.running_mean.tolist()

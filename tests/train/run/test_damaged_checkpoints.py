@@ -20,11 +20,11 @@ from harness.train.context import Context
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import (
     complete,
+    complete_checkpoints,
     remove_broken,
     require_sound,
     sound_checkpoints,
     usable_checkpoint,
-    whole_checkpoints,
 )
 from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
 from tests.support.damage import KINDS, plant
@@ -95,7 +95,7 @@ def test_the_best_one_of_each_kept_checkpoint_is_kept(tmp_path: Path) -> None:
             global_step=update, best_model_checkpoint=str(tmp_path / f"checkpoint-{best}")
         )
         complete(checkpoint, context, state, {})
-    first, second, last = whole_checkpoints(tmp_path)
+    first, second, last = complete_checkpoints(tmp_path)
     plant("one bit", last / "model.safetensors")
     assert sound_checkpoints(tmp_path) == [first, second]
 

@@ -140,7 +140,7 @@ def test_the_schedule_is_that_of_the_set_up_by_the_share_of_the_samples() -> Non
 
 
 def test_the_order_goes_on_behind_what_was_trained_on() -> None:
-    whole, rest = EpochOrder(100, seed=1), EpochOrder(100, seed=1, whole=10)
+    whole, rest = EpochOrder(100, seed=1), EpochOrder(100, seed=1, multiple=10)
     rest.trained = {1: 48}
     orders = {}
     for epoch in (0, 1, 2):

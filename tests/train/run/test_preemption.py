@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.records import read_json, read_rows
-from harness.train.run.checkpoints import whole_checkpoints
+from harness.train.run.checkpoints import complete_checkpoints
 from tests.support.broken_runs import ARGV, SHORT, assert_same_training, only_run
 from tests.support.ranks import script
 
@@ -35,7 +35,7 @@ def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path:
     assert (summary["outcome"], summary["epochs_done"]) == ("interrupted", 0)
     assert summary["reason"].startswith("the time limit is near: saved")
     # All ranks agree on an update a little ahead; one process need not.
-    (checkpoint,) = whole_checkpoints(folder.path)
+    (checkpoint,) = complete_checkpoints(folder.path)
     saved = int(checkpoint.name.split("-")[1])
     assert saved == 1 if count == 1 else 4 <= saved <= 6
 
