@@ -157,7 +157,9 @@ class CollectiveMean:
             received = torch.empty_like(coded)
             dist.all_to_all_single(received, coded, group=self.group)
             own = self.form.encode_mean(self.form.mean(received.split(1)), slot)
-            dist.all_gather_single(coded, own, group=self.group)
+            # torch 2.12 and older have it under the older name alone.
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather(coded, own, group=self.group)
             row.copy_(self.form.decode(coded).view(-1)[: row.numel()])
 
         return finish
