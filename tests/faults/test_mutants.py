@@ -1,6 +1,7 @@
 """Whatever a file holds: no traceback, and no value that is none of its kind is believed.
 
-A trial is its number: random.Random(number) draws the file and what is changed in it.
+hypothesis draws the file and what is changed in it, and shrinks what fails to the smallest change
+that does; the line that it prints (@reproduce_failure) repeats it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import os
 import random
 import shutil
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import randoms
 
 from docs.generate.dictionary import json_schema
 from harness.cli import main
@@ -37,7 +39,7 @@ from harness.read.records.sweeps import read_sweep
 from harness.train.context import Position
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import sound_checkpoints
-from tests.support.mutants import VALUES, amount, mutated, planted
+from tests.support.mutants import VALUES, WHOLE, amount, mutated, planted
 from tests.support.sweeps import jobs_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,8 +75,8 @@ ORACLES = {
 
 def assert_plausible(record: Recorded) -> None:
     """By the published schema, read by another program than the one that checks records."""
-    settings = {**record.settings, "schema": 1}
-    found: list[tuple[str, Any]] = [("settings", settings), ("environment", record.environment)]
+    found: list[tuple[str, Any]] = [("settings", {**record.settings, "schema": 1})]
+    found += [("environment", record.environment)]
     found += [("epochs", row) for row in record.epochs]
     found += [("ranks", row) for rows in record.ranks.values() for row in rows]
     if record.summary is not None:
@@ -109,22 +111,22 @@ def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
 
 
 def each_trial(count: int, trial: Callable[[random.Random], None]) -> None:
-    """Failures by where they come from, each with the number of the first trial that shows it."""
-    failures: dict[str, str] = {}
-    for number in range(count):
+    """The same ones in every run of the suite, others in each `make faults`."""
+
+    @settings(
+        max_examples=count, derandomize=not WHOLE, print_blob=True, deadline=None,
+        suppress_health_check=[*HealthCheck],
+    )  # fmt: skip
+    @given(randoms())
+    def drawn(chance: random.Random) -> None:
         told = ""
         try:
-            trial(random.Random(number))
+            trial(chance)
         except UserError as error:
             told = str(error)
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(at.filename).name}:{at.lineno} {type(error).__name__}"
-            failures.setdefault(place, f"trial {number}: {error!s:.300}")
-        if "\n" in told:
-            failures.setdefault("several lines", f"trial {number}: {told}")
-    lines = [f"{place}: {text}" for place, text in failures.items()]
-    assert not lines, "\n".join(lines)
+        assert "\n" not in told
+
+    drawn()
 
 
 def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

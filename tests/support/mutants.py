@@ -1,4 +1,4 @@
-"""Files as a disk, a cut or a hand may leave them, drawn at random from a seed."""
+"""Files as a disk, a cut or a hand may leave them, drawn at random."""
 
 from __future__ import annotations
 
