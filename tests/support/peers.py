@@ -46,7 +46,8 @@ class Peer:
 
     def address(self) -> str:
         """Where others join it."""
-        match = wait_for(lambda: re.search(r"--initial_peers (\S+)", self.out) or self.ended())
+        told = re.compile(r"(?:--initial_peers|answers at) (\S+)")
+        match = wait_for(lambda: told.search(self.out) or self.ended())
         assert isinstance(match, re.Match), self.err
         return match[1]
 
