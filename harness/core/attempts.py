@@ -357,6 +357,17 @@ def end(
     )
 
 
+def end_from_outside(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
+    """The same for a process that could not: what it last reported of itself counts."""
+    begun, update, in_step = unended(folder), None, None
+    last = believable("progress", folder.read_progress() or {})
+    if begun is not None and last.get("attempt") == begun.get("attempt") is not None:
+        wall_s, update = last.get("wall_s") or wall_s, last.get("update")
+        in_step = may_be_in_step(folder, last)
+    end(folder, outcome, reason, wall_s, update=update, in_step=in_step)
+    folder.progress.unlink(missing_ok=True)
+
+
 def total_wall_s(rows: Attempts) -> float:
     """Time spent in all attempts that have ended, as far as it is known."""
     return sum_of(ends_of(rows), "wall_s")

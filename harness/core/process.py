@@ -168,6 +168,23 @@ def is_stopped(pid: int) -> bool:
     return state in "Tt"
 
 
+def forked() -> list[int]:
+    """The processes that the main thread has forked, as a data loader does; none where the kernel
+    does not tell.
+    """
+    own = os.getpid()
+    with suppress(OSError):
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        return [int(child) for child in children if _words_of(child) == _words_of(own)]
+    return []
+
+
+def _words_of(pid: int | str) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def end_with_parent(parent: int | None = None) -> None:
     """Kill this process when its parent ends; at once if the parent is already gone."""
     if sys.platform == "linux":

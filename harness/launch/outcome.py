@@ -122,7 +122,7 @@ def settle(
         return ELSEWHERE  # another runner was quicker, and writes the record
     if summary is None:
         wall_s = time.time() - began.unix if run_exit.wall_s is None else run_exit.wall_s
-        _close_attempt(folder, outcome, reason, wall_s)
+        attempts.end_from_outside(folder, outcome, reason, wall_s)
         if not folder.settings.is_file():
             folder.write_settings(settings_of(job.settings))
     reason = with_smaller_batch(outcome, redacted(reason), job.settings, folder)
@@ -207,17 +207,6 @@ def _from_inside(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> 
     if run_exit.error is None and run_exit.code == 0:
         return "failed", f"it ended without an error, and no record is in {folder.path}"
     return "failed", run_exit.error or _line_of_error(log) or f"exit code {run_exit.code}"
-
-
-def _close_attempt(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
-    begun, update, in_step = attempts.unended(folder), None, None
-    last = believable("progress", folder.read_progress() or {})
-    if begun is not None and last.get("attempt") == begun.get("attempt") is not None:
-        # Its own clock counts, as far as it was recorded.
-        wall_s, update = last.get("wall_s") or wall_s, last.get("update")
-        in_step = attempts.may_be_in_step(folder, last)
-    attempts.end(folder, outcome, reason, wall_s, update=update, in_step=in_step)
-    folder.progress.unlink(missing_ok=True)
 
 
 def written_since(path: Path, unix: float) -> bool:

@@ -1,21 +1,17 @@
-"""An elastic agent that ends a rank of its own whose process is stopped: nobody else would notice
-the only rank of a run, or ranks that have not met.
+"""Ends ranks whose process is stopped: nobody else would notice the only rank of a run, or ranks
+that have not met. Whoever looks is a process of its own: a launcher, or the sampler of a run.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
-
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.launcher import api
 
 from harness.core.process import is_stopped
 from harness.core.settings import Settings
@@ -23,18 +19,33 @@ from harness.core.settings import Settings
 LOOK_EVERY_S = 0.5
 
 
-class StoppedRanks:
-    """Those that were ended: their process, and the reason."""
+def tell(reason: str) -> None:
+    print(f"harness: {reason}", file=sys.stderr, flush=True)
 
-    def __init__(self, hang_after_s: float) -> None:
-        self.hang_after_s = hang_after_s
+
+class StoppedRanks:
+    """Those that were ended: their process, and the reason.
+
+    tell: what is done with the reason before the rank is ended. later_s: for another who looks, and
+    comes first. every_s: how often look() is called, at least.
+    """
+
+    def __init__(
+        self,
+        hang_after_s: float,
+        tell: Callable[[str], None] = tell,
+        later_s: float = 0.0,
+        every_s: float = LOOK_EVERY_S,
+    ) -> None:
+        self.hang_after_s, self.tell = hang_after_s, tell
+        self.later_s, self.every_s = later_s, every_s
         self.reasons: dict[int, str] = {}
         self.stopped_s: dict[int, float] = {}
         self.looked_s = time.monotonic()
 
     def look(self, workers: Sequence[Any], node: int) -> None:
         passed_s = time.monotonic() - self.looked_s
-        if not self.hang_after_s or passed_s < LOOK_EVERY_S:
+        if not self.hang_after_s or passed_s < self.every_s:
             return
         self.looked_s += passed_s
         for worker in workers:
@@ -42,44 +53,17 @@ class StoppedRanks:
                 self.stopped_s.pop(worker.id, None)
                 continue
             # A longer pause means that this process was stopped, too: no time of the run.
-            stopped_s = self.stopped_s.get(worker.id, 0.0) + min(passed_s, 2 * LOOK_EVERY_S)
+            stopped_s = self.stopped_s.get(worker.id, 0.0) + min(passed_s, 2 * self.every_s)
             self.stopped_s[worker.id] = stopped_s
             # Ranks that have met find it themselves, and print their stacks: they come first.
             limit_s = self.hang_after_s * (1 if worker.world_size == 1 else 2)
-            if stopped_s > limit_s and worker.id not in self.reasons:
+            if stopped_s > limit_s + self.later_s and worker.id not in self.reasons:
                 who = f"rank {worker.global_rank} (node {node})"
                 reason = f"{who} does not answer for {limit_s:g} s: its process is stopped"
                 self.reasons[worker.id] = reason
-                print(f"harness: {reason}", file=sys.stderr, flush=True)
+                self.tell(reason)
                 with suppress(ProcessLookupError):
                     os.kill(worker.id, signal.SIGKILL)
-
-
-class EndingAgent(LocalElasticAgent):
-    """Looks at its ranks each time that torch's own does."""
-
-    def __init__(self, *args: Any, stopped: StoppedRanks, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.stopped = stopped
-
-    def _monitor_workers(self, worker_group: Any) -> Any:
-        self.stopped.look(worker_group.workers, worker_group.group_rank)
-        return super()._monitor_workers(worker_group)
-
-
-@contextmanager
-def ending_stopped_ranks(hang_after_s: float, **of_agent: Any) -> Iterator[StoppedRanks]:
-    """The launcher's agents are EndingAgents with these arguments.
-
-    LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
-    it finds the class is replaced, as checked with torch 2.13.
-    """
-    before, stopped = api.LocalElasticAgent, StoppedRanks(hang_after_s)
-    api.LocalElasticAgent = functools.partial(EndingAgent, stopped=stopped, **of_agent)
-    try:
-        yield stopped
-    finally:
-        api.LocalElasticAgent = before
 
 
 def hang_after_of(argv: Sequence[str]) -> float:

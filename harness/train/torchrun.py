@@ -13,6 +13,8 @@ import sys
 from harness.core.process import install_quit_handlers
 from harness.core.settings import UserError
 
+SAMPLER_FIRST_S = 5.0  # the only rank's own sampler can record why it ends, this cannot
+
 
 def main() -> int:
     install_quit_handlers()
@@ -21,8 +23,9 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from harness.train.agent import ending_stopped_ranks
     from harness.train.rendezvous import harden
-    from harness.train.stopped import ending_stopped_ranks, hang_after_of
+    from harness.train.stopped import hang_after_of
 
     gc.freeze()
     gc.enable()
@@ -33,7 +36,7 @@ def main() -> int:
         os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
     try:
         harden()
-        with ending_stopped_ranks(hang_after_of(sys.argv)):
+        with ending_stopped_ranks(hang_after_of(sys.argv), SAMPLER_FIRST_S):
             run.main()
     except UserError as error:
         print(f"torchrun: error: {error}", file=sys.stderr)

@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
+from harness.core.attempts import unended
 from harness.core.process import is_stopped
 from harness.core.records import find_runs, read_rows
+from harness.read.records.recorded import recorded
 from harness.train import stopped
+from harness.train.measure import sampler
 from harness.train.stopped import StoppedRanks, hang_after_of
+from tests.support import peers
+from tests.support.broken_runs import alone, attempts_of
 from tests.support.sweeps import family, start, sweep_file, wait_for
 
 
@@ -86,6 +91,55 @@ def test_torchrun_ends_ranks_that_stop_before_they_have_met(root: Path, count: i
     named = f"rank 0 (node 0) does not answer for {count} s: its process is stopped"
     assert done.returncode == 1 and f"harness: {named}\n" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_the_only_rank_that_torchrun_started_is_ended_on_record(
+    tmp_path: Path, restarts: int
+) -> None:
+    """By its own sampler. torchrun starts it again where it may: the run has no outcome yet."""
+    argv = ["--tiny", "--train_size", "64", "--test_size", "16", "--b", "16", "--epochs", "4000",
+            "--setup", "1_1", "--save_steps", "8", "--hang_after", "2", "--o",
+            str(tmp_path)]  # fmt: skip
+    env = alone() | {"TORCHELASTIC_MAX_RESTARTS": str(restarts)}
+    rank = peers.script(tmp_path / "printed", "vit", *argv, env=env)
+    wait_for(lambda: rank.ended() or any(read_rows(r.epochs)[0] for r in find_runs(tmp_path)))
+    assert not rank.ended(), rank.err
+    rank.kill(signal.SIGSTOP)
+    assert rank.code() == -signal.SIGKILL
+    (run,) = find_runs(tmp_path)
+    reason = "rank 0 (node 0) does not answer for 2 s: its process is stopped"
+    assert f"failed: {reason}; the record is in" in rank.err
+    failure, summary = run.read_failure(0), run.read_summary()
+    assert failure is not None and failure["reason"] == reason
+    if restarts:
+        assert summary is None and unended(run) is not None
+        return
+    assert summary is not None and (summary["outcome"], summary["reason"]) == ("failed", reason)
+    assert attempts_of(run)[1][-1]["reason"] == reason
+    assert recorded(run).problem is None
+
+
+@pytest.mark.process
+def test_a_run_that_its_user_has_paused_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """Ctrl-Z stops torchrun, too."""
+    halted, seconds = {sleeper.pid, 5}, iter(range(1000))
+    monkeypatch.setattr(sampler, "is_stopped", halted.__contains__)
+    monkeypatch.setattr(stopped, "is_stopped", halted.__contains__)
+    monkeypatch.setattr(stopped, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    rank = sampler.OnlyRank(sleeper.pid, 5, 1.0, 3.0, str(tmp_path), False, 2)
+    for _ in range(60):
+        rank.look()
+    halted.remove(5)
+    for _ in range(3):
+        rank.look()
+    assert not rank.ranks.reasons and sleeper.poll() is None
+    rank.look()
+    assert rank.ranks.reasons and sleeper.wait(20) == -signal.SIGKILL
+    assert not [*tmp_path.iterdir()]  # nothing was begun
 
 
 @pytest.mark.process

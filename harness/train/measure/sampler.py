@@ -4,6 +4,8 @@ Each line of its input is a request. "edge" is answered with a line of JSON that
 readings since the last edge, and a new interval begins; "peek" is answered likewise, and the
 interval goes on; "keep FILE" says where readings are to be kept, earlier ones included. It ends
 with the process that started it. It loads no torch, so it starts within a moment.
+
+It also ends the only rank of a run that torchrun started, where that is stopped: "watch".
 """
 
 from __future__ import annotations
@@ -15,15 +17,20 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import psutil
 import pynvml
 
-from harness.core.process import end_with_parent
+from harness.core import attempts
+from harness.core.process import end_with_parent, is_stopped, report_to_torchrun
+from harness.core.records import RunFolder, write_json
 from harness.train.measure.processors import Processors
 from harness.train.measure.rows import GIB, quantile
+from harness.train.stopped import StoppedRanks
 
 MIG = "MIG-"
 LEAST_CPU_S = 0.03  # the kernel counts in hundredths of a second
@@ -310,13 +317,51 @@ class Sampler:
         return min((sum(values) for values in powers if None not in values), default=None)
 
 
-def serve(sampler: Sampler, period_s: float) -> None:
+class OnlyRank:
+    """The process that started this one, whose stop no other rank can notice. It is ended as a
+    failure: on record, and in torchrun's words.
+    """
+
+    def __init__(
+        self, pid: int, launcher: int, every_s: float, hang_after_s: float, folder: str,
+        goes_on: bool, stderr: int,
+    ) -> None:  # fmt: skip
+        self.launcher = launcher
+        self.rank = SimpleNamespace(id=pid, global_rank=0, world_size=1)
+        self.ranks = StoppedRanks(hang_after_s, self.record, every_s=every_s)
+        self.folder, self.goes_on = RunFolder(Path(folder)), goes_on  # torchrun starts it again
+        self.stderr, self.began_s = stderr, time.monotonic()
+
+    def look(self) -> None:
+        if not is_stopped(self.launcher):  # as Ctrl-Z stops both, for a while
+            self.ranks.look([self.rank], 0)
+
+    def record(self, reason: str) -> None:
+        line, folder = f"failed: {reason}", self.folder
+        with suppress(OSError):
+            os.write(self.stderr, f"{line}; the record is in {folder.path}\n".encode())
+        report_to_torchrun(line)
+        if attempts.unended(folder) is None:
+            return  # stopped before there was anything to record
+        row = {"rank": 0, "outcome": "failed", "reason": reason, "unix": time.time()}
+        with suppress(OSError):
+            write_json(folder.failure(0), row)
+            if not self.goes_on:
+                wall_s = time.monotonic() - self.began_s
+                attempts.end_from_outside(folder, "failed", reason, wall_s)
+                metric = (folder.read_settings() or {}).get("best_metric")
+                attempts.write_summary(folder, "failed", reason, metric)
+
+
+def serve(sampler: Sampler, period_s: float, only_rank: OnlyRank | None = None) -> None:
     """Sample periodically and answer each line of the input, until that ends."""
     requests = selectors.DefaultSelector()
     requests.register(0, selectors.EVENT_READ)
     incomplete = b""  # the beginning of a line whose end has not come yet
     next_s = time.monotonic() + period_s
     while True:
+        if only_rank is not None:
+            only_rank.look()
         if requests.select(max(0.0, next_s - time.monotonic())):
             if not (chunk := os.read(0, 65536)):
                 return
@@ -344,7 +389,12 @@ def main(argv: list[str]) -> int:
     gpus = Gpus(options["uuids"])
     try:
         sensors = NodeSensors(options["interface"])
-        serve(Sampler(gpus, sensors, Processors(options["pids"])), options["period_s"])
+        watch = options["watch"]
+        only_rank = (
+            OnlyRank(options["parent"], every_s=options["period_s"], **watch) if watch else None
+        )
+        processors = Processors(options["pids"])
+        serve(Sampler(gpus, sensors, processors), options["period_s"], only_rank)
     finally:
         gpus.close()
     return 0

@@ -8,7 +8,7 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,16 @@ class SamplerClient:
 
     def __init__(
         self, uuids: list[str], period_s: float, interface: str | None = None,
-        pids: Sequence[int] = (),
+        pids: Sequence[int] = (), watch: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        stderr = os.dup(2) if watch else None
         options = {
             "uuids": uuids,
             "period_s": period_s,
             "interface": interface,
             "parent": os.getpid(),
             "pids": list(pids or [os.getpid()]),  # of the run's processes on this node
+            "watch": {**watch, "stderr": stderr} if watch else None,  # of sampler.OnlyRank
         }
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.lost: str | None = None  # why there are no more answers
@@ -57,7 +59,10 @@ class SamplerClient:
             text=True,
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # Ctrl-C is for the training, with which it ends
+            pass_fds=[] if stderr is None else [stderr],
         )
+        if stderr is not None:
+            os.close(stderr)
         assert self.process.stdin is not None and self.process.stdout is not None
         self.requests, self.answers = self.process.stdin, self.process.stdout
         self.ready = selectors.DefaultSelector()
@@ -113,10 +118,13 @@ class SamplerClient:
             self.process.wait()
 
 
-def start_sampler(hz: float, world: World, devices: int) -> SamplerClient | None:
+def start_sampler(
+    hz: float, world: World, devices: int, watch: Mapping[str, Any] | None = None
+) -> SamplerClient | None:
     """The sampler of this node, on its first process; every process of a group calls this.
 
-    It starts before anything is on the devices, so that their idle power is seen.
+    It starts before anything is on the devices, so that their idle power is seen. watch: how it
+    ends this process where that is stopped.
     """
     if not hz:
         return None
@@ -130,7 +138,7 @@ def start_sampler(hz: float, world: World, devices: int) -> SamplerClient | None
     device = torch.device("cuda" if of_ranks else "cpu")
     used = interface(device, os.environ) if world.nodes > 1 and world.launched else None
     pids = sorted({pid for _, pid in of_node})
-    return SamplerClient(list(of_ranks), 1 / hz, used, pids)
+    return SamplerClient(list(of_ranks), 1 / hz, used, pids, watch)
 
 
 def uuids(devices: int) -> list[str]:

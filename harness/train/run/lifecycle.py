@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
 from harness.core.locks import Lock
-from harness.core.process import ending_signals
+from harness.core.process import ending_signals, forked
 from harness.core.records import read_json
 from harness.core.records.disk import DiskError
 from harness.core.settings import UserError
@@ -119,6 +120,9 @@ class Lifecycle:
             record_failure(self.context, self.recorder, error)
             self.unlock()
         finally:
+            for pid in forked():  # a loader of data that is stopped would stay
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1 if isinstance(error, Hung) else 128 + error.signum)

@@ -37,6 +37,7 @@ from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.topology import accumulated, effective_batch, world_of
 from harness.train.context import Context
 from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
+from harness.train.measure.environment import launch
 from harness.train.measure.telemetry import start_sampler
 from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
@@ -229,13 +230,13 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
 
 def _is_finished(context: Context) -> bool:
     """Whether the run is finished; with --rerun its earlier record is set aside."""
-    folder, launch, rank0 = context.folder, context.launch, context.is_rank0
+    folder, elastic, rank0 = context.folder, context.launch, context.is_rank0
     before = broadcast(RunFolder.at(folder.path).outcome() if rank0 else None)
     goes_on = rank0 and (
         bool(os.environ.pop(attempts.GOES_ON, None))
-        or attempts.went_on(folder, launch.unix if launch else None)
+        or attempts.went_on(folder, elastic.unix if elastic else None)
     )
-    if launch is not None and rank0:
+    if elastic is not None and rank0:
         warn(context.settings)
     if context.settings.rerun and not broadcast(goes_on):
         if rank0 and folder.path.exists():
@@ -303,13 +304,27 @@ def start(settings: Settings) -> Lifecycle | None:
         return None
     if not context.session.open():
         return None
-    sampler = start_sampler(settings.telemetry_hz, world, args.n_gpu)
+    sampler = start_sampler(settings.telemetry_hz, world, args.n_gpu, _watch(context))
     follow_rank0(context.folder, world)
     barrier()
     _take_smaller_batch(context)
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
     return Lifecycle(replace(context, sampler=sampler), lock)
+
+
+def _watch(context: Context) -> dict[str, Any] | None:
+    """How the sampler ends the only rank of a run where it is stopped: by torchrun, since a shell
+    may stop what it started and go on with it, and launchers of sweeps look themselves.
+    """
+    settings, world = context.settings, context.world
+    alone = world.launched and world.size == 1 and context.session.ends_when_silent
+    if not (alone and settings.hang_after) or (launch() or {}).get("sweep"):
+        return None
+    goes_on = context.launch is not None and context.launch.restarts_left > 0
+    folder = str(context.folder.path.absolute())
+    of_sampler = {"hang_after_s": settings.hang_after, "folder": folder, "goes_on": goes_on}
+    return {**of_sampler, "launcher": os.getppid()}
 
 
 def _take_smaller_batch(context: Context) -> None:

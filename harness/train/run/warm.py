@@ -94,8 +94,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.launcher.api import elastic_launch
 
+    from harness.train.agent import ending_stopped_ranks
     from harness.train.rendezvous import unreachable
-    from harness.train.stopped import ending_stopped_ranks
 
     def stop(signum: int, frame: Any) -> NoReturn:
         raise SignalException("asked to stop", signal.Signals(signum))

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 from transformers import TrainerCallback
 
-from harness.core.process import is_stopped
+from harness.core.process import forked, is_stopped
 from harness.train.context import Context
 from harness.train.measure.sampler import interfaces
 from harness.train.session import gather
@@ -78,6 +78,7 @@ class Watchdog(TrainerCallback):
         self.clock_s = self.moved_s = self.heard_s = self.slowest_s = 0.0
         self.seen: dict[int, tuple[Any, float]] = dict.fromkeys(self.watched, (None, 0.0))
         self.known: dict[int, dict[str, Any]] = {}  # what the ranks have published
+        self.loaders: dict[int, float] = {}  # processes of data loaders, and when they were stopped
         self.answered = False  # the store, since it was last looked at
         self.declared: dict[str, Any] | None = None  # by this rank
         self.verdict: dict[str, Any] | None = None
@@ -183,7 +184,7 @@ class Watchdog(TrainerCallback):
             self._pronounce(verdict)
             return True
         if self.declared is None:
-            self.declared = self._silent() or self._stalled()
+            self.declared = self._silent() or self._stalled() or self._of_loaders()
             if self.store is None:
                 self.verdict = self.declared
         return False
@@ -241,6 +242,16 @@ class Watchdog(TrainerCallback):
         at = {self.rank: where(main_frame())} | {r: o["in"] for r, o in others.items() if o}
         places = [f"{self.name(rank)} in {at[rank]}" for rank in sorted(at)[:4]]
         return {"reason": f"no update for {limit_s:g} s: {', '.join(places)}", "silent": []}
+
+    def _of_loaders(self) -> dict[str, Any] | None:
+        """A process that loads data for this one, and is stopped: before the first update, too."""
+        stopped = [*filter(is_stopped, forked())]
+        self.loaders = {pid: self.loaders.get(pid, self.clock_s) for pid in stopped}
+        for pid, since_s in self.loaders.items():
+            if self.clock_s - since_s > self.hang_after_s:
+                what = f"process {pid}, which loads data for {self.name(self.rank)}"
+                return {"reason": f"{what}, is stopped for {self.hang_after_s:g} s", "silent": []}
+        return None
 
     def _pronounce(self, verdict: Mapping[str, Any]) -> None:
         reason, silent = str(verdict["reason"]), verdict["silent"]

@@ -6,6 +6,7 @@ import ctypes
 import inspect
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from torch.distributed import HashStore
+from torch.utils.data import get_worker_info
 from transformers import TrainerCallback
 
 from harness.core.settings import UserError
@@ -356,6 +358,35 @@ def test_a_rank_that_waits_for_ever_is_found_with_all_stacks(tmp_path: Path) -> 
     assert "rank 1 (node 0) in sleep_for_ever (stalled.py:" in reason
     for rank in (0, 1):
         assert f"stacks of rank {rank} (node 0):" in printed
+
+
+class Halted(Points):
+    """The first process that loads a sample is stopped."""
+
+    def __getitem__(self, i: int) -> Any:
+        if get_worker_info() is not None:  # the trainer looks at a sample itself
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().__getitem__(i)
+
+
+def loads_nothing(folder: str) -> None:
+    flags = ["--num_workers=2", "--hang_after=2", "--telemetry_hz=0"]
+    trainer, run = ours(folder, Net(), Halted(64), Points(8), *flags)
+    with run:
+        run.train(trainer)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stopped_loader_of_data_is_found_before_the_first_update(
+    tmp_path: Path, count: int
+) -> None:
+    assert ran(count, loads_nothing, str(tmp_path), env=CPU).code == 1
+    summary = only_run(tmp_path).read_summary()
+    assert summary and summary["outcome"] == "failed"
+    named = r"process (\d+), which loads data for rank [01] \(node 0\), is stopped for 2 s"
+    found = re.fullmatch(named, str(summary["reason"]))
+    assert found and wait_for(lambda: not psutil.pid_exists(int(found[1])))
 
 
 @pytest.mark.process

@@ -1,0 +1,42 @@
+"""An elastic agent that ends a rank of its own whose process is stopped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.launcher import api
+
+from harness.train.stopped import StoppedRanks
+
+
+class EndingAgent(LocalElasticAgent):
+    """Looks at its ranks each time that torch's own does."""
+
+    def __init__(self, *args: Any, stopped: StoppedRanks, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.stopped = stopped
+
+    def _monitor_workers(self, worker_group: Any) -> Any:
+        self.stopped.look(worker_group.workers, worker_group.group_rank)
+        return super()._monitor_workers(worker_group)
+
+
+@contextmanager
+def ending_stopped_ranks(
+    hang_after_s: float, later_s: float = 0.0, **of_agent: Any
+) -> Iterator[StoppedRanks]:
+    """The launcher's agents are EndingAgents with these arguments.
+
+    LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
+    it finds the class is replaced, as checked with torch 2.13.
+    """
+    before, stopped = api.LocalElasticAgent, StoppedRanks(hang_after_s, later_s=later_s)
+    api.LocalElasticAgent = functools.partial(EndingAgent, stopped=stopped, **of_agent)
+    try:
+        yield stopped
+    finally:
+        api.LocalElasticAgent = before
