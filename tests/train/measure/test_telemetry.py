@@ -251,7 +251,7 @@ def test_a_peer_of_any_number_samples_its_own_device(
     monkeypatch.setattr(telemetry, "uuids", lambda devices: ["GPU-one"])
     monkeypatch.setattr(telemetry, "SamplerClient", lambda *options: options)
     started: Any = telemetry.start_sampler(2.0, World(rank=number), 1)
-    assert started == (["GPU-one"], 0.5, None, [os.getpid()])
+    assert started == (["GPU-one"], 0.5, None, [os.getpid()], None)
 
 
 @pytest.mark.process
