@@ -107,6 +107,12 @@ def _end(signum: int, frame: Any) -> None:
     os._exit(128 + signum)
 
 
+def usable_cores() -> list[int]:
+    """The numbers of the cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    return sorted(affinity(0) if affinity else range(os.cpu_count() or 1))
+
+
 def is_leader() -> bool:
     """Whether this is the only process of its launcher, or the first."""
     return os.environ.get("RANK", "0") == "0"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.links import Link
+from harness.core.process import usable_cores
 from harness.core.provenance import ROOT, nvidia_driver, visible_gpus
 from harness.core.records import DISTURBING_SHARE, SKIPPED
 from harness.core.rules import INSTALL, INSTALL_PEFT, why_a_gpu
@@ -53,9 +54,7 @@ def threads_variable(threads: int) -> dict[str, str]:
 
 
 def this_machine() -> Machine:
-    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
-    cores = affinity(0) if affinity else range(os.cpu_count() or 1)
-    return Machine(_gpus(), tuple(sorted(cores)))
+    return Machine(_gpus(), tuple(usable_cores()))
 
 
 def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str | None:

@@ -25,6 +25,7 @@ from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from harness.core.provenance import check_model
+from harness.core.records.redact import first_line
 from harness.core.settings import Settings, UserError
 from harness.train.data import models, probes, sources
 from harness.train.data.cache import cached, reserve
@@ -239,10 +240,9 @@ class Resizer:
         try:
             return _bytes(self.resize(image))
         except Exception as error:  # whatever a processor of the Hub raises
-            line = (str(error).splitlines() or [""])[0]
             raise UserError(
                 f"image {name}: {type(self.processor).__name__} cannot prepare it: "
-                f"{type(error).__name__}: {line}"
+                f"{type(error).__name__}: {first_line(error)}"
             ) from error
 
     def _name(self, stored: dict[str, Any] | None) -> str:

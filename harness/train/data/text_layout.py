@@ -28,6 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, TrainingArg
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from harness.core.records.redact import first_line
 from harness.core.settings import Settings
 from harness.train.context import HALF_PRECISION
 from harness.train.data import models, probes
@@ -108,8 +109,8 @@ def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
     try:
         return problem if probes.reads_padding(model, alone, padded) else None
     except Exception as error:  # any model of a user may fail in float64, and training goes on
-        line = (str(error).splitlines() or [""])[0]
-        return f"whether {problem} cannot be tried: {type(error).__name__}: {line}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return f"whether {problem} cannot be tried: {reason}"
 
 
 def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -> str | None:
@@ -277,7 +278,7 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype, heads: int, width: i
     try:
         error = kernel_error(device, dtype, heads, width)
     except (RuntimeError, AttributeError, TypeError) as failure:
-        return f"the kernel does not run here: {str(failure).splitlines()[0]}"
+        return f"the kernel does not run here: {first_line(failure)}"
     return None if error < 0.05 else f"the kernel is off by {error:.2g} here"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
 from harness.core.identity import number
+from harness.core.process import usable_cores
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
 from harness.core.records.summary import disturbance, gpu_utilisation_percent
 from harness.core.topology import batch_of_trainer
@@ -142,8 +142,7 @@ class Console(TrainerCallback):
         """That the processes of this machine have more threads than it has cores, in words."""
         world, how = self.context.recorded_world, launch() or {}
         here = world.size if how.get("launcher") in ("local", "netns") else world.per_node
-        affinity = getattr(os, "sched_getaffinity", None)  # not on every system
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        cores = len(usable_cores())
         if here * threads <= cores:
             return None
         fix = f"; OMP_NUM_THREADS={cores // here} gives each its share" if here <= cores else ""

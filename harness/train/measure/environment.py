@@ -17,6 +17,7 @@ import torch
 
 from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
+from harness.core.process import usable_cores
 from harness.core.provenance import commit, nvidia_driver, versions
 from harness.core.records.redact import redacted, redacted_command, settings_of
 from harness.core.settings import Settings
@@ -72,8 +73,8 @@ def _recorded_launch(gpus: int) -> dict[str, Any] | None:
     """`harness nodes` cannot know how many processes its command starts."""
     facts = launch()
     if facts and facts.get("sweep", "") is None and "WORLD_SIZE" in os.environ and not gpus:
-        cores = len(os.sched_getaffinity(0))
-        facts["processes_per_core"] = round(int(os.environ["WORLD_SIZE"]) / cores, 3)
+        processes = int(os.environ["WORLD_SIZE"])
+        facts["processes_per_core"] = round(processes / len(usable_cores()), 3)
     return facts
 
 

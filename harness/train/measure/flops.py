@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.core.records import total
+from harness.core.records.redact import first_line
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data import lora, probes
@@ -181,8 +182,8 @@ def counted(
     except Uncountable:
         raise
     except Exception as error:  # any model of a user may fail here, and training goes on
-        lines = str(error).splitlines() or [""]
-        raise Uncountable(f"counting failed: {type(error).__name__}: {lines[0]}") from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise Uncountable(f"counting failed: {reason}") from None
 
 
 def _counted(
