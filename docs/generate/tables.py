@@ -22,8 +22,7 @@ from pathlib import Path
 from harness.core.settings import UserError
 from harness.read.compare.answers import answers
 from harness.read.records.sweeps import SweepResults, read_sweep
-from harness.read.table import chosen, markdown_lines
-from harness.read.tables.command import answer_lines
+from harness.read.table import chosen, markdown_lines, markdown_list
 from harness.read.tables.sweep_table import sweep_table
 
 PLACE = re.compile(
@@ -79,7 +78,7 @@ def _answers(sweep: SweepResults, cases: str) -> Iterator[str]:
     found = answers(sweep, {axis: value for axis, _, value in pairs})
     if not found:
         raise UserError(f"{sweep.folder}: no answer for {cases or 'any case'}")
-    return answer_lines(found)
+    return markdown_list(answer.item for answer in found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A table of texts, and how it is shown: on a terminal, as Markdown, as HTML, as LaTeX."""
+"""Tables and lists of texts, shown on a terminal, as Markdown, as HTML; tables also as LaTeX."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -89,10 +89,17 @@ def screen() -> Console:
     return PlainConsole()
 
 
-def show_lists(lists: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Sentences, each with those below it; on a terminal they are broken between words."""
+class Item(NamedTuple):
+    """Of a list: a text, and those below it."""
+
+    text: str
+    below: Sequence[str] = ()
+
+
+def show_list(items: Iterable[Item]) -> None:
+    """On a terminal lines are broken between words."""
     console = screen()
-    for text, below in lists:
+    for text, below in items:
         for line, indent in ((text, "- "), *((each, "  - ") for each in below)):
             width = console.width if console.is_terminal else len(line) + len(indent)
             more = " " * len(indent)
@@ -166,6 +173,12 @@ def _markdown_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(map(escaped, cells)) + " |"
 
 
+def markdown_list(items: Iterable[Item]) -> Iterator[str]:
+    for text, below in items:
+        yield f"- {escaped(text)}"
+        yield from (f"  - {escaped(each)}" for each in below)
+
+
 def escaped(text: str) -> str:
     """What Markdown would take for its own; an underscore inside a word is none of it."""
     text = " ".join(printable(text).split())
@@ -213,3 +226,12 @@ def html_lines(table: Table) -> Iterator[str]:
         attributes = (f' data-{name}="{html.escape(value)}"' for name, value in marks.items())
         yield f"<tr{''.join(attributes)}>" + "".join(texts) + "</tr>"
     yield "</tbody></table></div>"
+
+
+def html_list(items: Iterable[Item]) -> str:
+    return f"<ul>{''.join(map(_html_item, items))}</ul>"
+
+
+def _html_item(item: Item) -> str:
+    below = html_list(map(Item, item.below)) if item.below else ""
+    return f"<li>{html.escape(item.text)}{below}</li>"

@@ -46,7 +46,7 @@ def in_format(folder: Path, precision: str) -> None:
 def test_a_factor_with_its_interval(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)
-    (answer,) = answers(read_sweep(plan.write()))
+    (answer,) = map(str, answers(read_sweep(plan.write())))
     # Ratios 2 and 2.2: half of the interval of the logarithms is 12.706 * sd / sqrt(2).
     low, high = (math.sqrt(4.4) * math.exp(s * 12.7062 * math.log(1.1) / 2) for s in (-1, 1))
     assert f"samples/s: 2.10 times ({low:.2f} to {high:.2f})" in answer
@@ -106,7 +106,7 @@ def test_no_title_where_nothing_is_more_than_noise(plan: Plan) -> None:
 def test_what_is_noise_is_called_noise(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 110.0, 90.0)
     with_rates(plan, "1_2", 90.0, 112.0, 103.0)
-    (answer,) = answers(read_sweep(plan.write()))
+    (answer,) = map(str, answers(read_sweep(plan.write())))
     assert "), within the noise;" in answer
 
 
@@ -115,7 +115,7 @@ def test_an_interval_of_more_than_tenfold_asks_for_more_runs(plan: Plan) -> None
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 100.0, 400.0)
     with_rates(plan, "2_1", 100.0, 110.0)
-    wide, narrow = answers(read_sweep(plan.write()))
+    wide, narrow = map(str, answers(read_sweep(plan.write())))
     assert "samples/s: 2.00 times, too few runs to tell (more seeds are needed); accuracy" in wide
     assert "samples/s: 1.05 times (0.57 to 1.92), within the noise; accuracy" in narrow
 
@@ -125,7 +125,7 @@ def test_an_interval_of_accuracy_that_says_nothing_is_not_printed(plan: Plan) ->
     for setup, accuracies in (("1_1", (0.8, 0.8)), ("1_2", (0.8, 0.82)), ("2_1", (0.8, 0.81))):
         for seed, accuracy in enumerate(accuracies):
             plan.run(setup, seed=seed, accuracy=accuracy)
-    wide, narrow = answers(read_sweep(plan.write()))
+    wide, narrow = map(str, answers(read_sweep(plan.write())))
     assert "accuracy: +1.0 points, too few runs to tell (more seeds are needed); " in wide
     assert "accuracy: +0.5 points (-5.9 to +6.9), within the noise; " in narrow
 
@@ -136,7 +136,7 @@ def test_an_interval_of_no_width_is_no_finding(plan: Plan, table: Verb) -> None:
         plan.run("1_1", seed=seed, accuracy=right / 320)
         plan.run("1_2", seed=seed, accuracy=(right - 1) / 320)
     sweep = read_sweep(plan.write())
-    (answer,) = answers(sweep)
+    (answer,) = map(str, answers(sweep))
     assert "accuracy: -0.3 points, no spread to judge noise by; 2 runs each" in answer
     assert finding(sweep, "accuracy") == ""
     (row,) = [row for row in compare(*sweep.groups).rows if row.measure.name == "accuracy"]
@@ -148,7 +148,7 @@ def test_an_interval_of_no_width_is_no_finding(plan: Plan, table: Verb) -> None:
 def test_one_run_shows_nothing(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0)
     with_rates(plan, "1_2", 200.0)
-    (answer,) = answers(read_sweep(plan.write()))
+    (answer,) = map(str, answers(read_sweep(plan.write())))
     assert "2.00 times; accuracy: not compared (one seed on a side); " in answer
     assert answer.endswith("; one run each, so all of it may be chance.")
 
@@ -158,10 +158,10 @@ def test_several_cases_are_counted(plan: Plan) -> None:
         with_rates(plan, "1_1", 100.0, 100.5, batch=batch)
         with_rates(plan, "1_2", *rates, batch=batch)
     sweep = read_sweep(plan.write())
-    (answer,) = answers(sweep)
+    (answer,) = map(str, answers(sweep))
     assert "in 3 cases of batch per GPU: samples/s: 0.50 (b8) to 2.00 (b4) times, " in answer
     assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal (the same " in answer
-    (one,) = answers(sweep, {"per_gpu_batch": "8"})
+    (one,) = map(str, answers(sweep, {"per_gpu_batch": "8"}))
     assert "samples/s: 0.50 times (" in one and "cases" not in one
     assert answers(sweep, {"per_gpu_batch": "32"}) == []
 
@@ -178,7 +178,7 @@ def test_cases_of_the_very_same_values_count_once(plan: Plan) -> None:
                     plan.run(setup, seed=seed, label={"strategy": strategy, "link": link},
                              accuracy=accuracy, train_samples_per_s=100.0 + n + seed)  # fmt: skip
     asked = {"axes": ["strategy", "setup", "link"], "baseline": {"strategy": "ddp"}}
-    (answer,) = answers(read_sweep(plan.write(**asked)))
+    (answer,) = map(str, answers(read_sweep(plan.write(**asked))))
     assert (
         "accuracy: -9.5 (1_2) to +0.3 (2_1) points, lower in 1, equal in 1, within the noise in 2 "
         "(4 different results in 12 cases); "
@@ -186,7 +186,7 @@ def test_cases_of_the_very_same_values_count_once(plan: Plan) -> None:
     two = plan.content["runs"]
     plan.content["runs"] = [run for run in two if run["label"]["setup"] in ("1_2", "2_2")]
     sweep = read_sweep(plan.write(**asked))
-    (answer,) = answers(sweep)
+    (answer,) = map(str, answers(sweep))
     found = (
         "accuracy: -9.5 points (-15.9 to -3.1) for 1_2, and -4.5 points (-10.9 to +1.9) for 2_2, "
         "within the noise (2 different results in 6 cases)"
@@ -200,7 +200,7 @@ def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
         with_rates(plan, "1_1", 100.0, 110.0, label={"script": script})
         with_rates(plan, "1_2", *rates, label={"script": script})
     sweep = read_sweep(plan.write(axes=["script", "setup"]))
-    (answer,) = answers(sweep)
+    (answer,) = map(str, answers(sweep))
     vit, bert = "1.50 times (1.45 to 1.56) for vit", "1.80 times (1.75 to 1.86) for bert"
     assert answer == (
         "setup 1_2 against setup 1_1 in 2 cases of script: "
@@ -215,7 +215,7 @@ def test_a_case_without_a_value_is_named_by_its_axis(plan: Plan) -> None:
         with_rates(plan, "1_2", 100.0, 100.0, label={"link": link})
         with_rates(plan, "2_1", rate, rate * (1.01 if link else 1), label={"link": link})
     asked = {"axes": ["setup", "link"], "baseline": {"setup": "1_2"}}
-    (answer,) = answers(read_sweep(plan.write(**asked)))
+    (answer,) = map(str, answers(read_sweep(plan.write(**asked))))
     assert "samples/s: 0.20 (link none) to 1.00 (link -) times, slower in 2" in answer
     assert ", equal in 1; accuracy: equal (the same values in each of 3 cases); " in answer
 
@@ -225,7 +225,7 @@ def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Pl
         plan.run("1_1", seed=seed, epochs=epochs(0.5, 0.95))
         plan.run("1_2", seed=seed, epochs=epochs(0.95, 0.95))
         plan.run("2_1", seed=seed, epochs=epochs(0.5, 0.95 if seed else 0.6))
-    two, missed = answers(read_sweep(plan.write(target=TARGET)))
+    two, missed = map(str, answers(read_sweep(plan.write(target=TARGET))))
     # To the end of the first epoch: half of the wall time (6 of 12 s) and of the training (2 of 4).
     wall, training = "wall time to accuracy 0.9: ", "training time to accuracy 0.9: "
     assert f"{wall}0.50 times, {NO_SPREAD}; {training}0.50 times, {NO_SPREAD}; " in two
@@ -242,7 +242,7 @@ def test_a_miss_beside_disturbed_runs_is_the_reason(plan: Plan, table: Verb) -> 
         plan.run("2_1", seed=seed, epochs=epochs(0.5, last), environment=busy)
     sweep = read_sweep(plan.write(target=TARGET))
     why = "misses beside disturbed runs"
-    (answer,) = answers(sweep)
+    (answer,) = map(str, answers(sweep))
     for measure in ("wall time", "training time"):
         assert f"{measure} to accuracy 0.9: not compared ({why}); " in answer
     assert f"-: no time to the target of 1 group with {why}" in table(plan.folder)
@@ -259,14 +259,14 @@ def test_a_miss_beside_disturbed_runs_is_the_reason(plan: Plan, table: Verb) -> 
 def test_what_a_side_does_not_record_is_the_reason(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 101.0)
     with_rates(plan, "1_2", 200.0, 201.0, peak_memory_gib=None)
-    (answer,) = answers(read_sweep(plan.write(columns=["peak_memory_gib"])))
+    (answer,) = map(str, answers(read_sweep(plan.write(columns=["peak_memory_gib"]))))
     assert "peak memory: not compared (not recorded on a side)" in answer
 
 
 def test_another_training_has_no_difference_in_quality(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 101.0)
     with_rates(plan, "1_2", 200.0, 201.0, devices=2, updates=50)
-    (answer,) = answers(read_sweep(plan.write()))
+    (answer,) = map(str, answers(read_sweep(plan.write())))
     assert "accuracy: not compared (effective batch, updates)" in answer
 
 
@@ -276,11 +276,11 @@ def test_batches_are_compared_in_quality_where_they_are_the_question(plan: Plan)
         plan.run("1_1", 4, seed, accuracy=0.9)
         plan.run("1_1", 8, seed, updates=50, accuracy=0.7, train_samples_per_s=150.0)
         plan.run("1_2", 8, seed, 2, updates=25, accuracy=0.7, train_samples_per_s=300.0)
-    (answer,) = answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4})))
+    (answer,) = map(str, answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4}))))
     assert answer.startswith("batch per GPU 8 against batch per GPU 4: samples/s: 1.50 times, ")
     assert "accuracy: -20.0 points, " in answer
     # A set-up that changes the batch with the devices is asked for something else.
-    both = answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4, "setup": "1_1"})))
+    both = map(str, answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4, "setup": "1_1"}))))
     (other,) = [text for text in both if "setup 1_2" in text]
     assert "accuracy: not compared (effective batch, updates)" in other
 
@@ -291,10 +291,10 @@ def test_number_formats_are_compared_where_they_are_the_question(plan: Plan) -> 
             measured = {"train_samples_per_s": rate, "peak_memory_gib": gib, "accuracy": 0.9}
             in_format(plan.run(seed=seed, label={"precision": precision}, **measured), precision)
     asked = {"axes": ["precision"], "baseline": {"precision": "fp32"}}
-    (answer,) = answers(read_sweep(plan.write(**asked, columns=["peak_memory_gib"])))
+    (answer,) = map(str, answers(read_sweep(plan.write(**asked, columns=["peak_memory_gib"]))))
     assert answer.startswith("precision bf16 against precision fp32: samples/s: 2.00 times")
     assert f"; peak memory: 0.50 times, {NO_SPREAD}; accuracy: equal; 2 runs" in answer
-    (answer,) = answers(read_sweep(plan.write(**asked)))
+    (answer,) = map(str, answers(read_sweep(plan.write(**asked))))
     assert "peak memory" not in answer
 
 
@@ -302,7 +302,7 @@ def test_several_processes_are_compared_with_the_single_one(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 100.0, label={"strategy": "single"})
     for strategy, rate in (("ddp", 150.0), ("fsdp", 120.0)):
         with_rates(plan, "1_2", rate, rate, devices=2, label={"strategy": strategy})
-    ddp, fsdp = answers(read_sweep(plan.write(axes=["setup", "strategy"])))
+    ddp, fsdp = map(str, answers(read_sweep(plan.write(axes=["setup", "strategy"]))))
     text = "setup 1_2, strategy {} against setup 1_1, strategy single: samples/s: {} times"
     assert ddp.startswith(text.format("ddp", "1.50"))
     assert fsdp.startswith(text.format("fsdp", "1.20"))
@@ -360,7 +360,7 @@ def test_compare_leaves_disturbed_runs_out_or_refuses(disturbed: Plan) -> None:
 
 
 def test_an_answer_counts_the_runs_whose_times_it_takes(disturbed: Plan) -> None:
-    (answer,) = answers(read_sweep(disturbed.write()))
+    (answer,) = map(str, answers(read_sweep(disturbed.write())))
     assert answer.endswith("3 runs each, times of 2 to 3 (quiet ones where there are any).")
 
 
@@ -375,7 +375,7 @@ def test_an_answer_from_disturbed_runs_alone_says_so_first(plan: Plan, table: Ve
     with_rates(plan, "1_1", 100.0, 100.0, environment=BUSY)
     with_rates(plan, "1_2", 200.0, 201.0, environment=BUSY)
     text = "all runs disturbed (other programs)"
-    (answer,) = answers(read_sweep(plan.write()))
+    (answer,) = map(str, answers(read_sweep(plan.write())))
     assert answer.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times")
     title = finding(read_sweep(plan.write()), RATE)
     assert title.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times")
@@ -383,15 +383,15 @@ def test_an_answer_from_disturbed_runs_alone_says_so_first(plan: Plan, table: Ve
     assert -1 < said.index(text) < said.index("vs base")  # before any number
     with_rates(plan, "1_1", 100.0, batch=8)
     with_rates(plan, "1_2", 200.0, batch=8)
-    (answer,) = answers(read_sweep(plan.write()))
+    (answer,) = map(str, answers(read_sweep(plan.write())))
     assert ": all runs of setup 1_2 in 1 of 2 cases and all runs of setup 1_1 in 1 of 2 " in answer
     assert text not in table(plan.write()).split("setup")[0]
 
 
 def test_an_answer_says_which_side_was_disturbed(disturbed: Plan) -> None:
-    assert "disturbed" not in answers(read_sweep(disturbed.write()))[0]  # one of three was
+    assert "disturbed" not in str(answers(read_sweep(disturbed.write()))[0])  # one of three was
     with_rates(disturbed, "2_1", 50.0, 50.0, environment=BUSY)
-    _, answer = answers(read_sweep(disturbed.write()))
+    _, answer = map(str, answers(read_sweep(disturbed.write())))
     text = "setup 2_1 against setup 1_1: all runs of setup 2_1 disturbed (other programs): "
     assert answer.startswith(f"{text}samples/s: not compared (other programs)")
 
@@ -403,7 +403,7 @@ def test_an_answer_says_how_many_runs_had_another_link(plan: Plan) -> None:
     plan.run("2_1", seed=2, train_samples_per_s=40.0, environment=warned)
     sweep = read_sweep(plan.write(baseline={"setup": "1_2"}))
     text = "; 1 of 5 runs over another link than asked for"
-    assert answers(sweep)[0].endswith(f"; 2 to 3 runs each{text}.")
+    assert str(answers(sweep)[0]).endswith(f"; 2 to 3 runs each{text}.")
     assert finding(sweep, RATE).endswith(text)
 
 
@@ -414,7 +414,7 @@ def test_sessions_of_unlike_processors_are_not_compared_in_time(plan: Plan, tabl
         for seed in (1, 2):
             measured = {"train_samples_per_s": rate + seed, "accuracy": 0.9}
             in_format(plan.run(setup, seed=seed, environment=facts, **measured), "fp32")
-    (answer,) = answers(read_sweep(plan.write()))
+    (answer,) = map(str, answers(read_sweep(plan.write())))
     assert "samples/s: not compared (processor)" in answer and "accuracy: equal" in answer
     text = "before these runs processors did 0.1 to 0.2 TFLOP/s in fp32 (products of matrices, 1 "
     assert text in " ".join(table(plan.write()).split())

@@ -371,7 +371,7 @@ def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:
     sweep = read_sweep(plan.write())
     assert figure_for(sweep) == "strategies" and draw("strategies", sweep)
     assert [sweep.short_name_of(group) for group in sweep.groups] == ["ddp", "diloco h50"]
-    (answer,) = answers(sweep)
+    (answer,) = map(str, answers(sweep))
     assert answer.startswith("diloco h50 against ddp: ")
     plan.measured(FAR | {"lr": 0.2}, 8)
     sweep = read_sweep(plan.write())

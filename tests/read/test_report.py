@@ -24,6 +24,7 @@ from harness.core.settings import UserError
 from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
+from harness.read.table import Item
 from harness.read.tables.results import fairness
 from tests.support.paired import Verb
 from tests.support.records import Plan, epochs, lines, record, with_ranks
@@ -233,7 +234,7 @@ def test_an_explanation_has_its_place(
     """What it says is tested where real runs are (test_explain.py)."""
     monkeypatch.setattr(
         "harness.read.report.report.explain_sweep",
-        lambda found: [f"{found.name}:\n& its <reasons>\nand why"],
+        lambda found: [Item(f"{found.name}:", ("& its <reasons>", "and why"))],
     )
     plan.run()
     page, text, *_ = make_report(plan.write(), tmp_path / "report")

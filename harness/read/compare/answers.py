@@ -1,9 +1,9 @@
-"""What a sweep answers, in sentences drawn from its records: each way against the baseline.
+"""What a sweep answers, drawn from its records: each way to run against the baseline.
 
-A sentence gives each measure's ratio or difference with its 95 % interval, whether it is within the
+An answer gives each measure's ratio or difference with its 95 % interval, whether it is within the
 noise, the number of runs, and which runs were disturbed or had another link than planned. Where two
 groups must not be compared it says why instead. The hypothesis is free text and is not judged: it
-is printed before the sentences, for the reader to judge.
+is printed before the answers, for the reader to judge.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from harness.read.records.comparable import QUALITY, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, difference, ratio
+from harness.read.table import Item
 
 OF = {measure.name: measure for measure in MEASURES}
 RATE, TIMES, ACCURACY = OF["train_samples_per_s"], ("tta_wall_s", "tta_train_s"), OF["accuracy"]
@@ -83,19 +84,30 @@ class Pair:
         return ratio(ours, theirs)
 
 
-def in_parts(answer: str) -> tuple[str, list[str]]:
-    """What is compared, and a line a measure; an answer without parts is whole."""
-    what, _, rest = answer.partition(": ")
-    parts = rest.split("; ")
-    return (f"{what}: ", parts) if len(parts) > 1 else (answer, [])
+@dataclass(frozen=True)
+class Answer:
+    """One way to run against the baseline, as texts."""
+
+    compared: str  # the two ways, in how many cases, and which of them had disturbed runs alone
+    measures: tuple[str, ...]  # the finding for each measure
+    runs: tuple[str, ...]  # how many there are, and how many had another link than planned
+
+    def __str__(self) -> str:
+        """In one sentence."""
+        return f"{self.compared}: {'; '.join((*self.measures, *self.runs))}."
+
+    @property
+    def item(self) -> Item:
+        *parts, last = *self.measures, *self.runs
+        return Item(f"{self.compared}:", (*parts, f"{last}."))
 
 
-def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[str]:
-    """A sentence for each way that the sweep compares with its baseline.
+def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[Answer]:
+    """An answer for each way that the sweep compares with its baseline.
 
     only: the values of axes that are asked for; the others are left out.
     """
-    return [_sentence(sweep, way, of_way) for way, of_way in _pairs(sweep, only).items()]
+    return [_answer(sweep, way, of_way) for way, of_way in _pairs(sweep, only).items()]
 
 
 def failed_ways(sweep: SweepResults) -> list[str]:
@@ -186,15 +198,15 @@ def _way(sweep: SweepResults, group: Group, pair: Pair) -> str:
     return text.removeprefix(f"{STRATEGY} ")
 
 
-def _sentence(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
+def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
     measures = [] if sweep.target is None else [OF[name] for name in TIMES]
     if sweep.target is None or "setup" in (sweep.baseline or {}):
         measures = [RATE, *measures]
     if MEMORY.name in (sweep.columns or ()):
         measures.append(MEMORY)
-    parts = [_part(sweep, measure, pairs) for measure in (*measures, ACCURACY)]
-    parts += [_runs(pairs), *_other_links(pairs)]
-    return f"{_ways(sweep, way, pairs)}: {'; '.join(parts)}."
+    texts = (_part(sweep, measure, pairs) for measure in (*measures, ACCURACY))
+    runs = _runs(pairs), *_other_links(pairs)
+    return Answer(_ways(sweep, way, pairs), tuple(texts), runs)
 
 
 def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:

@@ -370,8 +370,8 @@ def _ms(value: float | None, sd: float | None) -> str:
     return f"{1e3 * value:,.2f}" + (f" ± {1e3 * sd:,.2f}" if sd is not None else "")
 
 
-def explain_sweep(sweep: SweepResults) -> list[str]:
-    """Lines for each chosen group, the first its name; where it cannot be explained, the reason."""
+def explain_sweep(sweep: SweepResults) -> list[table.Item]:
+    """Each chosen group with its explanation, or the reason why there is none."""
     chosen = list(_chosen(sweep))
     # As if read by themselves: a baseline is looked for by settings, not by the axes of a sweep.
     near = [
@@ -379,17 +379,16 @@ def explain_sweep(sweep: SweepResults) -> list[str]:
         for run in (sweep.runs if chosen else ())
         if run.folder and may_be_baseline(run)
     ]
-    texts = []
+    items = []
     for group in chosen[:MOST_GROUPS]:
         name = sweep.name_of(group)
         runs = tuple(run for run in group.runs if run.folder)
         try:
-            explanation = explain(Group(runs, name="RUN", selector=name), near=near)
-            text = "\n".join(explanation.sentences)
+            texts = explain(Group(runs, name="RUN", selector=name), near=near).sentences
         except UserError as error:
-            text = str(error)
-        texts.append(f"{name}:\n{text}")
-    return texts
+            texts = (str(error),)
+        items.append(table.Item(f"{name}:", texts))
+    return items
 
 
 def _chosen(sweep: SweepResults) -> Iterator[Group]:

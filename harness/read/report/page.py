@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from harness.read.compare.answers import in_parts
 from harness.read.drawing import colour_rules
 from harness.read.figures.catalogue import FIGURES
 from harness.read.labels import heading_of
 from harness.read.report.sections import Section, definitions
-from harness.read.table import Table, html_lines
+from harness.read.table import Item, Table, html_lines, html_list
 from harness.read.tables.marks import FILTERS
 
 OPEN = ("Limits", "Not read")  # lists that nobody should have to look for
@@ -39,7 +38,7 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
     yield '<li><a href="#definitions">Definitions</a></li></ul></nav>'
     if problems:
         yield '<section class="problems"><h2>Not read</h2>'
-        yield from _list(problems)
+        yield html_list(map(Item, problems))
         yield "</section>"
     for section in sections:
         yield from _section(section)
@@ -66,10 +65,10 @@ def _section(section: Section) -> Iterator[str]:
     yield '<div class="lead"><div>'
     yield from _answers(section)
     yield f'<p class="small">{_text(section.table.about)}</p>'
-    for title, texts in section.lists:
+    for title, items in section.lists:
         if title in OPEN:
             yield f"<h3>{title}</h3>"
-            yield from _list(texts)
+            yield html_list(items)
     yield "</div>"
     yield "<div>"
     for name in [*section.figures][: section.answering]:
@@ -79,16 +78,16 @@ def _section(section: Section) -> Iterator[str]:
     for title, table in (("Not finished", section.not_finished), ("By node", section.nodes)):
         if table.rows:
             yield from _folded(title, _table(section, table), table)
-    for title, texts in section.lists:
+    for title, items in section.lists:
         if title not in OPEN:
-            yield from _folded(title, _list(texts))
+            yield from _folded(title, [html_list(items)])
     yield from _folded("More figures", _more_figures(section))
     yield from _folded("All that was compared", _compared(section), section.table.table)
     yield from _folded("Environment and command", _environment(section))
     yield "</section>"
 
 
-def _folded(title: str, lines: Iterator[str], table: Table | None = None) -> Iterator[str]:
+def _folded(title: str, lines: Iterable[str], table: Table | None = None) -> Iterator[str]:
     """Opened by a click; table: its rows are counted, also those that a filter leaves."""
     count = f' <span class="count">{_rows(len(table.rows))}</span>' if table else ""
     yield f"<details><summary><h3>{title}</h3>{count}</summary>"
@@ -115,7 +114,7 @@ def _compared(section: Section) -> Iterator[str]:
 
 
 def _environment(section: Section) -> Iterator[str]:
-    yield from _list(section.table.environment or ["unknown"])
+    yield html_list(map(Item, section.table.environment or ["unknown"]))
     if section.table.command:
         yield f"<pre><code>{_text(section.table.command)}</code></pre>"
 
@@ -127,7 +126,7 @@ def _more_figures(section: Section) -> Iterator[str]:
     yield "</div>"
     if section.not_drawn:
         yield "<h4>Not drawn</h4>"
-        yield from _list([f"{FIGURES[n][1]}: {why}" for n, why in section.not_drawn.items()])
+        yield html_list(Item(f"{FIGURES[n][1]}: {why}") for n, why in section.not_drawn.items())
 
 
 def _figure(section: Section, name: str) -> Iterator[str]:
@@ -147,28 +146,11 @@ def _figure(section: Section, name: str) -> Iterator[str]:
 
 
 def _answers(section: Section) -> Iterator[str]:
-    yield "<h3>Answer</h3>\n<ul>"
-    yield "".join(f"<li>{_in_parts(text)}</li>" for text in section.answers) + "</ul>"
+    yield "<h3>Answer</h3>"
+    yield html_list(section.answers)
     if section.next_question:
         question, _, command = section.next_question.partition(": ")
         yield f"<p>Next: {_text(question)}: <code>{_text(command)}</code></p>"
-
-
-def _in_parts(sentence: str) -> str:
-    what, parts = in_parts(sentence)
-    below = f"<ul>{''.join(f'<li>{_text(part)}</li>' for part in parts)}</ul>" if parts else ""
-    return _text(what) + below
-
-
-def _list(texts: Sequence[str]) -> Iterator[str]:
-    yield "<ul>" + "".join(f"<li>{_lines_of(text)}</li>" for text in texts) + "</ul>"
-
-
-def _lines_of(text: str) -> str:
-    """A text of several lines has the others below the first."""
-    first, *others = text.splitlines()
-    below = f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in others)}</ul>" if others else ""
-    return _text(first) + below
 
 
 def _text(text: str) -> str:

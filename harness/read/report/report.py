@@ -33,8 +33,8 @@ from harness.read.records.selection import read_all_parts, refuse_part
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import Section, Shown, definitions
-from harness.read.table import Table, escaped, markdown_lines, table_of
-from harness.read.tables.command import answer_lines, csv_text, markdown
+from harness.read.table import Item, Table, escaped, markdown_lines, markdown_list, table_of
+from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.marks import marks_of
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import SweepTable, sweep_table
@@ -235,7 +235,7 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         yield f"\n**{escaped(section.table.title)}**\n"
         if section.hypothesis:
             yield f"{escaped(section.hypothesis)}\n"
-        yield from answer_lines(section.answers)
+        yield from markdown_list(section.answers)
         if section.next_question:
             yield f"\nNext: {escaped(section.next_question)}"
     for section in sections:
@@ -252,15 +252,13 @@ def _section_lines(section: Section) -> Iterator[str]:
     if section.nodes.rows:
         yield "\n### By node\n"
         yield from markdown_lines(section.nodes)
-    for title, texts in section.lists:
+    for title, items in section.lists:
         yield f"\n### {title}\n"
-        for first, *others in map(str.splitlines, texts):
-            yield f"- {escaped(first)}"
-            yield from (f"  - {escaped(line)}" for line in others)
+        yield from markdown_list(items)
     if section.table.not_finished:
         yield "\n### Not finished\n"
-        for which, what, _ in section.table.not_finished:
-            yield f"- {escaped(which)}: {escaped(what)}"
+        not_finished = section.table.not_finished
+        yield from markdown_list(Item(f"{which}: {what}") for which, what, _ in not_finished)
     if section.figures:
         yield "\n### Figures"
     for name, drawn in section.figures.items():

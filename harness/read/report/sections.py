@@ -9,7 +9,7 @@ from itertools import chain
 
 from harness.read.compare.answers import UNKNOWN_NOISE
 from harness.read.compare.compare import NO_SPREAD
-from harness.read.table import Table
+from harness.read.table import Item, Table
 from harness.read.tables.sweep_table import SweepTable
 
 
@@ -34,7 +34,7 @@ class Section:
     figures: dict[str, Shown]
     answering: int  # so many of the figures, the first ones, answer the question
     not_drawn: dict[str, str]
-    explained: list[str]
+    explained: list[Item]
     fairness: list[str]
     problems: list[str]
     uncompared: str  # why there is no answer
@@ -44,8 +44,9 @@ class Section:
     next_question: str  # which its records or another sweep answer, with the command
 
     @property
-    def answers(self) -> list[str]:
-        return [*self.fastest, *(self.table.answers or [self.uncompared]), *self.failed]
+    def answers(self) -> list[Item]:
+        compared = [answer.item for answer in self.table.answers] or [Item(self.uncompared)]
+        return [*map(Item, self.fastest), *compared, *map(Item, self.failed)]
 
     @property
     def hypothesis(self) -> str:
@@ -55,16 +56,21 @@ class Section:
         return "Hypothesis: none was written down before the runs." if self.planned else ""
 
     @property
-    def lists(self) -> list[tuple[str, Sequence[str]]]:
-        """Lists of sentences that are not empty, with their titles."""
-        lists = (("Limits", self.fairness), ("Not read", self.problems),
-                 ("Explanation", self.explained))  # fmt: skip
-        return [(title, texts) for title, texts in lists if texts]
+    def lists(self) -> list[tuple[str, list[Item]]]:
+        """Lists that are not empty, with their titles."""
+        lists = (
+            ("Limits", [*map(Item, self.fairness)]),
+            ("Not read", [*map(Item, self.problems)]),
+            ("Explanation", self.explained),
+        )
+        return [(title, items) for title, items in lists if items]
 
 
 def definitions(sections: Sequence[Section]) -> dict[str, str]:
     """What all tables use, and of the other words those that these sections use."""
-    said = "\n".join(text for s in sections for text in (*s.answers, *chain(*s.results.rows)))
+    answers = (chain([text], below) for s in sections for text, below in s.answers)
+    cells = (row for s in sections for row in s.results.rows)
+    said = "\n".join(chain(*answers, *cells))
     used = {word: text for pattern, (word, text) in IF_USED.items() if re.search(pattern, said)}
     return {**used, **DEFINITIONS}
 

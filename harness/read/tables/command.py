@@ -19,7 +19,6 @@ from harness.core.process import printable
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
-from harness.read.compare.answers import in_parts
 from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, strategy_text
 from harness.read.records.baseline import run_row
 from harness.read.records.frames import load_runs
@@ -32,9 +31,10 @@ from harness.read.table import (
     escaped,
     latex_lines,
     markdown_lines,
+    markdown_list,
     screen,
     show,
-    show_lists,
+    show_list,
     table_of,
 )
 from harness.read.tables import columns
@@ -243,7 +243,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if options.json:
         print_json({
             "sweep": sweep.name, "question": sweep.question, "hypothesis": sweep.hypothesis,
-            "answers": shown.answers, "rows": rows,
+            "answers": [*map(str, shown.answers)], "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
             "not_read": sweep.problems,
         })  # fmt: skip
@@ -254,7 +254,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     show(table)
     if shown.hypothesis:
         console.print(f"hypothesis: {shown.hypothesis}")
-    show_lists(map(in_parts, shown.answers))
+    show_list(answer.item for answer in shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
     for note in shown.notes:
@@ -303,13 +303,6 @@ def markdown(shown: SweepTable) -> str:
     return "\n".join(_markdown(shown)) + "\n"
 
 
-def answer_lines(answers: Iterable[str]) -> Iterator[str]:
-    """As a list, with a line a measure."""
-    for what, parts in map(in_parts, answers):
-        yield f"- {escaped(what.rstrip())}"
-        yield from (f"  - {escaped(part)}" for part in parts)
-
-
 def _markdown(shown: SweepTable) -> Iterator[str]:
     yield f"### {escaped(shown.title)}"
     yield ""
@@ -320,7 +313,7 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
         yield f"\nHypothesis: {escaped(shown.hypothesis)}"
     if shown.answers:
         yield "\nAgainst the baseline:\n"
-        yield from answer_lines(shown.answers)
+        yield from markdown_list(answer.item for answer in shown.answers)
     if shown.not_finished:
         yield "\nNot finished:\n"
         for which, what, path in shown.not_finished:

@@ -10,7 +10,7 @@ from typing import Any
 from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.core.records.submitted import JOBS, open_entries
 from harness.core.settings import UserError
-from harness.read.compare.answers import all_disturbed, answers
+from harness.read.compare.answers import Answer, all_disturbed, answers
 from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
     STRONG,
@@ -63,7 +63,7 @@ class SweepTable:
     hypothesis: str | None
     about: str  # what is the same for all rows
     table: Table
-    answers: list[str]
+    answers: list[Answer]
     legend: list[str]
     notes: list[str]
     not_finished: list[tuple[str, str, str | None]]  # which, what became of it, where
