@@ -12,7 +12,7 @@ from typing import Any
 
 from docs.generate.dictionary import of_kind
 from harness.core.command_line import names_of, trainer_flags
-from harness.core.records.summary import QUALITY
+from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.schema.environment import FLAG_KINDS
 from harness.core.settings import flag_fields
 from harness.core.tasks import TASKS
@@ -44,7 +44,7 @@ def json_schema() -> dict[str, Any]:
         "target": {
             "type": "object", "required": ["metric", "value"], "additionalProperties": False,
             # One's own script may have others.
-            "properties": {"metric": {"type": "string", "examples": [*QUALITY]},
+            "properties": {"metric": {"type": "string", "examples": [*QUALITY_FIELDS]},
                            "value": {"type": "number"}},
         },
         "hold": {"enum": [*HOLDS]},

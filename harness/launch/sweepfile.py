@@ -38,7 +38,7 @@ from typing import Any
 
 from harness.core.command_line import field_of, reading_yaml, texts_of, typed
 from harness.core.links import link_of
-from harness.core.records.summary import QUALITY
+from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.core.tasks import TASKS, names, task_of
@@ -399,8 +399,8 @@ class _Reader:
             raise self._wrong(
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
             ) from None
-        if target["metric"] not in QUALITY and TASKS.keys() >= {*self._scripts()}:
-            hint = nearest(str(target["metric"]), QUALITY)
+        if target["metric"] not in QUALITY_FIELDS and TASKS.keys() >= {*self._scripts()}:
+            hint = nearest(str(target["metric"]), QUALITY_FIELDS)
             raise self._wrong("target", f"unknown metric {target['metric']}: {hint}", "metric")
         return target
 

@@ -48,6 +48,9 @@ HEADINGS = {
     "comm_exposed_share": "exposed comm.",
 }
 
+# Times to a target; what one waits for comes first.
+TIMES_TO_TARGET = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
+
 # Values that are understood without the name of their axis.
 MACHINE = "machine"
 BARE = ("script", "model", "dataset", STRATEGY, "setup", "link", "precision", MACHINE)
@@ -161,6 +164,11 @@ def listed(texts: Iterable[str], joined_by: str, most: int) -> str:
     shown = [*texts]
     left = len(shown) - most
     return joined_by.join([*shown[:most], *([f"and {left} more"] if left > 0 else [])])
+
+
+def counted(count: int, noun: str) -> str:
+    """1 run, 2 runs."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

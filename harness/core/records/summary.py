@@ -16,7 +16,7 @@ from harness.core.records import DISTURBING_SHARE, total
 Rows = Sequence[Mapping[str, Any]]
 
 # Taken from the last epoch's row.
-QUALITY = (
+QUALITY_FIELDS = (
     "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
@@ -37,7 +37,7 @@ def of_rows(rows: Rows) -> dict[str, Any]:
         "epochs_done": len(rows),
         "updates": last.get("updates"),
         "samples": None if samples is None else int(samples),
-        **{name: last[name] for name in QUALITY if name in last},
+        **{name: last[name] for name in QUALITY_FIELDS if name in last},
         "train_samples_per_s": rate,
         "train_samples_per_s_per_gpu": rate * share if rate and share else None,
         "train_time_s": total_of(rows, "epoch_time_s") if rows else 0.0,

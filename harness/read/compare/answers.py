@@ -19,6 +19,7 @@ from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.compare import MEASURES, NO_SPREAD, ComparedMeasure
 from harness.read.labels import (
     STRATEGY,
+    TIMES_TO_TARGET,
     column_of,
     heading_of,
     label_text,
@@ -27,31 +28,27 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.baseline import baseline_of, differs_from_single
-from harness.read.records.comparable import QUALITY, refused, values_of
+from harness.read.records.baseline import RATE, baseline_of, differs_from_single
+from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, difference, ratio
 from harness.read.table import Item
 
-OF = {measure.name: measure for measure in MEASURES}
-RATE, TIMES, ACCURACY = OF["train_samples_per_s"], ("tta_wall_s", "tta_train_s"), OF["accuracy"]
-MEMORY = OF["peak_memory_gib"]
+BY_NAME = {measure.name: measure for measure in MEASURES}
+MEMORY = "peak_memory_gib"
 MOST_AXES, MOST_TEXTS = 4, 3  # named in a sentence
 FEW_CASES = 2  # each with its own number in a sentence; of more, the ends of what was found
 
 # Measure -> what more and less of it is called.
 MORE, LESS = "more", "less"
 MORE_LESS = {
-    RATE.name: ("faster", "slower"),
-    ACCURACY.name: ("higher", "lower"),
-    MEMORY.name: (MORE, LESS),
+    RATE: ("faster", "slower"),
+    ACCURACY: ("higher", "lower"),
+    MEMORY: (MORE, LESS),
 }
 LONGER_SHORTER = ("longer", "shorter")
-LESS_IS_BETTER = (*TIMES, MEMORY.name)
-TEXTS = dict(zip((RATE.name, ACCURACY.name, MEMORY.name, *TIMES),
-                 ("samples/s", "accuracy", "peak memory", "wall time", "training time"),
-                 strict=True))  # fmt: skip
+LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 
 TOO_FEW = "too few runs to tell (more seeds are needed)"
 # Between the ends of an interval that does not exclude "no difference": a wider one says nothing.
@@ -143,7 +140,7 @@ def finding(sweep: SweepResults, *names: str) -> str:
     cases, with all of them: the title of a figure. One that misses a target in fewer cases comes
     before. Where none gains, the one that loses most; "" where none differs by more than the noise.
     """
-    measures = [OF[name] for name in names]
+    measures = [BY_NAME[name] for name in names]
     pairs_of, gains = _pairs(sweep, None), dict[str, tuple[float, float]]()
     for way, pairs in pairs_of.items():
         cases = [pair.estimate(measures[0]) for pair, *_ in _alike(measures[0], pairs)]
@@ -199,12 +196,12 @@ def _way(sweep: SweepResults, group: Group, pair: Pair) -> str:
 
 
 def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
-    measures = [] if sweep.target is None else [OF[name] for name in TIMES]
+    names = [] if sweep.target is None else [*TIMES_TO_TARGET]
     if sweep.target is None or "setup" in (sweep.baseline or {}):
-        measures = [RATE, *measures]
-    if MEMORY.name in (sweep.columns or ()):
-        measures.append(MEMORY)
-    texts = (_part(sweep, measure, pairs) for measure in (*measures, ACCURACY))
+        names = [RATE, *names]
+    if MEMORY in (sweep.columns or ()):
+        names.append(MEMORY)
+    texts = (_part(sweep, BY_NAME[name], pairs) for name in (*names, ACCURACY))
     runs = _runs(pairs), *_other_links(pairs)
     return Answer(_ways(sweep, way, pairs), tuple(texts), runs)
 
@@ -253,8 +250,9 @@ def _causes(groups: Iterable[Group]) -> list[str]:
 
 
 def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
-    text = TEXTS[measure.name]
-    return f"{text} to {sweep.target.short}" if sweep.target and measure.name in TIMES else text
+    if sweep.target is None or measure.name not in TIMES_TO_TARGET:
+        return measure.title
+    return f"{TIMES_TO_TARGET[measure.name]} to {sweep.target.short}"
 
 
 def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) -> str:
@@ -390,7 +388,7 @@ def _runs(pairs: Sequence[Pair]) -> str:
         return ALONE
     text = f"{_from_to(counts)} runs each"
     if any(0 < group.disturbed < len(group.finished) for group in groups):
-        timed = {len(group.measured(RATE.name)) for group in groups}
+        timed = {len(group.measured(RATE)) for group in groups}
         text += f", times of {_from_to(timed)} (quiet ones where there are any)"
     return text
 

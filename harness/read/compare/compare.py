@@ -15,6 +15,7 @@ from harness.core.command_line import print_json
 from harness.core.records import SWEEP
 from harness.core.settings import UserError
 from harness.read import table
+from harness.read.labels import counted
 from harness.read.records.comparable import QUALITY, SPEED, TARGET, Verdict, judge, values_of
 from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
@@ -318,5 +319,5 @@ def more_seeds(comparison: Comparison) -> list[str]:
                 more += f" (into {OWN_OUTPUT}, not beside published records: compare all of yours)"
             elif command and (parse_selector(group.selector)[0] / SWEEP).is_file():
                 more += " (this selection shows them once `seeds` in the sweep's file lists them)"
-            lines.append(f"{group.name} has {few} seed{'s' if few > 1 else ''}: {noise}; {more}")
+            lines.append(f"{group.name} has {counted(few, 'seed')}: {noise}; {more}")
     return lines

@@ -29,8 +29,9 @@ from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
-from harness.read.labels import STRATEGY, listed
-from harness.read.records.comparable import disturbed, without_times
+from harness.read.labels import STRATEGY, TIMES_TO_TARGET, listed
+from harness.read.records.baseline import RATE
+from harness.read.records.comparable import ACCURACY, disturbed, without_times
 from harness.read.records.selection import (
     parse_selector,
     read_results_part,
@@ -61,33 +62,36 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
 
 MOST_NAMED = 4  # sweeps, in an error
 
-# Figures without any time.
-OF_QUALITY = ("accuracy", "loss", "own_metrics")
+TIMELESS = ("accuracy", "loss", "own_metrics")
 # Figures that draw runs and not their means, or name what they leave out one by one.
 OF_SINGLE_RUNS = ("usage", "where_time_went", "prediction")
 OF_TARGET = ("time_to_accuracy", "strategies", "propagation", "frontier")
 # Figure -> the measures that its title is about.
-RATE, TIMES = ("train_samples_per_s",), ("tta_wall_s", "tta_train_s")
-FOUND_IN = {"accuracy": ("accuracy",), "epoch_time": RATE, "throughput": RATE,
-            "time_to_accuracy": TIMES, "strategies": TIMES[:1]}  # fmt: skip
+TITLE_OF: dict[str, tuple[str, ...]] = {
+    "accuracy": (ACCURACY,),
+    "epoch_time": (RATE,),
+    "throughput": (RATE,),
+    "time_to_accuracy": (*TIMES_TO_TARGET,),
+    "strategies": ("tta_wall_s",),
+}
 
 
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
-    timeless = []
-    if name not in (*OF_QUALITY, *OF_SINGLE_RUNS):
-        timeless = without_times(sweep.groups, name in OF_TARGET, sweep.short_name_of)
+    missing_times = []
+    if name not in (*TIMELESS, *OF_SINGLE_RUNS):
+        missing_times = without_times(sweep.groups, name in OF_TARGET, sweep.short_name_of)
     try:
         drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
     except NothingToDraw as error:
-        raise NothingToDraw("; ".join([str(error), *timeless])) from None
+        raise NothingToDraw("; ".join([str(error), *missing_times])) from None
     drawn.notes += sweep.averaged_exchanges
-    if name not in OF_QUALITY:
+    if name not in TIMELESS:
         drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
-    drawn.notes += timeless
-    if name in FOUND_IN and (text := finding(sweep, *FOUND_IN[name])):
+    drawn.notes += missing_times
+    if name in TITLE_OF and (text := finding(sweep, *TITLE_OF[name])):
         set_title(drawn.figure, text)
-        if FOUND_IN[name][0] in TIMES:
+        if TITLE_OF[name][0] in TIMES_TO_TARGET:
             drawn.notes.append("drawn: medians; in the title: ratios of geometric means")
     return drawn
 
@@ -137,7 +141,7 @@ def figures_for(sweep: SweepResults) -> tuple[str, ...]:
 
 
 def _reaches_target(sweep: SweepResults) -> bool:
-    times = (time for group in sweep.groups for time in group.values(TIMES[-1]))
+    times = (time for group in sweep.groups for time in group.values("tta_train_s"))
     return sweep.target is not None and any(map(math.isfinite, times))
 
 

@@ -16,7 +16,7 @@ from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
 from harness.read.figures.scales import delay_axis, log_axis, named_rows, row_names
-from harness.read.labels import STRATEGY, listed, plain_text, shown_axes
+from harness.read.labels import STRATEGY, TIMES_TO_TARGET, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
 from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
 from harness.read.records.groups import Group
@@ -28,8 +28,6 @@ COLUMN_WIDTH, NARROWEST = 4.6, 4.0  # inches
 MISS_ROW = 0.085  # of a panel's height: a line of small text
 PANEL_HEIGHT = 2.1  # inches
 MOST_NAMED = 4
-# Measure -> its name, as the panels of strategies show it: what one waits for comes first.
-TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}
 
 
 def _linked(sweep: SweepResults) -> list[Group]:
@@ -137,7 +135,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     cells = _cells(sweep)
     columns = [*dict.fromkeys(cell.column for cell in cells)]
     rates = sorted({cell.row for cell in cells}, key=_slowest_last)
-    rows = [(rate, measure) for rate in rates for measure in TIMES]
+    rows = [(rate, measure) for rate in rates for measure in TIMES_TO_TARGET]
     of_strategies = styles.of_axis(STRATEGY, [cell.strategy for cell in cells])
     heights = [PANEL_HEIGHT] * len(rows)
     if any(cell.differences for cell in cells):
@@ -160,11 +158,11 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         delay_axis(place, delays)
         _time_axis(place, span, labels=left)
         others = str(replace(rate, rate_mbit=None)).replace("none", "")
-        title = [*columns[x], _rate_text(rate), others, f"median {TIMES[measure]}"]
+        title = [*columns[x], _rate_text(rate), others, f"median {TIMES_TO_TARGET[measure]}"]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
                  f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
     kit.legend(figure, of_strategies)
-    drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES)
+    drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES_TO_TARGET)
     return drawn
 
 
@@ -183,8 +181,8 @@ def _in_words(sweep: SweepResults, cells: list[Cell], measure: str) -> str:
     """The medians that are drawn; a miss counts as infinite."""
     of_cells = ((cell, cell.times(measure)) for cell in cells)
     texts = [f"{sweep.name_of(c.group)} {kit.median_text(times)}" for c, times in of_cells if times]
-    title = f"{TIMES[measure].capitalize()} to {sweep.target} over the delay between nodes, medians"
-    return f"{title}: {kit.listed(texts)}."
+    title = f"{TIMES_TO_TARGET[measure].capitalize()} to {sweep.target}"
+    return f"{title} over the delay between nodes, medians: {kit.listed(texts)}."
 
 
 def _cells(sweep: SweepResults) -> list[Cell]:
@@ -195,7 +193,7 @@ def _cells(sweep: SweepResults) -> list[Cell]:
             "target: {metric: accuracy, value: 0.9} into the sweep file"
         )
     _check_axes(sweep, "script", STRATEGY, "setup", "link")
-    if not any(group.values(measure) for group in linked for measure in TIMES):
+    if not any(group.values(measure) for group in linked for measure in TIMES_TO_TARGET):
         raise NothingToDraw(f"no epoch of any run has a number named {sweep.target.metric}")
     return [
         Cell(
@@ -257,7 +255,13 @@ class Span(NamedTuple):
 
 
 def _span(cells: Sequence[Cell]) -> Span:
-    times = [t for cell in cells for name in TIMES for t in cell.times(name) if math.isfinite(t)]
+    times = [
+        t
+        for cell in cells
+        for name in TIMES_TO_TARGET
+        for t in cell.times(name)
+        if math.isfinite(t)
+    ]
     times = times or [1.0]
     missing = (cell for cell in cells if any(map(math.isinf, cell.times("tta_train_s"))))
     missed = Counter((cell.column, cell.row, cell.delay) for cell in missing)

@@ -19,7 +19,7 @@ from harness.read.figures.panels import (
     without_place,
 )
 from harness.read.figures.scales import log_axis
-from harness.read.labels import STRATEGY
+from harness.read.labels import STRATEGY, counted
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
 from harness.read.records.sweeps import SweepResults
 
@@ -104,7 +104,7 @@ def _diagonal(axes: Axes, workload: Workload) -> None:
 def _errors(cases: Sequence[PredictedGroup]) -> str:
     errors = [abs(case.error) for case in cases]
     textbook = [abs(case.baseline_error) for case in cases]
-    groups = f"{len(cases)} group{'s' if len(cases) > 1 else ''} of runs on several nodes"
+    groups = f"{counted(len(cases), 'group')} of runs on several nodes"
     return (
         f"{groups}: off by {statistics.median(errors):.1%} in the median, by {max(errors):.1%} at "
         f"most; the textbook's alpha-beta by {statistics.median(textbook):.1%} and "

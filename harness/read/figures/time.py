@@ -45,19 +45,19 @@ from harness.read.figures.scales import log_axis, named_rows, row_names
 from harness.read.labels import (
     MACHINE,
     STRATEGY,
+    TIMES_TO_TARGET,
     column_of,
+    counted,
     duration,
     heading_of,
     short_text,
     shown_axes,
 )
-from harness.read.records.comparable import TARGET, refused
+from harness.read.records.comparable import ACCURACY, TARGET, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
 
-QUALITY = "accuracy"
-TARGET_TIMES = {"tta_wall_s": "wall time", "tta_train_s": "training time"}  # measure: its name
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
 # Measure, title with unit, and the unit in those of the measure.
@@ -86,14 +86,14 @@ def targets_of(sweep: SweepResults) -> dict[str, Target]:
     """Per script: that of the sweep, or made of the best mean, rounded down to a percent."""
     best: dict[str, float] = {}
     for group in sweep.groups:
-        if (mean := group.mean(QUALITY)) is not None:
+        if (mean := group.mean(ACCURACY)) is not None:
             script = _script(group)
             best[script] = max(best.get(script, 0.0), mean)
     if not best:
-        raise NothingToDraw(f"no finished run has {QUALITY}")
+        raise NothingToDraw(f"no finished run has {ACCURACY}")
     if sweep.target is not None:
         return dict.fromkeys(best, sweep.target)
-    return {s: Target(QUALITY, math.floor(100 * OF_BEST * mean) / 100) for s, mean in best.items()}
+    return {s: Target(ACCURACY, math.floor(100 * OF_BEST * mean) / 100) for s, mean in best.items()}
 
 
 def _script(group: Group) -> str:
@@ -114,16 +114,16 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     notes = left_out(sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks), "groups")
     if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
-    wide = kit.panels_per_row(len(TARGET_TIMES))
+    wide = kit.panels_per_row(len(TIMES_TO_TARGET))
     named = [_row_names(sweep, [group for group, _ in rows[:MOST_ROWS]]) for _, rows in blocks]
     heights = [height * len(names) + 0.7 for names, height in named]
-    stacked = [height for height in heights for _ in range(len(TARGET_TIMES) // wide)]
+    stacked = [height for height in heights for _ in range(len(TIMES_TO_TARGET) // wide)]
     figure, axes = kit.grid(stacked, wide)
     drawn, texts = Drawn(figure, notes=notes), []
     shown = [
         (*block, names, measure)
         for block, (names, _) in zip(blocks, named, strict=True)
-        for measure in TARGET_TIMES
+        for measure in TIMES_TO_TARGET
     ]
     for number, (place, (target, rows, names, measure)) in enumerate(zip(axes, shown, strict=True)):
         of_measure = [(group, times[measure]) for group, times in rows[:MOST_ROWS]]
@@ -131,8 +131,8 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
         named_rows(place, [name if number % wide == 0 else "" for name in names])
         _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
         script = _script(rows[0][0]) if len(blocks) > 1 else ""
-        kit.describe(place, script, f"{TARGET_TIMES[measure]} to {target.short} (s)")
-        texts.append(f"{TARGET_TIMES[measure].capitalize()} to {target}, medians: {text}.")
+        kit.describe(place, script, f"{TIMES_TO_TARGET[measure]} to {target.short} (s)")
+        texts.append(f"{TIMES_TO_TARGET[measure].capitalize()} to {target}, medians: {text}.")
     drawn.alt = " ".join(texts)
     return drawn
 
@@ -144,7 +144,7 @@ def _times(group: Group, target: Target) -> dict[str, Times]:
         measure: [
             (r, r.measures[measure]) for r in aimed.measured(measure) if measure in r.measures
         ]
-        for measure in TARGET_TIMES
+        for measure in TIMES_TO_TARGET
     }
 
 
@@ -207,7 +207,7 @@ class TradeOff(NamedTuple):
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     """Accuracy over time and over energy; the line: what nothing else beats in both."""
-    measured = [group for group in sweep.groups if group.values(QUALITY)
+    measured = [group for group in sweep.groups if group.values(ACCURACY)
                 and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
     if not measured:
         raise NothingToDraw("no finished run has accuracy and a time")
@@ -335,13 +335,13 @@ def _point(
 ) -> TradeOff:  # fmt: skip
     """Each run, and the means of both."""
     measure, unit = cost_of
-    runs = [run for run in group.measured(measure) if {measure, QUALITY} <= run.measures.keys()]
+    runs = [run for run in group.measured(measure) if {measure, ACCURACY} <= run.measures.keys()]
     costs = [run.measures[measure] / unit for run in runs]
-    qualities = [run.measures[QUALITY] for run in runs]
+    qualities = [run.measures[ACCURACY] for run in runs]
     tips = [f"{sweep.name_of(group)}, {run_name(r)}: {c:,.4g}, {q:.4f}"
             for r, c, q in zip(runs, costs, qualities, strict=True)]  # fmt: skip
     kit.run_points(drawn, axes, costs, qualities, style, tips)
-    point = TradeOff(group, (group.mean(measure) or 0.0) / unit, group.mean(QUALITY) or 0.0)
+    point = TradeOff(group, (group.mean(measure) or 0.0) / unit, group.mean(ACCURACY) or 0.0)
     axes.plot([point.cost], [point.quality], color=style.colour, marker=style.marker,
               markersize=6, zorder=3)  # fmt: skip
     return point
@@ -431,7 +431,7 @@ def _parts(sweep: SweepResults, group: Group, unknown: dict[str, list[str]]) -> 
 def _counted(names: Sequence[str]) -> str:
     """Each group once, with how many of its runs."""
     counts = Counter(names).items()
-    return kit.listed((f"{name}: {n} run{'s' if n > 1 else ''}" for name, n in counts), ", ")
+    return kit.listed((f"{name}: {counted(n, 'run')}" for name, n in counts), ", ")
 
 
 def _shares(parts: dict[str, float]) -> str:

@@ -25,7 +25,7 @@ from harness.core.records import (
     write_json,
 )
 from harness.core.records.disk import draft_of
-from harness.core.records.summary import QUALITY, total_of
+from harness.core.records.summary import QUALITY_FIELDS, total_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign
@@ -206,7 +206,7 @@ def _summary(foreign: Foreign, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "epochs_done": foreign.epochs_done,
         "updates": foreign.updates,
         "samples": total_of(rows, "samples"),
-        **{name: last[name] for name in QUALITY if name in last},
+        **{name: last[name] for name in QUALITY_FIELDS if name in last},
         **best_of(finite, foreign.best_metric),
         "train_samples_per_s": None,
         "train_samples_per_s_per_gpu": None,

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.records import FINISHED
-from harness.core.records.summary import QUALITY
+from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.schema.fields import LARGEST
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
@@ -334,7 +334,7 @@ def _outcome(
 def _best_metric(state: dict[str, Any], rows: list[dict[str, Any]]) -> str | None:
     """Whose best value the state holds; none where it chose by nothing that it logged."""
     best = state.get("best_metric")
-    chosen_by = set(QUALITY) - {"train_loss"}
+    chosen_by = set(QUALITY_FIELDS) - {"train_loss"}
     known = [n for row in rows for n, value in row.items() if n in chosen_by and value == best]
     return known[0] if is_number(best) and known else None
 

@@ -24,6 +24,7 @@ from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
 from harness.core.topology import effective_batch
+from harness.read.labels import counted
 from harness.read.predict.exchange import BACKENDS, GLOO, NCCL, Reduction, Shape, Wire, wire_of
 from harness.read.predict.model import APART, Model, StepTime, fit_line, fit_sharing
 from harness.read.predict.phases import Phases, fit_phases
@@ -97,7 +98,7 @@ class Fitted:
 
     @property
     def runs_text(self) -> str:
-        runs = f"{self.runs} run{'s' if self.runs > 1 else ''} on one machine"
+        runs = f"{counted(self.runs, 'run')} on one machine"
         return f"{runs} ({self.left_out} disturbed left out)" if self.left_out else runs
 
 

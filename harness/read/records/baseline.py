@@ -157,8 +157,8 @@ def compare(group: Group, base: Group | None) -> dict[str, Any]:
 
 def against_target(group: Group, base: Group | None) -> dict[str, Any]:
     """Times to the target as shares of the baseline's."""
-    names = ("tta_train_s", "tta_wall_s")
-    return {k: v for n in names for k, v in _named(f"{n}_ratio", _share(group, base, n)).items()}
+    shares = (_named(f"{name}_ratio", _share(group, base, name)) for name in TO_TARGET[:2])
+    return {name: value for share in shares for name, value in share.items()}
 
 
 def _share(group: Group, base: Group | None, name: str) -> Estimate:

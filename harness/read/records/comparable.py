@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
-from harness.read.labels import listed
+from harness.read.labels import counted, listed
 from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import TO_TARGET, Run
@@ -124,14 +124,14 @@ def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
     texts = []
     if busy := sum(run.is_beside_others for run in runs):
         texts.append(
-            f"{_runs(busy)} with others on the machine (--pack, or more than "
+            f"{counted(busy, 'run')} with others on the machine (--pack, or more than "
             f"{DISTURBING_SHARE:.0%} of the cores in use by others)"
         )
         texts[0] += ": where a group has quiet runs, times are theirs alone" if grouped else ""
     if changed := sum(bool(run.other_batches) for run in runs):
         texts.append(
-            f"{_runs(changed)} in another batch per process than asked for (--auto_batch, or nodes "
-            "were missing): times and memory are left out"
+            f"{counted(changed, 'run')} in another batch per process than asked for "
+            "(--auto_batch, or nodes were missing): times and memory are left out"
         )
     return texts
 
@@ -151,7 +151,7 @@ def without_times(
         kinds.append(("times", "whose runs all ran in another batch than asked for",
                       [group for group in groups if _all_in_other_batches(group)]))  # fmt: skip
     return [
-        f"no {what} of {len(found)} group{'s' if len(found) > 1 else ''} {why}"
+        f"no {what} of {counted(len(found), 'group')} {why}"
         + (f" ({listed(map(name, found), ', ', MOST_NAMED)})" if name else "")
         for what, why, found in kinds
         if found
@@ -160,10 +160,6 @@ def without_times(
 
 def _all_in_other_batches(group: Group) -> bool:
     return bool(group.finished) and all(run.other_batches for run in group.finished)
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' if count > 1 else ''}"
 
 
 def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:

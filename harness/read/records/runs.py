@@ -36,7 +36,7 @@ from harness.core.schema.environment import (
 )
 from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
-from harness.read.labels import machine_kind
+from harness.read.labels import counted, machine_kind
 from harness.read.records.recorded import UNREADABLE, Recorded, attempts_of, is_number, recorded
 from harness.read.statistics import is_timed
 
@@ -297,8 +297,7 @@ class Run:
     def progress(self) -> str:
         """How far a run without outcome has come."""
         last = self._last_progress()
-        done = len(self.epochs)
-        text = f"{done} epoch{'' if done == 1 else 's'} recorded"
+        text = f"{counted(len(self.epochs), 'epoch')} recorded"
         if last.get("update") is not None:
             text += f", update {last['update']} of {last.get('updates')}"
         return text

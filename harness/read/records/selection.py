@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from harness.core.identity import number
 from harness.core.records import find_runs
 from harness.core.settings import UserError
-from harness.read.labels import listed
+from harness.read.labels import counted, listed
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, existing, none_readable, warn
@@ -127,7 +127,7 @@ def read_selected(selector: str, target: Target | None) -> Selected:
 def describe(group: Group) -> str:
     """Its selector, how many runs, their seeds and machines."""
     machines = dict.fromkeys(str(run.machine or "unknown machine") for run in group.runs)
-    text = f"{len(group.finished)} finished run{'' if len(group.finished) == 1 else 's'}"
+    text = counted(len(group.finished), "finished run")
     if len(group.finished) < len(group.runs):
         text += f" of {len(group.runs)}"
     if group.seeds:

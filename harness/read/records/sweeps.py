@@ -26,7 +26,7 @@ from harness.core.records.archives import is_archive
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.labels import STRATEGY, group_text, short_text
+from harness.read.labels import STRATEGY, counted, group_text, short_text
 from harness.read.records.copies import run_key, without_copies
 from harness.read.records.groups import Group, group_key, make_groups
 from harness.read.records.recorded import (
@@ -178,8 +178,8 @@ def _other_settings(run: Run) -> str | None:
 def _broken_lines(runs: Iterable[Run]) -> Iterator[str]:
     for run in runs:
         if run.broken_lines:
-            s = "s" if run.broken_lines > 1 else ""
-            yield f"{run.path}: {run.broken_lines} line{s} of epochs.jsonl not readable, left out"
+            lines = counted(run.broken_lines, "line")
+            yield f"{run.path}: {lines} of epochs.jsonl not readable, left out"
 
 
 def read_results(path: str | Path) -> SweepResults:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.read.drawing import colour_rules
 from harness.read.figures.catalogue import FIGURES
-from harness.read.labels import heading_of
+from harness.read.labels import counted, heading_of
 from harness.read.report.sections import Section, definitions
 from harness.read.table import Item, Table, html_lines, html_list
 from harness.read.tables.marks import FILTERS
@@ -89,14 +89,10 @@ def _section(section: Section) -> Iterator[str]:
 
 def _folded(title: str, lines: Iterable[str], table: Table | None = None) -> Iterator[str]:
     """Opened by a click; table: its rows are counted, also those that a filter leaves."""
-    count = f' <span class="count">{_rows(len(table.rows))}</span>' if table else ""
+    count = f' <span class="count">{counted(len(table.rows), "row")}</span>' if table else ""
     yield f"<details><summary><h3>{title}</h3>{count}</summary>"
     yield from lines
     yield "</details>"
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
 
 
 def _table(section: Section, table: Table) -> Iterator[str]:

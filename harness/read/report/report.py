@@ -26,7 +26,7 @@ from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
 from harness.read.figures.panels import Styles
-from harness.read.labels import label_text
+from harness.read.labels import counted, label_text
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.recorded import warn
 from harness.read.records.selection import read_all_parts, refuse_part
@@ -143,8 +143,7 @@ def _begun(sweep: SweepResults) -> tuple[SweepResults, list[tuple[str, str, str 
         return sweep, []
     both = zip(sweep.planned, sweep.runs, strict=True)
     kept = tuple(planned for planned, run in both if id(run) not in left_out)
-    count = f"{len(left_out)} run{'s' if len(left_out) > 1 else ''}"
-    line = (count, f"{WAITING}: not begun, or not selected", None)
+    line = (counted(len(left_out), "run"), f"{WAITING}: not begun, or not selected", None)
     return replace(sweep, planned=kept), [line]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.core.records.summary import QUALITY
+from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.schema.checks import fields
 from harness.core.settings import UserError
 from harness.read.labels import (
@@ -46,7 +46,7 @@ OTHER_TRAINING, OTHER_LINK, DISTURBED = "†", "‡", "§"
 GAIN, POINTS, EFFICIENCY = (
     "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
 )  # fmt: skip
-TIMES, RATIOS = ("tta_train_s", "tta_wall_s"), ("tta_train_s_ratio", "tta_wall_s_ratio")
+TIMES, RATIOS = TO_TARGET[:2], tuple(f"{name}_ratio" for name in TO_TARGET[:2])
 
 # Of these two, neither says enough without the other: a device can be busy without computing much,
 # and a strategy that trains fast can lose the time when it evaluates and saves.
@@ -60,8 +60,8 @@ GROUP_FACTS = (*FACTS, "planned", "finished", "reached")
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *GROUP_FACTS)
 
 # Not in every record: a run may have none of them.
-OPTIONAL = (*QUALITY, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s", "system_s",
-            "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
+OPTIONAL = (*QUALITY_FIELDS, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s",
+            "system_s", "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
             "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
             "peak_memory_gib", "comm_share", "comm_exposed_share", "compute_skew", MEMORY_FIRST,
             MEMORY_OTHERS, "attempts", *TO_TARGET, GAIN, POINTS,

@@ -11,7 +11,7 @@ from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.core.records.submitted import JOBS, open_entries
 from harness.core.settings import UserError
 from harness.read.compare.answers import Answer, all_disturbed, answers
-from harness.read.labels import UNKNOWN, column_of, heading_of, label_text, shown_axes
+from harness.read.labels import UNKNOWN, column_of, counted, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
     STRONG,
     WEAK,
@@ -249,13 +249,14 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
 def _links(runs: Sequence[Run]) -> list[str]:
     """How many finished runs had another link than the one asked for, and how one of them did."""
     warnings = (run.link_warning for run in runs if run.state == FINISHED)
-    counted = Counter(text for text in warnings if text is not None)
-    if not counted:
+    texts = Counter(text for text in warnings if text is not None)
+    if not texts:
         return []
-    first, _ = counted.most_common(1)[0]
-    number = sum(counted.values())
+    first, _ = texts.most_common(1)[0]
+    number = texts.total()
     return [
-        f"{OTHER_LINK} {_runs(number)}: {one_line(first)}" + (", ..." if len(counted) > 1 else "")
+        f"{OTHER_LINK} {counted(number, 'run')}: {one_line(first)}"
+        + (", ..." if len(texts) > 1 else "")
     ]
 
 
@@ -293,14 +294,14 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
     """Why cells beside those of the baseline are empty: as `compare` and answers say it."""
     pairs = [(group, baseline_of(sweep, group)) for group in sweep.groups]
     for question, (names, what) in COMPARED.items():
-        counted = Counter[str]()
+        refusals = Counter[str]()
         for group, base in pairs if shown & {*names} else ():
             if base is None or base is group or not (group.finished and base.finished):
                 continue
             if reasons := refused(group, base, question):
-                counted[", ".join(reasons)] += 1
-        for why, number in counted.items():
-            rows = f"{number} row{'s' if number > 1 else ''}"
+                refusals[", ".join(reasons)] += 1
+        for why, number in refusals.items():
+            rows = counted(number, "row")
             yield f"{UNKNOWN}: {what} not compared with the baseline in {rows} ({why})"
 
 
@@ -318,11 +319,15 @@ def _not_finished(
             what = f"{run.current_state}: {one_line(reason)}"
             lines.append((label_text(run.label, axes), what, run.path))
     skipped = Counter(run.reason or "" for run in runs if run.state == SKIPPED)
-    lines += [(_runs(n), f"{SKIPPED}: {one_line(reason)}", None) for reason, n in skipped.items()]
+    lines += [
+        (counted(n, "run"), f"{SKIPPED}: {one_line(reason)}", None) for reason, n in skipped.items()
+    ]
     submitted = _submitted(sweep)
     waiting = Counter(run.path in submitted for run in runs if run.state == WAITING)
     texts = {True: "submitted to the cluster", False: "not begun"}
-    lines += [(_runs(n), f"{WAITING}: {texts[known]}", None) for known, n in waiting.items()]
+    lines += [
+        (counted(n, "run"), f"{WAITING}: {texts[known]}", None) for known, n in waiting.items()
+    ]
     return lines
 
 
@@ -332,10 +337,6 @@ def _submitted(sweep: SweepResults) -> Mapping[str, Any]:
         return open_entries(sweep.folder / JOBS)
     except UserError:
         return {}
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' if count > 1 else ''}"
 
 
 def one_line(text: str) -> str:
