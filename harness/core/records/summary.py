@@ -45,8 +45,8 @@ def of_rows(rows: Rows) -> dict[str, Any]:
         "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
         "reserved_memory_gib": _largest(rows, "reserved_memory_gib_per_rank"),
         **sums,
-        **{name: _mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
-        "gpu_utilisation_percent": _mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
+        **{name: _timed_mean_of(rows, [row.get(name) for row in rows]) for name in MEANS},
+        "gpu_utilisation_percent": _timed_mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
         "joules_per_sample": energy_j / samples if energy_j is not None and samples else None,
     }
 
@@ -68,7 +68,14 @@ def total_of(rows: Rows, name: str) -> float | None:
     return known
 
 
-def _mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
+def mean_of(rows: Rows, name: str, weight: str) -> float | None:
+    """The mean by another field; None where a row does not know both, and of no rows."""
+    if not total_of(rows, weight) or total_of(rows, name) is None:
+        return None
+    return fmean([row[name] for row in rows], [row[weight] for row in rows])
+
+
+def _timed_mean_of(rows: Rows, values: Sequence[float | None]) -> float | None:
     """The mean weighted by timed seconds; None if an epoch with timed steps lacks a value."""
     timed = [(v, row["timed_s"]) for row, v in zip(rows, values, strict=True) if row.get("timed_s")]
     known = [(value, seconds) for value, seconds in timed if value is not None]

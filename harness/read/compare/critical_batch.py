@@ -90,7 +90,7 @@ def fit(values: Mapping[float, Sequence[float]]) -> Fit:
     if len(values) < BATCHES:
         many = "1 batch" if len(values) == 1 else f"{len(values)} batches"
         return _undetermined(f"{many} can be fitted; {BATCHES} are needed")
-    means = {batch: math.fsum(samples) / len(samples) for batch, samples in values.items()}
+    means = {batch: statistics.fmean(samples) for batch, samples in values.items()}
     runs = [(batch, each) for batch, samples in values.items() for each in samples]
     batches, samples = np.array(runs).T
     weights = np.array([1 / means[batch] ** 2 for batch in batches])

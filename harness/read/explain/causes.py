@@ -30,6 +30,7 @@ from harness.read.explain.time_breakdown import (
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
+from harness.read.statistics import spread
 
 SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
 OUTSIDE = "evaluation and saving"
@@ -87,10 +88,6 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
     payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
     samples = run.data.get("test_samples") or 0
     batch = settings.get("eval_batch") or EVAL_BATCH
-    rows: Sequence[Mapping[str, Any]] = run.epochs
-    readings = [((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows]
-    busy = [value for value in readings if is_number(value)]
-    cpu_percent = sum(busy) / len(busy) if busy else None
     return RunContext(
         strategy=str(settings["strategy"]),
         nodes=nodes,
@@ -100,7 +97,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         eval_batch=min(batch, samples / processes),
         on_cpu=run.device == "cpu",
         emulated=run.launch.get("launcher") == "netns",
-        cpu_percent=cpu_percent,
+        cpu_percent=_cpu_percent(run.epochs),
         others_cores=_others_cores(run),
         throttled=_throttled(run.epochs),
         payload_bytes=payload / updates / processes if payload and updates else None,
@@ -143,6 +140,12 @@ def _other_exchange(run: Run) -> str | None:
 def _others_cores(run: Run) -> float | None:
     share, cores = run.others_cpu_share, run.environment.get("cpu_cores")
     return None if share is None or not cores else share * float(cores)
+
+
+def _cpu_percent(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """The mean over the epochs that know it."""
+    readings = (((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows)
+    return spread([value for value in readings if is_number(value)]).mean
 
 
 def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records.summary import total_of
+from harness.core.records.summary import mean_of, total_of
 from harness.core.settings import UserError
-from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
 from harness.read.statistics import SampleStatistics, spread
 
@@ -186,10 +185,8 @@ def _recorded_by_ranks(run: Run) -> list[dict[str, float]]:
 
 def _data_wait(rows: Sequence[Mapping[str, Any]], step_s: float) -> float | None:
     """Seconds per step, from rank 0's share of whole epochs."""
-    whole_s = total_of(rows, "epoch_time_s")
-    if not whole_s or total_of(rows, "data_wait_share") is None:
-        return None
-    return step_s * math.fsum(r["data_wait_share"] * r["epoch_time_s"] for r in rows) / whole_s
+    share = mean_of(rows, "data_wait_share", "epoch_time_s")
+    return None if share is None else step_s * share
 
 
 def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
@@ -207,16 +204,13 @@ def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
 
 def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """By operations where these are known, else by tokens; None for images."""
-    if total_of(rows, "padding_share") is None:
-        return None
-    pairs = [(r.get("tflops_per_s"), r.get("tflops_per_s_without_padding")) for r in rows]
-    weights = [row["timed_s"] for row in rows]
-    if all(is_number(whole) and is_number(own) for whole, own in pairs):
-        whole_tflop = math.fsum(s * whole for s, (whole, _) in zip(weights, pairs, strict=True))
-        own_tflop = math.fsum(s * own for s, (_, own) in zip(weights, pairs, strict=True))
-        return 1 - own_tflop / whole_tflop if whole_tflop else None
-    shares = (s * row["padding_share"] for s, row in zip(weights, rows, strict=True))
-    return math.fsum(shares) / math.fsum(weights)
+    share = mean_of(rows, "padding_share", "timed_s")
+    done, needed = (
+        mean_of(rows, name, "timed_s") for name in ("tflops_per_s", "tflops_per_s_without_padding")
+    )
+    if share is None or done is None or needed is None:
+        return share
+    return 1 - needed / done if done else None
 
 
 def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:

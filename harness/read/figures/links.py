@@ -216,8 +216,8 @@ def _times(
         mine = sorted((c for c in cells if c.strategy == name), key=lambda c: c.delay)
         mine = [cell for cell in mine if cell.times(measure)]
         aside = kit.aside(number, len(styles))
-        points = [(c.delay, run, t) for c in mine for run in c.group.measured(measure)
-                  if math.isfinite(t := run.measures.get(measure, math.inf))]  # fmt: skip
+        points = [(c.delay, run, t) for c in mine for run, t in c.group.by_run(measure)
+                  if math.isfinite(t)]  # fmt: skip
         tips = [f"{name}, {delay:g} ms, {run_name(run)}: {t:,.4g} s" for delay, run, t in points]
         x, y = [delay * aside for delay, _, _ in points], [t for *_, t in points]
         kit.run_points(drawn, axes, x, y, style, tips)

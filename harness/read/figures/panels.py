@@ -234,11 +234,11 @@ def draw_group(
 
     aside: factor from x to where it is drawn.
     """
-    runs = [run for run in group.measured(measure) if measure in run.measures]
-    if not runs:
+    by_run = group.by_run(measure)
+    if not by_run:
         return None
-    values = [run.measures[measure] for run in runs]
-    tips = [f"{line}, {x:g}, {run_name(r)}: {r.measures[measure]:,.4g}" for r in runs]
+    values = [value for _, value in by_run]
+    tips = [f"{line}, {x:g}, {run_name(run)}: {value:,.4g}" for run, value in by_run]
     kit.run_points(drawn, axes, [aside * x] * len(values), values, style, tips)
     rate = is_rate(measure)
     mean, low, high = kit.mean_with_interval(axes, aside * x, values, style, rate)

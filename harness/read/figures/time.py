@@ -140,12 +140,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
 def _times(group: Group, target: Target) -> dict[str, Times]:
     """Of the finished runs that have the metric and count; a miss is infinite."""
     aimed = replace(group, runs=tuple(run.toward(target) for run in group.finished))
-    return {
-        measure: [
-            (r, r.measures[measure]) for r in aimed.measured(measure) if measure in r.measures
-        ]
-        for measure in TIMES_TO_TARGET
-    }
+    return {measure: aimed.by_run(measure) for measure in TIMES_TO_TARGET}
 
 
 def _block(

@@ -21,7 +21,6 @@ from harness.read.records.comparable import (
     values_of,
 )
 from harness.read.records.groups import Group
-from harness.read.records.recorded import is_number
 from harness.read.records.runs import PER_NODE, TO_TARGET, Run
 from harness.read.records.sweeps import SweepResults, read_sweep
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
@@ -273,7 +272,6 @@ def per_node(group: Group) -> dict[str, list[float | None]]:
         for node in range(nodes):
             runs = group.measured(name)
             values = [run.per_node[node].get(name) for run in runs if node < len(run.per_node)]
-            known = [value for value in values if is_number(value)]
-            means.append(math.fsum(known) / len(known) if known else None)
+            means.append(spread([value for value in values if value is not None]).mean)
         by_node[f"{name}_per_node"] = means
     return by_node

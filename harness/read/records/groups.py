@@ -103,9 +103,13 @@ class Group:
         known = [run.settings[name] for run in self.runs if run.settings.get(name) is not None]
         return known[0] if known and all(value == known[0] for value in known) else None
 
+    def by_run(self, measure: str) -> list[tuple[Run, float]]:
+        """The finished runs whose number counts, with it, as far as it is known."""
+        runs = self.measured(measure)
+        return [(run, run.measures[measure]) for run in runs if measure in run.measures]
+
     def values(self, measure: str) -> list[float]:
-        """Those of the finished runs that count, as far as they are known."""
-        return [run.measures[measure] for run in self.measured(measure) if measure in run.measures]
+        return [value for _, value in self.by_run(measure)]
 
     def fact(self, name: str) -> Any:
         """A property of Run that is the same wherever it is known; None where it differs."""

@@ -25,7 +25,7 @@ from harness.core.records import (
     WAITING,
     RunFolder,
 )
-from harness.core.records.summary import disturbance, others_share_of_run, total_of
+from harness.core.records.summary import disturbance, mean_of, others_share_of_run, total_of
 from harness.core.schema.checks import check_fields
 from harness.core.schema.environment import (
     CalibrationRecord,
@@ -276,7 +276,10 @@ class Run:
         for node in range(self.nodes):
             ranks = [last[rank] for rank in range(node * size, (node + 1) * size)]
             sums = {name: total_of(ranks, field) for name, field in SUMMED.items()}
-            nodes.append(sums | {name: _mean(ranks, field) for name, field in AVERAGED.items()})
+            # A rank without samples has no accuracy and does not count.
+            tested = [row for row in ranks if row.get("eval_samples") != 0]
+            means = {name: mean_of(tested, of, "eval_samples") for name, of in AVERAGED.items()}
+            nodes.append(sums | means)
         return tuple(nodes)
 
     @property
@@ -440,16 +443,6 @@ def time_to_target(rows: Sequence[EpochRow], target: Target) -> dict[str, float]
 
 def _known(value: Any) -> float:
     return float(value) if is_number(value) else math.nan
-
-
-def _mean(ranks: list[Mapping[str, Any]], name: str) -> float | None:
-    """The mean over samples, of which ranks may have different numbers."""
-    # A rank without samples has no accuracy and does not count.
-    rows = [row for row in ranks if row.get("eval_samples") != 0]
-    if not rows or not all(is_number(r.get(n)) for r in rows for n in (name, "eval_samples")):
-        return None
-    total = math.fsum(row["eval_samples"] for row in rows)
-    return math.fsum(row["eval_samples"] * row[name] for row in rows) / total
 
 
 def link_numbers(environment: Mapping[str, Any]) -> dict[str, float]:
