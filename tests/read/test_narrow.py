@@ -14,8 +14,8 @@ from matplotlib.text import Text
 from harness.core.settings import UserError
 from harness.read.drawing import Drawn, grid, lay_out, page_width
 from harness.read.figures.catalogue import draw
-from harness.read.figures.scales import named_rows
 from harness.read.records.sweeps import SweepResults, read_sweep
+from harness.read.scales import named_rows
 from harness.read.table import latex_lines, table_of
 from tests.support.drawn import measured, texts
 from tests.support.records import TARGET, Plan, epochs, lines

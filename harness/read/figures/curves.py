@@ -27,13 +27,13 @@ from harness.read.figures.panels import (
     same_scale,
     without_place,
 )
-from harness.read.figures.scales import doubling_axis, fitted
 from harness.read.labels import STRATEGY, heading_of
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency, is_single_of
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
+from harness.read.scales import doubling_axis, fitted
 from harness.read.statistics import spread
 
 BATCH = "per_gpu_batch"

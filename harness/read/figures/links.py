@@ -15,12 +15,12 @@ from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
-from harness.read.figures.scales import delay_axis, log_axis, named_rows, row_names
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
 from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
+from harness.read.scales import delay_axis, log_axis, named_rows, row_names
 
 NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
 DELAY = "delay between the nodes, one way (ms)"

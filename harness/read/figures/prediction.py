@@ -18,10 +18,10 @@ from harness.read.figures.panels import (
     run_name,
     without_place,
 )
-from harness.read.figures.scales import log_axis
 from harness.read.labels import STRATEGY, counted
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
 from harness.read.records.sweeps import SweepResults
+from harness.read.scales import log_axis
 
 NO_NODES = (
     "no finished run is on several nodes, so there is nothing to predict: "

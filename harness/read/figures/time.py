@@ -41,7 +41,6 @@ from harness.read.figures.panels import (
     set_title,
     without_place,
 )
-from harness.read.figures.scales import log_axis, named_rows, row_names
 from harness.read.labels import (
     MACHINE,
     STRATEGY,
@@ -57,6 +56,7 @@ from harness.read.records.comparable import ACCURACY, TARGET, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
+from harness.read.scales import log_axis, named_rows, row_names
 
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy

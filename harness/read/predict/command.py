@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from matplotlib.figure import Figure
+from matplotlib.artist import Artist
 
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import effective_batch
-from harness.read.drawing import FAINT, LINES, calm
+from harness.read import drawing as kit
+from harness.read.drawing import Drawn, Style
 from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.exchange import Shape, wire_of
 from harness.read.predict.fitting import Fitted, Overrides, fit_records
@@ -34,6 +35,7 @@ from harness.read.predict.model import (
 )
 from harness.read.predict.phases import EPOCH_END, EVALUATION, PROBE, SAVING, START
 from harness.read.records.selection import start_on
+from harness.read.scales import doubling_axis, log_axis
 from harness.read.table import Table, screen, show, table_of
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
@@ -123,38 +125,35 @@ def as_fields(result: Outcome) -> dict[str, Any]:
     }
 
 
-def curve_figure(curve: list[Prediction], title: str) -> Figure:
+def curve_figure(curve: list[Prediction], title: str) -> Drawn:
     """With the line without any waiting, and the 95 % interval where it is known."""
-    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
-    axes = figure.add_subplot()
+    figure, (axes,) = kit.grid([4.0])
     nodes = [each.plan.shape.nodes for each in curve]
-    (blue, marker), (orange, _) = LINES[:2]
-    ideal = [each.samples / each.alone_s for each in curve]
-    axes.plot(nodes, ideal, color=FAINT, linestyle="--", linewidth=1.2, label="no waiting")
+    styles = {"no waiting": Style(kit.FAINT, "", "--"), "predicted": kit.cycle(0)}
+    ideal, predicted = styles.values()
     rates = [each.samples_per_s for each in curve]
-    axes.plot(nodes, rates, color=blue, marker=marker, markersize=5, label="predicted")
-    known = [
+    kit.line(axes, nodes, [each.samples / each.alone_s for each in curve], ideal)
+    kit.line(axes, nodes, rates, predicted, marker=predicted.marker, markersize=5)
+    marks = list[Artist]()
+    if known := [
         (each.plan.shape.nodes, each.samples / each.high_s, each.samples / each.low_s)
         for each in curve
         if each.low_s and each.high_s
-    ]
-    if known:
+    ]:
         at, low, high = zip(*known, strict=True)
-        axes.fill_between(at, low, high, color=blue, alpha=0.2, linewidth=0, label="95 % interval")
-    bends = bend(curve)
-    if bends is not None:
-        label = f"efficiency below 0.5 from {bends.plan.shape.nodes} on"
-        axes.axvline(bends.plan.shape.nodes, color=orange, linewidth=1.2, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(nodes, [f"{count:,}" for count in nodes], rotation=45 if len(nodes) > 8 else 0)
-    axes.minorticks_off()
-    axes.set_xlabel(f"nodes of {curve[0].plan.shape.per_node} process(es)")
-    axes.set_ylabel("training samples/s")
-    axes.set_title(title, fontsize=10)
-    calm(axes)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
+        band = axes.fill_between(at, low, high, color=predicted.colour, alpha=0.2, linewidth=0)
+        band.set_label("95 % interval")
+        marks.append(band)
+    if (bends := bend(curve)) is not None:
+        first = bends.plan.shape.nodes
+        marks.append(axes.axvline(first, color=kit.cycle(1).colour, linewidth=1.2,
+                                  label=f"efficiency below 0.5 from {first} on"))  # fmt: skip
+    doubling_axis(axes, nodes)
+    log_axis(axes, "y")
+    per_node = curve[0].plan.shape.per_node
+    kit.describe(axes, title, f"nodes of {per_node} process(es)", "training samples/s")
+    kit.legend(figure, styles, marks)
+    return Drawn(figure, f"{title}: predicted training samples/s over the number of nodes")
 
 
 def fit_lines(fitted: Fitted) -> Iterator[str]:
@@ -340,9 +339,9 @@ def run(options: argparse.Namespace) -> int:
             show(curve_table(curve))
             console.print(bend_line(curve))
     if options.plot:
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
-        figure = curve_figure(curve or [result.prediction], f"{fitted.name} over {link}")
-        figure.savefig(options.plot, dpi=150)
+        drawn = curve_figure(curve or [result.prediction], f"{fitted.name} over {link}")
+        kind = options.plot.suffix.removeprefix(".")
+        kit.save(drawn, options.plot.parent, options.plot.stem, [kind], dark=False)
     return 0
 
 
