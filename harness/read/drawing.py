@@ -356,10 +356,10 @@ def lay_out(figure: Figure) -> None:
 
 def _is_placed(figure: Figure, engine: LayoutEngine) -> bool:
     """Whether its labels leave room for its panels; asked only of a width that was chosen."""
-    with _drawn_at(figure, PNG_DPI), warnings.catch_warnings(record=True) as found:
+    with _drawn_at(figure, PNG_DPI), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine.execute(figure)
-    return _page.get() is None or not any("constrained_layout" in str(w.message) for w in found)
+    return _page.get() is None or not any("constrained_layout" in str(w.message) for w in caught)
 
 
 @contextmanager

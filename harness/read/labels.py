@@ -175,6 +175,6 @@ def duration(seconds: float) -> str:
     """A duration as people write it: 1 h 22 min, 12 min 30 s, 8.4 s."""
     if seconds < 60:
         return f"{seconds:.3g} s"
-    whole = round(seconds)
-    hours, minutes, left = whole // 3600, whole % 3600 // 60, whole % 60
+    total_s = round(seconds)
+    hours, minutes, left = total_s // 3600, total_s % 3600 // 60, total_s % 60
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"

@@ -123,12 +123,12 @@ def show(table: Table) -> None:
 
 def parts(table: Table, width: int | None) -> list[Table]:
     """As few tables as possible, of similar width; each repeats the key columns."""
-    whole = range(len(table.headings))
-    if width is None or _width(table, whole) <= width:
+    every_column = range(len(table.headings))
+    if width is None or _width(table, every_column) <= width:
         return [table]
     rows = tuple(tuple(cell.replace(" ± ", "±") for cell in row) for row in table.rows)
     tight = replace(table, rows=rows)
-    if _width(tight, whole) <= width:
+    if _width(tight, every_column) <= width:
         return [tight]
     fewest = _filled(table, width)
     while width > 1 and len(narrower := _filled(table, width - 1)) == len(fewest):

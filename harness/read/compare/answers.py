@@ -260,23 +260,24 @@ def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) 
     the cases it is faster, slower, within the noise, ... Cases of equal values count once.
     """
     alike = _alike(measure, pairs)
-    what, found = _what(sweep, measure), [of_alike[0].estimate(measure) for of_alike in alike]
-    estimates = [each for each in found if isinstance(each, Estimate) and each.value is not None]
+    what, results = _what(sweep, measure), [of_alike[0].estimate(measure) for of_alike in alike]
+    estimates = [each for each in results if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
-        return f"{what}: {listed(dict.fromkeys(map(str, found)), ' or ', MOST_TEXTS)}"
+        return f"{what}: {listed(dict.fromkeys(map(str, results)), ' or ', MOST_TEXTS)}"
     cases = _names_of_cases(sweep, alike)
     once = _counted_once(len(alike), len(pairs))
     if len(alike) <= FEW_CASES:
         alone = _runs(pairs) == ALONE
-        texts = [_one(measure, each, case, alone) for each, case in zip(found, cases, strict=True)]
+        both = zip(results, cases, strict=True)
+        texts = [_one(measure, result, case, alone) for result, case in both]
         return f"{what}: {', and '.join(texts)}{once}"
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(
-        each if isinstance(each, str) else _judged(measure, each, more, less) for each in found
+        each if isinstance(each, str) else _judged(measure, each, more, less) for each in results
     )
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
-    span = [] if {*counts} == {EQUAL} else [_span(measure, found, cases)]
+    span = [] if {*counts} == {EQUAL} else [_span(measure, results, cases)]
     return f"{what}: {', '.join([*span, *texts])}{once}"
 
 
@@ -290,8 +291,8 @@ def _alike(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[list[Pair]]:
             frozenset(values_of(group, measure.name, measure.question).items())
             for group in (pair.group, pair.base)
         ]
-        found = pair.estimate(measure)
-        key = (*values, found) if isinstance(found, Estimate) else id(pair)
+        result = pair.estimate(measure)
+        key = (*values, result) if isinstance(result, Estimate) else id(pair)
         alike.setdefault(key, []).append(pair)
     return [*alike.values()]
 
@@ -305,23 +306,23 @@ def _counted_once(different: int, cases: int) -> str:
     return f" ({different} different results in {cases} cases)"
 
 
-def _one(measure: ComparedMeasure, found: Estimate | str, case: str, alone: bool) -> str:
+def _one(measure: ComparedMeasure, result: Estimate | str, case: str, alone: bool) -> str:
     """The number and interval of one case, which is named if there are several."""
     named = f" for {case}" if case else ""
-    judged = found if isinstance(found, str) else _judged(measure, found, "", "")
+    judged = result if isinstance(result, str) else _judged(measure, result, "", "")
     if judged == UNKNOWN_NOISE and alone:  # said of all at the end
         judged = ""
-    if isinstance(found, str) or judged == EQUAL:
+    if isinstance(result, str) or judged == EQUAL:
         return f"{judged}{named}"
-    text = f"{_number(measure, found.value)} {_unit(measure)}"
-    if found.low is not None and judged not in (TOO_FEW, NO_SPREAD):
-        text += f" ({_number(measure, found.low)} to {_number(measure, found.high)})"
+    text = f"{_number(measure, result.value)} {_unit(measure)}"
+    if result.low is not None and judged not in (TOO_FEW, NO_SPREAD):
+        text += f" ({_number(measure, result.low)} to {_number(measure, result.high)})"
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
 
 
-def _span(measure: ComparedMeasure, found: Sequence[Estimate | str], cases: Sequence[str]) -> str:
+def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Sequence[str]) -> str:
     """The least and the most, each with its case."""
-    known = [(each.value, n) for n, each in enumerate(found)
+    known = [(each.value, n) for n, each in enumerate(results)
              if isinstance(each, Estimate) and each.value is not None]  # fmt: skip
     ends = {_number(measure, value): cases[n] for value, n in (min(known), max(known))}
     named = len(ends) > 1 or len(known) == 1

@@ -197,8 +197,8 @@ class Family:
         times for its misses is left out by itself.
         """
         groups = [batch.group for batch in self.batches if batch.group.finished]
-        found = (judge(groups[0], group)[TARGET].reasons for group in groups)
-        reasons = dict.fromkeys(reason for reasons in found for reason in reasons)
+        verdicts = [judge(groups[0], group)[TARGET] for group in groups]
+        reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
         return [reason for reason in reasons if not reason.startswith(MISSES)]
 
     @property

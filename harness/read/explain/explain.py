@@ -249,12 +249,12 @@ def _times(ratio: float) -> str:
     return three_digits(ratio) if ratio >= 100 else f"{ratio:#.3g}"
 
 
-def _for_its_script(group: Group, found: list[Cause]) -> list[Cause]:
+def _for_its_script(group: Group, candidates: list[Cause]) -> list[Cause]:
     """The causes with remedies for users of LogCallback in their own scripts."""
     run = group.finished[0]
     if "script" in run.settings and not run.imported:
-        return found
-    return [replace(cause, remedy=_for_any_trainer(cause.remedy)) for cause in found]
+        return candidates
+    return [replace(cause, remedy=_for_any_trainer(cause.remedy)) for cause in candidates]
 
 
 def _for_any_trainer(remedy: str) -> str:

@@ -363,8 +363,8 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
             "devices",
             "efficiency against one device" if place is axes[0] else "",
         )
-        found = kit.listed(reached) or "nothing to compare"
-        texts.append(f"{': '.join(filter(None, (panel.title, found)))}.")
+        text = kit.listed(reached) or "nothing to compare"
+        texts.append(f"{': '.join(filter(None, (panel.title, text)))}.")
     if not kinds:
         raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
     if without_one:

@@ -68,19 +68,19 @@ def _mark(
     drawn: Drawn, axes: Axes, sweep: SweepResults, case: PredictedGroup, style: Style
 ) -> None:
     """Runs at what they measured, all at the height of their prediction."""
-    found, name = case.prediction, sweep.name_of(case.group)
-    predicted = 1e3 * found.step_s
+    predicted, name = case.prediction, sweep.name_of(case.group)
+    predicted_ms = 1e3 * predicted.step_s
     steps = [1e3 * each for each in case.measured_s]
     tips = [
-        f"{name}, {run_name(run)}: {step:,.4g} ms measured, {predicted:,.4g} ms predicted"
+        f"{name}, {run_name(run)}: {step:,.4g} ms measured, {predicted_ms:,.4g} ms predicted"
         for run, step in zip(case.runs, steps, strict=True)
     ]
-    kit.run_points(drawn, axes, steps, [predicted] * len(steps), style, tips)
-    mean, *_ = kit.mean_with_interval(axes, predicted, steps, style, across=True)
-    axes.plot([mean], [1e3 * found.baseline_s], color=kit.FAINT, marker="o", alpha=0.7,
+    kit.run_points(drawn, axes, steps, [predicted_ms] * len(steps), style, tips)
+    mean, *_ = kit.mean_with_interval(axes, predicted_ms, steps, style, across=True)
+    axes.plot([mean], [1e3 * predicted.baseline_s], color=kit.FAINT, marker="o", alpha=0.7,
               markerfacecolor="none", markersize=5, linestyle="", zorder=2)  # fmt: skip
-    if found.low_s is not None and found.high_s is not None:
-        kit.interval(axes, [mean, mean], [1e3 * found.low_s, 1e3 * found.high_s], style)
+    if predicted.low_s is not None and predicted.high_s is not None:
+        kit.interval(axes, [mean, mean], [1e3 * predicted.low_s, 1e3 * predicted.high_s], style)
 
 
 def _diagonal(axes: Axes, workload: Workload) -> None:

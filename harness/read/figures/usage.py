@@ -160,8 +160,8 @@ def _draw_series(
     for (_, readings), colour in zip(series.items(), colours, strict=True):
         step, values = math.ceil(len(readings) / MOST_POINTS), list[float]()
         for part in _unbroken(np.array(readings, float)):
-            whole = max(step, len(part) - len(part) % step)
-            means = [each.mean(axis=0) for each in np.array_split(part[:whole], whole // step)]
+            count = max(step, len(part) - len(part) % step)
+            means = [each.mean(axis=0) for each in np.array_split(part[:count], count // step)]
             axes.plot([time - begin for time, _ in means], [value for _, value in means],
                       color=colour, linewidth=1, alpha=0.85)  # fmt: skip
             values += [float(value) for _, value in means]

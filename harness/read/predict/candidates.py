@@ -104,23 +104,23 @@ def candidates(
         if not here:
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
-    found = Candidates([], [], [])
+    choices = Candidates([], [], [])
     trainings = [*_trainings(here)]
     for same, settings in zip(trainings, told_apart(trainings), strict=True):
-        _add(found, fitted, same, settings, wire, target, emulated)
-    if not found.reached:
-        raise UserError(_nothing(found, asked, target, here))
-    found.reached.sort(key=lambda each: each.wall_s)
-    return found
+        _add(choices, fitted, same, settings, wire, target, emulated)
+    if not choices.reached:
+        raise UserError(_nothing(choices, asked, target, here))
+    choices.reached.sort(key=lambda each: each.wall_s)
+    return choices
 
 
-def _nothing(found: Candidates, asked: str, target: Target, runs: Iterable[Run]) -> str:
+def _nothing(choices: Candidates, asked: str, target: Target, runs: Iterable[Run]) -> str:
     values = [row.get(target.metric) for run in runs for row in run.epochs]
     best = [float(value) for value in values if isinstance(value, (int, float))]
     if not best:
         return f"--target {target}: no run on {asked} nodes has {target.metric}"
-    if not found.missed:
-        return f"runs on {asked} nodes cannot be predicted: {found.left_out[0]}"
+    if not choices.missed:
+        return f"runs on {asked} nodes cannot be predicted: {choices.left_out[0]}"
     value = min(best) if target.smaller_is_better else max(best)
     return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the "
             f"best epoch has {value:.4g}")  # fmt: skip
@@ -154,7 +154,7 @@ def _shown(run: Run) -> tuple[Any, ...]:
 
 
 def _add(
-    found: Candidates, fitted: Fitted, runs: list[Run], settings: str, wire: Wire, target: Target,
+    choices: Candidates, fitted: Fitted, runs: list[Run], settings: str, wire: Wire, target: Target,
     emulated: bool,
 ) -> None:  # fmt: skip
     """A candidate for each way of exchange that was recorded: of its steps its own runs tell, of
@@ -171,15 +171,15 @@ def _add(
             if not epochs or not all(map(math.isfinite, epochs.values())):
                 reached = sum(map(math.isfinite, epochs.values()))
                 seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
-                words = f"{plan.label}, batch {plan.batch}, on {plan.shape}"
-                words += f", {settings}" if settings else ""
-                found.missed.append(f"{words} (reached {seeds})")
+                text = f"{plan.label}, batch {plan.batch}, on {plan.shape}"
+                text += f", {settings}" if settings else ""
+                choices.missed.append(f"{text} (reached {seeds})")
                 continue
             known = [*epochs.values()]
             choice = _candidate(fitted, exchanged, plan, known, "direct" in ways)
-            found.reached.append(replace(choice, settings=settings))
+            choices.reached.append(replace(choice, settings=settings))
         except UserError as error:
-            found.left_out.append(f"{name}: {error}")
+            choices.left_out.append(f"{name}: {error}")
 
 
 def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:

@@ -57,7 +57,7 @@ class Outcome:
     phases: dict[str, float]  # what else a run takes, as far as it is known
 
     @property
-    def whole_s(self) -> float | None:
+    def evaluated_epoch_s(self) -> float | None:
         """An epoch with its evaluation, as far as that is known."""
         return None if self.epoch_s is None else self.epoch_s + (self.eval_s or 0.0)
 
@@ -65,22 +65,22 @@ class Outcome:
         """Until the last epoch is evaluated: saving comes after that. A restart begins again, and
         makes half an epoch twice on average.
         """
-        if self.whole_s is None:
+        if self.evaluated_epoch_s is None:
             return None
         between_s = sum(self.phases.get(name, 0.0) for name in (SAVING, EPOCH_END))
         once_s = sum(self.phases.get(name, 0.0) for name in (START, PROBE))
-        again_s = restarts * (once_s + self.whole_s / 2)
-        return once_s + epochs * self.whole_s + (epochs - 1) * between_s + again_s
+        again_s = restarts * (once_s + self.evaluated_epoch_s / 2)
+        return once_s + epochs * self.evaluated_epoch_s + (epochs - 1) * between_s + again_s
 
 
 def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | None) -> Outcome:
     ranks = prediction.plan.shape.ranks
-    # As with --tail cut: what fills no whole effective batch is left out.
+    # As with --tail cut: what fills no full effective batch is left out.
     updates = fitted.train_samples // prediction.samples if fitted.train_samples else None
     plan = prediction.plan
     known = fitted.phases.at(plan.shape, plan.wire)
     phases = {name: phase.fixed_s for name, phase in known.items()}
-    whole = Outcome(
+    result = Outcome(
         prediction,
         updates,
         epoch_s=updates * prediction.step_s if updates else None,
@@ -89,9 +89,9 @@ def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | N
         cost=None,
         phases=phases,
     )
-    if cost_per_gpu_hour is None or whole.whole_s is None:
-        return whole
-    return replace(whole, cost=cost_per_gpu_hour * ranks * whole.whole_s / 3600)
+    if cost_per_gpu_hour is None or result.evaluated_epoch_s is None:
+        return result
+    return replace(result, cost=cost_per_gpu_hour * ranks * result.evaluated_epoch_s / 3600)
 
 
 def _energy(fitted: Fitted, prediction: Prediction, updates: int | None) -> float | None:
@@ -200,8 +200,8 @@ def prediction_lines(
             f"               an update takes {each.samples:,} samples, and the records have "
             f"{fitted.train_samples:,}: choose fewer processes or a smaller --batch"
         )
-    whole = _duration(result.run_s(epochs, restarts))
-    yield f"  {epochs:>3} epochs   {whole}, all that is known included"
+    run_time = _duration(result.run_s(epochs, restarts))
+    yield f"  {epochs:>3} epochs   {run_time}, all that is known included"
     beside = [
         f"{name} {_ms(seconds)}{BETWEEN if name in (SAVING, EPOCH_END) else ''}"
         for name, seconds in result.phases.items()

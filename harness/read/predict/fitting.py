@@ -438,7 +438,7 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
     """(strategy, compress) -> what a unit hands over at an exchange / bytes that are trained."""
     shares: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        whole, ranks = next(_trained_bytes([run]), None), run.processes
+        trained, ranks = next(_trained_bytes([run]), None), run.processes
         strategy, compress = str(run.identity.get("strategy")), run.identity.get("compress")
         updates, payload = run.measures.get("updates"), run.measures.get("payload_bytes")
         sent: float | None = None
@@ -446,8 +446,8 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
             sent = run.observed.get("exchanged_bytes")
         elif payload and updates and ranks:
             sent = payload / updates / ranks
-        if whole and sent and compress not in (None, "none"):
-            shares.setdefault((strategy, str(compress)), []).append(sent / whole)
+        if trained and sent and compress not in (None, "none"):
+            shares.setdefault((strategy, str(compress)), []).append(sent / trained)
     return {each: statistics.median(many) for each, many in shares.items()}
 
 

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     runs, _, not_read = read_selected(options.records, target)
     table = [*recorded(runs), *measured_beside(options.records)]
     fitted = fit_on(options.records, runs, Overrides.of(options), table)
-    found = candidates(
+    choices = candidates(
         fitted,
         runs,
         nodes,
@@ -39,25 +39,25 @@ def run(options: argparse.Namespace) -> int:
         options.emulated,
         str(link),
     )
-    kept = within(found.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
+    kept = within(choices.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
     if options.json:
         fields = [as_fields(each, options.cost_per_gpu_hour) for each in kept]
-        print_json({"choices": fields, "missed": found.missed, "left_out": found.left_out,
+        print_json({"choices": fields, "missed": choices.missed, "left_out": choices.left_out,
                     "assumed": fitted.assumed, "not_read": not_read})  # fmt: skip
         return 0 if kept else 1
     console = screen()
     if kept:
         show(plan_table(kept[:SHOWN], options.cost_per_gpu_hour))
-        console.print(reasons(kept, len(found.reached), str(target), str(link)))
+        console.print(reasons(kept, len(choices.reached), str(target), str(link)))
         if command := command_of(kept[0], str(link)):
             console.print(f"measure {'the first' if is_open(kept) else 'it'} with: {command}")
     else:
-        fastest = found.reached[0]
+        fastest = choices.reached[0]
         console.print(
             f"nothing keeps the limit: the fastest, {name_of(fastest)}, takes "
             f"{duration(fastest.wall_s)} and {fastest.node_hours:.3g} node-hours"
         )
-    for line in (*notes(found), *(f"assumed: {each}" for each in fitted.assumed)):
+    for line in (*notes(choices), *(f"assumed: {each}" for each in fitted.assumed)):
         console.print(line)
     return 0 if kept else 1
 
@@ -70,11 +70,11 @@ def _nodes(text: str) -> list[int]:
 
 
 def within(
-    found: list[Candidate], deadline_h: float | None, budget: float | None, price: float | None
+    reached: list[Candidate], deadline_h: float | None, budget: float | None, price: float | None
 ) -> list[Candidate]:
     """The fastest first; with a deadline that which takes the fewest node-hours."""
     kept = [
-        each for each in found
+        each for each in reached
         if (deadline_h is None or each.wall_s <= 3600 * deadline_h)
         and (budget is None or (cost_of(each, price) or each.node_hours) <= budget)
     ]  # fmt: skip
@@ -114,10 +114,10 @@ def name_of(each: Candidate) -> str:
     return f"{plan.label}, batch {plan.batch} on {plan.shape}{settings}"
 
 
-def plan_table(found: list[Candidate], price: float | None) -> Table:
+def plan_table(choices: list[Candidate], price: float | None) -> Table:
     rows = []
-    named = any(each.settings for each in found)
-    for each in found:
+    named = any(each.settings for each in choices)
+    for each in choices:
         plan, most = each.plan, max(each.parts, key=lambda name: each.parts[name])
         ends = each.interval
         cost = cost_of(each, price)
@@ -198,9 +198,9 @@ def _undecided(close: list[Candidate], target: str, link: str) -> str:
     return "\n".join([first, *named])
 
 
-def notes(found: Candidates) -> list[str]:
-    lines = [f"missed the target in some run: {each}" for each in dict.fromkeys(found.missed)]
-    lines += [f"not predicted: {each}" for each in dict.fromkeys(found.left_out)]
-    if any(not each.between for each in found.reached):
+def notes(choices: Candidates) -> list[str]:
+    lines = [f"missed the target in some run: {each}" for each in dict.fromkeys(choices.missed)]
+    lines += [f"not predicted: {each}" for each in dict.fromkeys(choices.left_out)]
+    if any(not each.between for each in choices.reached):
         lines.append("*: the delay lies outside those that were recorded: extrapolated")
     return lines

@@ -151,10 +151,10 @@ def without_times(
         kinds.append(("times", "whose runs all ran in another batch than asked for",
                       [group for group in groups if _all_in_other_batches(group)]))  # fmt: skip
     return [
-        f"no {what} of {counted(len(found), 'group')} {why}"
-        + (f" ({listed(map(name, found), ', ', MOST_NAMED)})" if name else "")
-        for what, why, found in kinds
-        if found
+        f"no {what} of {counted(len(without), 'group')} {why}"
+        + (f" ({listed(map(name, without), ', ', MOST_NAMED)})" if name else "")
+        for what, why, without in kinds
+        if without
     ]
 
 
@@ -175,8 +175,8 @@ def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> No
             text += "(--auto_batch), and have no times"
             for question in (SPEED, TARGET):
                 verdict = verdicts[question]
-                whole = changed == len(group.finished)
-                (verdict.reasons if whole else verdict.notes).append(text)
+                all_of_them = changed == len(group.finished)
+                (verdict.reasons if all_of_them else verdict.notes).append(text)
         if not (count := sum(run.is_beside_others for run in group.finished)):
             continue
         text = f"{LOAD}: {count} of {len(group.finished)} runs of {group.name} "

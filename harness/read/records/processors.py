@@ -32,9 +32,9 @@ def are_apart(one: float, other: float) -> bool:
 def spread_of(runs: Iterable[Run]) -> list[str]:
     """A sentence for each number format in which sessions were far apart."""
     return [
-        f"before these runs processors did {min(found):.2g} to {max(found):.2g} TFLOP/s in "
+        f"before these runs processors did {min(speeds):.2g} to {max(speeds):.2g} TFLOP/s in "
         f"{number_format} (products of matrices, {threads} thread(s)): times of different sessions "
         "differ by this, too"
-        for (number_format, threads), found in sorted(rates(runs).items())
-        if are_apart(min(found), max(found))
+        for (number_format, threads), speeds in sorted(rates(runs).items())
+        if are_apart(min(speeds), max(speeds))
     ]

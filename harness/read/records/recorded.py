@@ -255,10 +255,10 @@ def _check_growing(record: Recorded) -> None:
                     f"{one:g}: rows were changed, or are of several runs"
                 )
     for row in record.epochs:
-        told, rate = row.get("train_samples_per_s"), rate_of([row])
-        if is_number(told) and is_number(rate) and not math.isclose(told, rate, rel_tol=1e-6):
+        stated, rate = row.get("train_samples_per_s"), rate_of([row])
+        if is_number(stated) and is_number(rate) and not math.isclose(stated, rate, rel_tol=1e-6):
             raise UserError(
-                f"epochs.jsonl: train_samples_per_s of epoch {row['epoch']:g} is {told:g}, but "
+                f"epochs.jsonl: train_samples_per_s of epoch {row['epoch']:g} is {stated:g}, but "
                 f"timed_samples / timed_s is {rate:g}"
             )
 
@@ -300,15 +300,15 @@ def _check_values(
     if not known["eval_time_s"]:
         del known["eval_time_s"]  # no row tells of an evaluation
     for name, value in known.items():
-        told = summary.get(name)
-        if is_number(told) and is_number(value) and not _close(told, value):
-            raise _differ(name, value, told)
+        stated = summary.get(name)
+        if is_number(stated) and is_number(value) and not _close(stated, value):
+            raise _differ(name, value, stated)
     metric = summary.get("best_metric")
     best = [best_of(rows, f"{metric}{way}") for way in ("", ":min")] if metric else []
     for name in ("best_value", "best_epoch"):
-        told = summary.get(name)
-        if best and told is not None and told not in (values := [one[name] for one in best]):
-            raise _differ(f"{name} ({metric})", values[0], told)
+        stated = summary.get(name)
+        if best and stated is not None and stated not in (values := [one[name] for one in best]):
+            raise _differ(f"{name} ({metric})", values[0], stated)
 
 
 def _check_attempts(
@@ -320,9 +320,9 @@ def _check_attempts(
         return  # one is not closed, or its row is lost
     known = times_of_attempts(record.attempts, train_time_s)
     for name, by_attempts in known.items():
-        told = summary.get(name)
-        if is_number(told) and is_number(by_attempts) and not _close(told, by_attempts):
-            raise _differ(name, by_attempts, told, "attempts")
+        stated = summary.get(name)
+        if is_number(stated) and is_number(by_attempts) and not _close(stated, by_attempts):
+            raise _differ(name, by_attempts, stated, "attempts")
     last_s = max((row.get("wall_s") or 0.0 for row in record.epochs), default=0.0)
     wall_s = known["wall_s"] if all(is_number(end.get("wall_s")) for end in ends) else None
     if wall_s is not None and last_s > wall_s + 1:
@@ -335,10 +335,10 @@ def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def _differ(name: str, by_rows: Any, told: Any, file: str = "epochs") -> UserError:
+def _differ(name: str, by_rows: Any, stated: Any, file: str = "epochs") -> UserError:
     return UserError(
         f"{file}.jsonl and summary.json do not belong together: {name:.60} is {by_rows!s:.25} by "
-        f"the rows and {told!s:.25} in the summary"
+        f"the rows and {stated!s:.25} in the summary"
     )
 
 
@@ -354,13 +354,13 @@ def _check_batches(record: Recorded) -> None:
                 f"{batch} in attempts.jsonl"
             )
     environment: Mapping[str, Any] = record.environment
-    for name, told in (
+    for name, stated in (
         ("effective_batch", environment.get("effective_batch")),
         ("processes", _processes(environment)),
     ):
         last = starts[-1].get(name) if starts else None
-        if None not in (told, last) and told != last:
-            raise UserError(f"environment.json: {name} is {told}, but {last} in attempts.jsonl")
+        if None not in (stated, last) and stated != last:
+            raise UserError(f"environment.json: {name} is {stated}, but {last} in attempts.jsonl")
 
 
 def _processes(environment: Mapping[str, Any]) -> int | None:

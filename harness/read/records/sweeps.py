@@ -239,9 +239,9 @@ def _without_copies_of_sweeps(
     kept, lines = list[int](), []
     for n in sorted(range(len(sweeps)), key=lambda n: -len(keys[n])):
         of_name = [k for k in kept if sweeps[k].name == sweeps[n].name]
-        if whole := [k for k in of_name if keys[n] and keys[n] <= keys[k]]:
+        if holders := [k for k in of_name if keys[n] and keys[n] <= keys[k]]:
             lines.append(
-                f"sweep not shown: {sweeps[n].folder} is a copy of {sweeps[whole[0]].folder}"
+                f"sweep not shown: {sweeps[n].folder} is a copy of {sweeps[holders[0]].folder}"
             )
         else:
             kept.append(n)

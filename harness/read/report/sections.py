@@ -70,8 +70,8 @@ def definitions(sections: Sequence[Section]) -> dict[str, str]:
     """What all tables use, and of the other words those that these sections use."""
     answers = (chain([text], below) for s in sections for text, below in s.answers)
     cells = (row for s in sections for row in s.results.rows)
-    said = "\n".join(chain(*answers, *cells))
-    used = {word: text for pattern, (word, text) in IF_USED.items() if re.search(pattern, said)}
+    shown = "\n".join(chain(*answers, *cells))
+    used = {word: text for pattern, (word, text) in IF_USED.items() if re.search(pattern, shown)}
     return {**used, **DEFINITIONS}
 
 
