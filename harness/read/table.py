@@ -26,11 +26,11 @@ NO_NUMBER = (UNKNOWN, "base", "not reached", "infinite")  # where a column has n
 
 @dataclass(frozen=True)
 class Table:
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
     keys: int = 1  # as many columns say which row it is
-    numeric: tuple[bool, ...] | None = None  # columns that stand right; None: those of numbers
-    marks: tuple[Mapping[str, str], ...] = ()  # of each row on a page: data-NAME of its element
+    numeric: Sequence[bool] | None = None  # columns that stand right; None: those of numbers
+    marks: Sequence[Mapping[str, str]] = ()  # of each row on a page: data-NAME of its element
 
     @property
     def right(self) -> list[bool]:
@@ -43,12 +43,11 @@ class Table:
     def select(self, at: Sequence[int]) -> Table:
         """The same rows with these columns alone."""
         right = self.right
-        return Table(
-            tuple(self.headings[n] for n in at),
-            tuple(tuple(row[n] for n in at) for row in self.rows),
-            self.keys,
-            tuple(right[n] for n in at),
-            self.marks,
+        return replace(
+            self,
+            headings=[self.headings[n] for n in at],
+            rows=[[row[n] for n in at] for row in self.rows],
+            numeric=[right[n] for n in at],
         )
 
 
@@ -61,13 +60,6 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
             raise UserError(f"no column {name}: there are {', '.join(table.headings)}")
         at += matching
     return replace(table.select(at), keys=1)
-
-
-def table_of(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], keys: int = 1,
-    numeric: tuple[bool, ...] | None = None, marks: Iterable[Mapping[str, str]] = (),
-) -> Table:  # fmt: skip
-    return Table(tuple(headings), tuple(map(tuple, rows)), keys, numeric, tuple(marks))
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
@@ -126,7 +118,7 @@ def parts(table: Table, width: int | None) -> list[Table]:
     every_column = range(len(table.headings))
     if width is None or _width(table, every_column) <= width:
         return [table]
-    rows = tuple(tuple(cell.replace(" ± ", "±") for cell in row) for row in table.rows)
+    rows = [[cell.replace(" ± ", "±") for cell in row] for row in table.rows]
     tight = replace(table, rows=rows)
     if _width(tight, every_column) <= width:
         return [tight]
@@ -220,7 +212,7 @@ def html_lines(table: Table) -> Iterator[str]:
         for heading, kind in zip(table.headings, kinds, strict=True)
     )
     yield "</tr></thead>\n<tbody>"
-    for row, marks in zip(table.rows, table.marks or ({},) * len(table.rows), strict=True):
+    for row, marks in zip(table.rows, table.marks or [{}] * len(table.rows), strict=True):
         cells = zip(row, kinds, strict=True)
         texts = (f"<td{kind}>{html.escape(cell)}</td>" for cell, kind in cells)
         attributes = (f' data-{name}="{html.escape(value)}"' for name, value in marks.items())

@@ -21,6 +21,7 @@ from harness.read.predict.fitting import Overrides, step_s
 from harness.read.records.comparable import TARGET as TO_TARGET
 from harness.read.records.comparable import judge, without_times
 from harness.read.records.groups import Group
+from harness.read.records.recorded import attempts_of
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, epochs, lines, row_of
@@ -449,7 +450,7 @@ def test_memory_did_for_what_made_updates_and_not_for_what_may_have_been_a_step(
               for n, b in ((1, 4), (2, 2), (3, 3))]  # fmt: skip
     stopped = {"event": "end", "attempt": 3, "outcome": "interrupted", "update": 8}
     lines(tmp_path / "attempts.jsonl", [*starts, {**LACKED, **changes}, FITTED, stopped])
-    run: Any = SimpleNamespace(recorded_folder=RunFolder(tmp_path))
+    run: Any = SimpleNamespace(attempts=attempts_of(RunFolder(tmp_path)))
     assert memory_bounds(run) == bounds
 
 

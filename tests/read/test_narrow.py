@@ -16,7 +16,7 @@ from harness.read.drawing import Drawn, grid, lay_out, page_width
 from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import SweepResults, read_sweep
 from harness.read.scales import named_rows
-from harness.read.table import latex_lines, table_of
+from harness.read.table import Table, latex_lines
 from tests.support.drawn import measured, texts
 from tests.support.records import TARGET, Plan, epochs, lines
 
@@ -169,5 +169,5 @@ def test_the_sign_of_a_number_is_a_minus(root: Path) -> None:
     said = [text.get_text() for text in drawn.figure.findobj(Text)]  # type: ignore[attr-defined]
     assert any("\u2212" in text for text in said)
     assert not any(" -" in text or "(-" in text for text in said)
-    *_, row, _, _ = latex_lines(table_of(["points"], [("-2.0 (-4.5 to -0.5), 80ms-50mbit",)]))
+    *_, row, _, _ = latex_lines(Table(["points"], [("-2.0 (-4.5 to -0.5), 80ms-50mbit",)]))
     assert row == r"$-$2.0 ($-$4.5 to $-$0.5), 80ms-50mbit \\"

@@ -15,7 +15,7 @@ import pytest
 from harness.cli import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
-from harness.read.table import latex_lines, table_of
+from harness.read.table import Table, latex_lines
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, row_of, timed_epochs
 
@@ -217,7 +217,7 @@ def test_columns_are_chosen_by_heading_or_field(small: Path, table: Verb) -> Non
 
 
 def test_latex_is_a_booktabs_table_whatever_the_names_hold() -> None:
-    table = table_of(("50% & more_", "n"), [("[a] {b}\\c^~#$", "-1.5 ± 0.2"), ("a\nb", "†")])
+    table = Table(("50% & more_", "n"), [("[a] {b}\\c^~#$", "-1.5 ± 0.2"), ("a\nb", "†")])
     assert [*latex_lines(table)] == [
         r"\begin{tabular}{ll}", r"\toprule", r"50\% \& more\_ & n \\", r"\midrule",
         r"{[}a{]} \{b\}\textbackslash{}c\textasciicircum{}\textasciitilde{}\#\$ & "

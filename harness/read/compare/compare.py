@@ -274,7 +274,7 @@ def show(comparison: Comparison) -> None:
     for note in comparison.notes:
         screen.print(note)
     if comparison.rows:
-        table.show(table.table_of(HEADINGS, map(_cells, comparison.rows)))
+        table.show(table.Table(HEADINGS, [*map(_cells, comparison.rows)]))
         for row in comparison.rows:
             screen.print(sentence(row, comparison.groups))
         screen.print(LEGEND, style="dim")

@@ -31,7 +31,7 @@ from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import ratio, spread, student_t
-from harness.read.table import screen, show, table_of
+from harness.read.table import Table, screen, show
 
 BATCHES = 3  # a line goes through any two points
 # Where measured means are further from the line than this share, the form is not that of the data.
@@ -315,7 +315,7 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
 def _show(console: Console, family: Family, target: Target) -> None:
     curve = family.fit()
     console.print(f"{family.name}, to {target}", style="bold")
-    show(table_of(HEADINGS, (_cells(family, batch, curve) for batch in family.batches)))
+    show(Table(HEADINGS, [_cells(family, batch, curve) for batch in family.batches]))
     for line in (*notes(family, curve, target), ""):
         console.print(line)
 

@@ -35,7 +35,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.recorded import attempts_of
+from harness.read.records.recorded import is_ours
 from harness.read.records.runs import Run
 from harness.read.records.selection import differing, read_group, several_kinds
 from harness.read.records.sweeps import SweepResults
@@ -252,7 +252,7 @@ def _times(ratio: float) -> str:
 def _for_its_script(group: Group, candidates: list[Cause]) -> list[Cause]:
     """The causes with remedies for users of LogCallback in their own scripts."""
     run = group.finished[0]
-    if "script" in run.settings and not run.imported:
+    if is_ours(run.settings):
         return candidates
     return [replace(cause, remedy=_for_any_trainer(cause.remedy)) for cause in candidates]
 
@@ -325,10 +325,9 @@ def memory_bounds(run: Run) -> tuple[int, int] | None:
     """The largest batch per process that it made updates with, and the smallest whose step lacked
     memory: the largest that fits lies from the one up to the other.
     """
-    rows = attempts_of(run.recorded_folder)
-    ends: dict[Any, Mapping[str, Any]] = {row.get("attempt"): row for row in ends_of(rows)}
+    ends: dict[Any, Mapping[str, Any]] = {row.get("attempt"): row for row in ends_of(run.attempts)}
     fits, lacks = set(), set()
-    for start in starts_of(rows):
+    for start in starts_of(run.attempts):
         end = ends.get(start.get("attempt"), {})
         batch = end.get("per_gpu_batch") or start.get("per_gpu_batch") or 0
         if (end.get("update") or 0) > (start.get("from_update") or 0):
@@ -343,7 +342,7 @@ def memory_bounds(run: Run) -> tuple[int, int] | None:
 def interrupted_epochs(run: Run) -> list[int]:
     """The epochs, from 1, inside which an attempt went on from a checkpoint."""
     edges = [row.get("updates") or 0 for row in run.epochs]
-    begun = [start.get("from_update") or 0 for start in starts_of(attempts_of(run.recorded_folder))]
+    begun = [start.get("from_update") or 0 for start in starts_of(run.attempts)]
     inside = {update for update in begun if update and update not in edges}
     return sorted({1 + sum(edge < update for edge in edges) for update in inside})
 
@@ -361,7 +360,7 @@ def show(explanation: Explanation) -> None:
     headings = ["per update", "ms", "of the run", *(["baseline's share, ms"] if against else [])]
     # "under 1 %" does not begin with a digit, and stands with numbers nevertheless.
     numeric = (False, *(True for _ in headings[1:]))
-    table.show(table.table_of(headings, rows, numeric=numeric))
+    table.show(table.Table(headings, rows, numeric=numeric))
 
 
 def _ms(value: float | None, sd: float | None) -> str:

@@ -36,7 +36,7 @@ from harness.read.predict.model import (
 from harness.read.predict.phases import EPOCH_END, EVALUATION, PROBE, SAVING, START
 from harness.read.records.selection import start_on
 from harness.read.scales import doubling_axis, log_axis
-from harness.read.table import Table, screen, show, table_of
+from harness.read.table import Table, screen, show
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
 BETWEEN = " (counts between epochs only)"
@@ -290,7 +290,7 @@ def curve_table(curve: list[Prediction]) -> Table:
             f"{each.samples_per_s:,.4g}", f"{each.efficiency:.3f}", each.dominating,
         ))  # fmt: skip
     headings = ("nodes", "step ms", "95 % interval", "samples/s", "efficiency", "most")
-    return table_of(headings, rows)
+    return Table(headings, rows)
 
 
 def bend_line(curve: list[Prediction]) -> str:

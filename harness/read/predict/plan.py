@@ -16,7 +16,7 @@ from harness.read.predict.exchange import wire_of
 from harness.read.predict.fitting import Overrides, fit_on, measured_beside, recorded
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import command_on, read_selected
-from harness.read.table import Table, screen, show, table_of
+from harness.read.table import Table, screen, show
 
 SHOWN = 6
 CLOSE = 1.1  # times the fastest: predictions without an interval do not tell these apart
@@ -130,7 +130,7 @@ def plan_table(choices: list[Candidate], price: float | None) -> Table:
         ))  # fmt: skip
     headings = ("strategy", "setup", "batch", "effective", "epochs", "wall", "95 % interval",
                 "node-hours", "cost", "most", *(["settings"] * named))  # fmt: skip
-    return table_of(headings, rows, keys=2)
+    return Table(headings, rows, keys=2)
 
 
 def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:

@@ -13,14 +13,14 @@ from harness.core.records import FINISHED, find_runs
 from harness.read.records.comparable import disturbed
 from harness.read.records.copies import without_copies
 from harness.read.records.recorded import (
-    UNREADABLE,
     Recorded,
     existing,
     none_readable,
+    processes_of,
     recorded,
     warn,
 )
-from harness.read.records.runs import UNFINISHED, identity_settings, link_numbers, run_of
+from harness.read.records.runs import identity_settings, link_numbers, run_of
 from harness.read.records.selection import parse_selector, select
 
 # Fields of a row that hold further fields, or are null.
@@ -35,8 +35,7 @@ def load(root: str | Path) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for record in _recorded_below(root):
-        outcome = _outcome(record).get("outcome")
-        shared = {**_shared(record), "outcome": outcome, "broken_lines": record.broken_lines}
+        shared = {**_shared(record), "outcome": record.state, "broken_lines": record.broken_lines}
         rows += [{**shared, **_flat(row)} for row in record.epochs]
     return pd.DataFrame(rows)
 
@@ -61,7 +60,7 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
         {
             **_shared(record),
             "disturbed": run.is_disturbed,
-            **_outcome(record),
+            **(record.summary or {"outcome": record.state, "reason": record.reason}),
             **dict.fromkeys(run.left_out),
         }
         for record, run in zip(records, read, strict=True)
@@ -91,12 +90,6 @@ def _recorded_below(root: str | Path) -> Iterator[Recorded]:
     if bad and len(bad) == len(folders):
         raise none_readable(bad)
     warn([*bad, *copies])
-
-
-def _outcome(record: Recorded) -> Mapping[str, Any]:
-    if record.problem is not None:
-        return {"outcome": UNREADABLE, "reason": record.problem}
-    return record.summary or {"outcome": UNFINISHED, "reason": None}
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +122,6 @@ def _shared(record: Recorded) -> dict[str, Any]:
         settings["number_format"] = settings.pop("precision")
     passed = settings.pop("trainer", None) or {}
     imported = settings.pop("imported", None) or {}
-    nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
     return {
         "path": str(record.folder.path),
         **settings,
@@ -137,9 +129,9 @@ def _shared(record: Recorded) -> dict[str, Any]:
         "imported": imported.get("source"),  # None: measured by this project
         "machine": environment.get("machine"),
         "device": (environment.get("observed") or {}).get("device"),
-        "nodes": nodes,
-        "processes_per_node": per_node,
-        "processes": nodes * per_node if nodes and per_node else None,
+        "nodes": environment.get("nodes"),
+        "processes_per_node": environment.get("processes_per_node"),
+        "processes": processes_of(environment),
         "effective_batch": environment.get("effective_batch"),
         **link_numbers(environment),
         "link_warning": (environment.get("link") or {}).get("warning"),

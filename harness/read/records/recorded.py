@@ -49,6 +49,8 @@ from harness.core.strategies import SENT_DIRECTLY
 
 # The outcome of a record that is not believed; it never stands in a file.
 UNREADABLE = "unreadable"
+# What a run without summary.json is: it may still be going on, or have been killed.
+UNFINISHED = "unfinished"
 MOST_NAMED = 10  # of them, on the screen
 NEARLY = 1 - 1e-6  # of sums that were rounded
 
@@ -72,9 +74,15 @@ class Recorded:
     problem: str | None = None  # why nothing that it measured is believed
 
     @property
-    def is_ours(self) -> bool:
-        """Written by this project's training: neither imported nor by LogCallback alone."""
-        return "script" in self.settings and not self.settings.get("imported")
+    def state(self) -> str:
+        """What became of the run."""
+        if self.problem is not None:
+            return UNREADABLE
+        return UNFINISHED if self.summary is None else str(self.summary.get("outcome"))
+
+    @property
+    def reason(self) -> str | None:
+        return self.summary.get("reason") if self.summary else self.problem
 
     @property
     def shown_settings(self) -> dict[str, Any]:
@@ -96,6 +104,11 @@ def recorded(folder: RunFolder, with_ranks: bool = False) -> Recorded:
         record.problem = " ".join(str(error).split())
         record.summary, record.epochs, record.ranks = None, (), {}
     return record
+
+
+def is_ours(settings: Mapping[str, Any]) -> bool:
+    """Of a record of this project's training: neither imported nor of LogCallback alone."""
+    return "script" in settings and not settings.get("imported")
 
 
 def none_readable(lines: Sequence[str]) -> UserError:
@@ -187,7 +200,7 @@ def check_schema(schema: object, name: str) -> None:
 
 def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
     """A folder that has the name of a run holds the settings of that run."""
-    if "script" not in settings or settings.get("imported") or not RUN_FOLDER.fullmatch(path.name):
+    if not is_ours(settings) or not RUN_FOLDER.fullmatch(path.name):
         return
     # A record that lacks a flag is older than it, and was made with its default.
     known = {name: value for name, value in settings.items() if value is not None}
@@ -222,7 +235,7 @@ def _check_epochs(record: Recorded) -> None:
     """One row for each epoch, in order. The last may end inside an epoch (--max_steps)."""
     before = 0.0
     # Peers of hivemind skip epochs that they were not there for; others evaluate when they want.
-    in_steps = record.is_ours and record.settings.get("strategy") != "hivemind"
+    in_steps = is_ours(record.settings) and record.settings.get("strategy") != "hivemind"
     for n, row in enumerate(record.epochs):
         epoch = row.get("epoch")
         if epoch is None:
@@ -273,14 +286,14 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
         _check_finished(record, summary)
     if record.settings.get("imported"):
         return  # one row an evaluation
-    done, rows = summary.get("epochs_done"), record.epochs
+    ours, done, rows = is_ours(record.settings), summary.get("epochs_done"), record.epochs
     if done is not None and done != len(rows):
         torn = f" and {record.broken_lines} torn lines" if record.broken_lines else ""
         raise UserError(f"epochs.jsonl has {len(rows)} rows{torn}, summary.json counts {done:g}")
-    if record.is_ours and not rows and summary.get("outcome") == FINISHED:
+    if ours and not rows and summary.get("outcome") == FINISHED:
         raise UserError("epochs.jsonl has no row beside the summary of a finished run")
     total_s, wall_s = summary.get("train_time_s"), summary.get("wall_s")
-    if record.is_ours and total_s is not None and wall_s is not None and wall_s < total_s * NEARLY:
+    if ours and total_s is not None and wall_s is not None and wall_s < total_s * NEARLY:
         raise UserError(
             f"summary.json: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
         )
@@ -299,10 +312,7 @@ def _check_values(
     known = {**by_rows, **own}
     if not known["eval_time_s"]:
         del known["eval_time_s"]  # no row tells of an evaluation
-    for name, value in known.items():
-        stated = summary.get(name)
-        if is_number(stated) and is_number(value) and not _close(stated, value):
-            raise _differ(name, value, stated)
+    _check_equal(known, summary, "epochs")
     metric = summary.get("best_metric")
     best = [best_of(rows, f"{metric}{way}") for way in ("", ":min")] if metric else []
     for name in ("best_value", "best_epoch"):
@@ -319,10 +329,7 @@ def _check_attempts(
     if not starts or len(starts) != sum(end.get("attempt") is not None for end in ends):
         return  # one is not closed, or its row is lost
     known = times_of_attempts(record.attempts, train_time_s)
-    for name, by_attempts in known.items():
-        stated = summary.get(name)
-        if is_number(stated) and is_number(by_attempts) and not _close(stated, by_attempts):
-            raise _differ(name, by_attempts, stated, "attempts")
+    _check_equal(known, summary, "attempts")
     last_s = max((row.get("wall_s") or 0.0 for row in record.epochs), default=0.0)
     wall_s = known["wall_s"] if all(is_number(end.get("wall_s")) for end in ends) else None
     if wall_s is not None and last_s > wall_s + 1:
@@ -333,6 +340,13 @@ def _check_attempts(
 
 def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def _check_equal(by_rows: Mapping[str, Any], summary: Mapping[str, Any], file: str) -> None:
+    for name, value in by_rows.items():
+        stated = summary.get(name)
+        if is_number(stated) and is_number(value) and not _close(stated, value):
+            raise _differ(name, value, stated, file)
 
 
 def _differ(name: str, by_rows: Any, stated: Any, file: str = "epochs") -> UserError:
@@ -356,15 +370,15 @@ def _check_batches(record: Recorded) -> None:
     environment: Mapping[str, Any] = record.environment
     for name, stated in (
         ("effective_batch", environment.get("effective_batch")),
-        ("processes", _processes(environment)),
+        ("processes", processes_of(environment)),
     ):
         last = starts[-1].get(name) if starts else None
         if None not in (stated, last) and stated != last:
             raise UserError(f"environment.json: {name} is {stated}, but {last} in attempts.jsonl")
 
 
-def _processes(environment: Mapping[str, Any]) -> int | None:
-    """Of all nodes together."""
+def processes_of(environment: Mapping[str, Any]) -> int | None:
+    """On all nodes together."""
     nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
     return None if nodes is None or per_node is None else nodes * per_node
 

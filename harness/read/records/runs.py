@@ -34,14 +34,19 @@ from harness.core.schema.environment import (
     LinkRecord,
     ObservedRecord,
 )
-from harness.core.schema.rows import EpochRow, RankRow
+from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields
 from harness.read.labels import counted, machine_kind
-from harness.read.records.recorded import UNREADABLE, Recorded, attempts_of, is_number, recorded
+from harness.read.records.recorded import (
+    UNFINISHED,
+    UNREADABLE,
+    Recorded,
+    is_number,
+    is_ours,
+    processes_of,
+    recorded,
+)
 from harness.read.statistics import is_timed
-
-# What a run without summary.json is: it may still be going on, or have been killed.
-UNFINISHED = "unfinished"
 
 # Column -> field of environment.json's link.
 RTT, BANDWIDTH = "link_rtt_median_ms", "link_bandwidth_mbit"
@@ -128,6 +133,7 @@ class Run:
     measures: dict[str, float] = field(default_factory=dict)
     epochs: tuple[EpochRow, ...] = ()
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
+    attempts: Sequence[AttemptStart | AttemptEnd] = ()
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
     other_batches: tuple[int, ...] = ()  # per process, that ran instead of the one asked for
     left_out: tuple[str, ...] = ()  # measures of these
@@ -188,8 +194,7 @@ class Run:
 
     @property
     def processes(self) -> int | None:
-        per_node = self.environment.get("processes_per_node")
-        return self.nodes * per_node if self.nodes and per_node else None
+        return processes_of(self.environment)
 
     @property
     def device(self) -> str | None:
@@ -328,7 +333,7 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     A record of this project that lacks a flag is older than it, and was made with its default.
     """
-    ours = "script" in settings and not settings.get("imported")
+    ours = is_ours(settings)
     fields = {n: f for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"}
     passed = settings.get("trainer") or {}
     named = {
@@ -357,37 +362,33 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 
 
 def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
-    folder = record.folder
     summary, environment = record.summary, record.environment
-    state, reason, measures = UNFINISHED, None, {}
-    if record.problem is not None:
-        state, reason = UNREADABLE, record.problem
-    elif summary is not None:
-        state, reason = str(summary.get("outcome")), summary.get("reason")
+    measures: dict[str, float] = {}
+    if summary is not None:
         measures = {
             name: float(value)
             for name, value in summary.items()
             if name not in NO_MEASURES and is_number(value)
         }
         measures |= link_numbers(environment)
-        if state == FINISHED:
+        if record.state == FINISHED:
             measures |= _derived(record.epochs, summary, target)
     left_out: tuple[str, ...] = ()
-    if other_batches := _other_batches(folder, record.settings):
+    if other_batches := _other_batches(record):
         left_out = tuple(n for n, v in measures.items() if _depends_on_batch(n, v))
         measures = {n: v for n, v in measures.items() if n not in left_out}
     return Run(
-        label=dict(label), path=path, state=state, reason=reason, folder=folder,
-        settings=record.shown_settings, environment=environment, measures=measures,
-        epochs=record.epochs, ranks=record.ranks, broken_lines=record.broken_lines,
-        other_batches=other_batches, left_out=left_out,
+        label=dict(label), path=path, state=record.state, reason=record.reason,
+        folder=record.folder, settings=record.shown_settings, environment=environment,
+        measures=measures, epochs=record.epochs, ranks=record.ranks, attempts=record.attempts,
+        broken_lines=record.broken_lines, other_batches=other_batches, left_out=left_out,
     )  # fmt: skip
 
 
-def _other_batches(folder: RunFolder, settings: Mapping[str, Any]) -> tuple[int, ...]:
+def _other_batches(record: Recorded) -> tuple[int, ...]:
     """Batches of attempts that differ from the one asked for (--auto_batch, missing nodes)."""
-    requested = settings.get("per_gpu_batch")
-    batches = {row.get("per_gpu_batch") for row in attempts_of(folder)} if requested else set()
+    requested = record.settings.get("per_gpu_batch")
+    batches = {row.get("per_gpu_batch") for row in record.attempts} if requested else set()
     return tuple(sorted(batch for batch in batches if batch and batch != requested))
 
 

@@ -22,7 +22,7 @@ from harness.core.settings import UserError
 from harness.read.labels import counted, listed
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
-from harness.read.records.recorded import UNREADABLE, existing, none_readable, warn
+from harness.read.records.recorded import UNREADABLE, existing, is_ours, none_readable, warn
 from harness.read.records.runs import Run, Target, read_run
 from harness.read.records.sweeps import (
     SweepResults,
@@ -274,7 +274,7 @@ def command_on(
 
 
 def _command_of(run: Run, without: Sequence[str]) -> list[str] | None:
-    if not run.command or run.imported or "script" not in run.settings:
+    if not run.command or not is_ours(run.settings):
         return None
     script, *flags = without_flags(run.command, without)
     path = run.recorded_folder.path

@@ -30,6 +30,7 @@ from harness.read.labels import STRATEGY, counted, group_text, short_text
 from harness.read.records.copies import run_key, without_copies
 from harness.read.records.groups import Group, group_key, make_groups
 from harness.read.records.recorded import (
+    UNFINISHED,
     UNREADABLE,
     check_schema,
     existing,
@@ -39,7 +40,6 @@ from harness.read.records.recorded import (
 )
 from harness.read.records.runs import (
     REPETITIONS,
-    UNFINISHED,
     Run,
     Target,
     identity_settings,

@@ -33,7 +33,7 @@ from harness.read.records.selection import read_all_parts, refuse_part
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import Section, Shown, definitions
-from harness.read.table import Item, Table, escaped, markdown_lines, markdown_list, table_of
+from harness.read.table import Item, Table, escaped, markdown_lines, markdown_list
 from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.marks import marks_of
 from harness.read.tables.results import by_node, fairness, results
@@ -189,7 +189,7 @@ def _not_finished(sweep: SweepResults, table: SweepTable) -> Table:
     marks = {run.path: marks_of(run) for run in sweep.runs}
     rows = [(which, what, path or "") for which, what, path in table.not_finished]
     # Runs that did not begin are counted over all values of a filter.
-    return table_of(
+    return Table(
         ["run", "outcome", "record"], rows, marks=[marks.get(path, {}) for *_, path in rows]
     )
 

@@ -35,7 +35,6 @@ from harness.read.table import (
     screen,
     show,
     show_list,
-    table_of,
 )
 from harness.read.tables import columns
 from harness.read.tables.sweep_table import SweepTable, sweep_table
@@ -209,7 +208,7 @@ def _of_machine(
     ordered = runs.sort_values([name for name in order if name in runs])
     rows = [[_cell_of(run, name) for name in shown] for _, run in ordered.iterrows()]
     keys = sum(name in order for name in shown)
-    table = table_of([headings[name] for name in shown], rows, keys)
+    table = Table([headings[name] for name in shown], rows, keys)
     if options.columns:
         table = chosen(table, [headings.get(name, name) for name in options.columns])
     return title, table

@@ -12,7 +12,7 @@ from harness.read.records.groups import Group
 from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
-from harness.read.table import Table, table_of
+from harness.read.table import Table
 from harness.read.tables.marks import marks_of
 
 MOST_VALUES = 6  # named in a sentence
@@ -137,8 +137,8 @@ def results(sweep: SweepResults) -> Table:
     ]
     cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
     kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
-    rows = zip(*(cells[heading] for heading in kept), strict=True)
-    return table_of(kept, rows, marks=[marks_of(group.runs[0]) for group in sweep.groups])
+    rows = [*zip(*(cells[heading] for heading in kept), strict=True)]
+    return Table(kept, rows, marks=[marks_of(group.runs[0]) for group in sweep.groups])
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
@@ -162,7 +162,7 @@ def by_node(sweep: SweepResults) -> Table:
                 rows.append([sweep.name_of(group), str(node), *texts])
                 marks.append(marks_of(group.runs[0]))
     headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
-    return table_of(headings, rows, marks=marks)
+    return Table(headings, rows, marks=marks)
 
 
 def _of_node(name: str, value: float | None) -> str:

@@ -29,9 +29,10 @@ from harness.read.records.comparable import (
     without_times,
 )
 from harness.read.records.processors import spread_of
-from harness.read.records.runs import BANDWIDTH, RTT, UNFINISHED, Run
+from harness.read.records.recorded import UNFINISHED
+from harness.read.records.runs import BANDWIDTH, RTT, Run
 from harness.read.records.sweeps import SweepResults
-from harness.read.table import Table, table_of
+from harness.read.table import Table
 from harness.read.tables.columns import (
     BUSY,
     DISTURBED,
@@ -96,7 +97,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         title=sweep.question,
         hypothesis=sweep.hypothesis,
         about=_about(sweep, rows, same),
-        table=table_of(headings, lines, keys + sweep.per_node, tuple(right), marks),
+        table=Table(headings, lines, keys + sweep.per_node, tuple(right), marks),
         answers=answers(sweep),
         legend=[
             *legend(sweep, rows, columns),
