@@ -8,9 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.core.attempts import own_metrics
-from harness.core.records import FINISHED, find_runs
-from harness.read.records.comparable import disturbed
+from harness.core.records import find_runs
 from harness.read.records.copies import without_copies
 from harness.read.records.recorded import (
     Recorded,
@@ -20,7 +18,7 @@ from harness.read.records.recorded import (
     recorded,
     warn,
 )
-from harness.read.records.runs import identity_settings, link_numbers, run_of
+from harness.read.records.runs import Run, link_numbers, run_of
 from harness.read.records.selection import parse_selector, select
 
 # Fields of a row that hold further fields, or are null.
@@ -40,14 +38,21 @@ def load(root: str | Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
+def load_runs(root: str | Path) -> pd.DataFrame:
     """One row per run: its settings, its machine and the fields of summary.json; without the times
     of a run in another batch than asked for. root may be FOLDER:NAME=VALUE,NAME=VALUE.
 
-    A run that is not believed has the outcome "unreadable" and no numbers. With dtype=object
-    integers stay integers where some runs do not have them. attrs: the metrics of the scripts'
-    own, for each row the settings that can change its result and the threads of a process, and what
-    disturbed runs.
+    A run that is not believed has the outcome "unreadable" and no numbers.
+    """
+    frame, _ = frame_with_runs(root)
+    return frame
+
+
+def frame_with_runs(
+    root: str | Path, dtype: type | None = None
+) -> tuple[pd.DataFrame, list[Run]]:  # fmt: skip
+    """The same with the run of each row. With dtype=object integers stay integers where some runs
+    do not have them.
     """
     path, conditions = parse_selector(str(root))
     records = [*_recorded_below(path)]
@@ -65,14 +70,7 @@ def load_runs(root: str | Path, dtype: type | None = None) -> pd.DataFrame:
         }
         for record, run in zip(records, read, strict=True)
     ]
-    runs = pd.DataFrame(rows, dtype=dtype)
-    finished = [run for run in read if run.state == FINISHED]
-    runs.attrs["disturbed"] = disturbed(finished, grouped=False)
-    own = (name for record in records for row in record.epochs[-1:] for name in own_metrics(row))
-    runs.attrs["own_metrics"] = [*dict.fromkeys(own)]
-    runs.attrs["identities"] = [identity_settings(record.settings) for record in records]
-    runs.attrs["threads"] = [run.threads or None for run in read]  # 0 where a GPU computes
-    return runs
+    return pd.DataFrame(rows, dtype=dtype), read
 
 
 def _recorded_below(root: str | Path) -> Iterator[Recorded]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, strategy_text
 from harness.read.records.baseline import run_row
-from harness.read.records.frames import load_runs
+from harness.read.records.comparable import disturbed
+from harness.read.records.frames import frame_with_runs
 from harness.read.records.recorded import none_readable, warn
+from harness.read.records.runs import Run, identity_settings
 from harness.read.records.selection import parse_selector, read_sweep_part, refuse_part
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
 from harness.read.table import (
@@ -106,7 +108,7 @@ def _latex(table: Table, about: str) -> None:
 
 
 def _show_runs(root: str, options: argparse.Namespace) -> None:
-    runs = load_runs(root, dtype=object if options.json else None)
+    runs, read = frame_with_runs(root, dtype=object if options.json else None)
     if runs.empty:
         raise UserError(NO_RECORDS.format(root))
     if options.json:
@@ -114,10 +116,12 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         return
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
-    more = _other_settings(runs)
+    more = _other_settings(runs, read)
     _name_alike(runs, more)
+    own_metrics = dict.fromkeys(name for run in read for name in run.own_metrics)
+    added = {"seed": [*more], "eval_loss": [*own_metrics]}  # before these columns
     tables = [
-        _of_machine(group, machine, runs, more, options)
+        _of_machine(group, machine, runs, more, added, options)
         for machine, group in runs.groupby("machine", dropna=False)
     ]
     if options.latex:
@@ -128,7 +132,9 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
     for title, table in tables:
         console.print(title, style="italic")
         show(table)
-    for line in _notes(runs):
+    finished = [run for run in read if run.state == FINISHED]
+    disturbances = (f"{columns.DISTURBED} {text}" for text in disturbed(finished, grouped=False))
+    for line in (*_notes(runs), *disturbances):
         console.print(line)
     console.print(LEGEND, style="dim")
     if runs["imported"].notna().any():
@@ -142,8 +148,6 @@ def _notes(runs: pd.DataFrame) -> Iterator[str]:
         yield f"{run['outcome']}: {run['reason']}\n  {run['path']}"
     for _, run in runs[runs["link_warning"].notna()].iterrows():
         yield f"warning: {run['link_warning']}\n  {run['path']}"
-    for text in runs.attrs["disturbed"]:
-        yield f"{columns.DISTURBED} {text}"
 
 
 def _strategies(runs: pd.DataFrame) -> list[str | None]:
@@ -153,12 +157,13 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
     return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]
 
 
-def _other_settings(runs: pd.DataFrame) -> dict[str, str]:
+def _other_settings(runs: pd.DataFrame, read: Sequence[Run]) -> dict[str, str]:
     """Column -> heading of settings, and of the threads where they are known, in which runs differ
     that no other column tells apart; adds them to the runs.
     """
     shown = [runs[name].map(str) for name in SHOWN if name in runs]
-    identities, threads = runs.attrs["identities"], runs.attrs["threads"]
+    identities = [identity_settings(run.settings) for run in read]
+    threads = [run.threads or None for run in read]  # 0 where a GPU computes
     alike: dict[tuple[str, ...], list[int]] = {}
     for row, key in enumerate(zip(*shown, strict=True)):
         alike.setdefault(key, []).append(row)
@@ -183,7 +188,7 @@ def _name_alike(runs: pd.DataFrame, more: Iterable[str]) -> None:
 
 def _of_machine(
     runs: pd.DataFrame, machine: Any, everything: pd.DataFrame,
-    more: dict[str, str], options: argparse.Namespace,
+    more: dict[str, str], added: dict[str, list[str]], options: argparse.Namespace,
 ) -> tuple[str, Table]:  # fmt: skip
     """Columns that were asked for stand in the tables of all machines if one machine has them."""
     having = everything if options.columns else runs
@@ -193,7 +198,6 @@ def _of_machine(
     finished = having[having["outcome"] == FINISHED]
     on_cpu = columns.is_on_cpu({*finished["device"]})
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known, on_cpu)}
-    added = {"seed": more, "eval_loss": runs.attrs["own_metrics"]}  # before these
     usual = [name for column in COLUMNS for name in (*added.get(column, ()), column)]
     shown = [name for name in usual if name in runs and name not in hidden]
     same = [n for n in shown if n in SAID_ONCE and len(runs) > 1 and runs[n].nunique() == 1]
