@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.prediction_table import Row, compared
 from harness.core.links import plain_link
 from harness.read.predict.exchange import Shape, wire_of
-from harness.read.predict.fitting import Overrides, fit_records, measured_beside, recorded
+from harness.read.predict.fitting import Overrides, all_reduces_of, fit_records, measured_beside
 from harness.read.predict.model import Scenario
 from harness.read.records.selection import read_selected
 
@@ -37,7 +37,7 @@ def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
     fitted = fit_records(str(out / "fit"), Overrides())
     # The probe that a run makes of its link before its first step; the steps are not looked at.
     records = read_selected(str(out / "far"), None).runs
-    table = (*recorded(records), *measured_beside(str(out / "far")))
+    table = (*all_reduces_of(records), *measured_beside(str(out / "far")))
     for link in links:
         plan = Scenario(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)
         tag = plain_link(link).tag

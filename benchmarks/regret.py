@@ -23,7 +23,7 @@ from harness.core.settings import UserError
 from harness.read.predict.candidates import Candidate, candidates
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.exchange import Wire, wire_of
-from harness.read.predict.fitting import Overrides, fit_on, recorded, shape_of, wire_between
+from harness.read.predict.fitting import Overrides, all_reduces_of, fit_on, shape_of, wire_between
 from harness.read.predict.model import EXPOSED, Scenario
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
@@ -83,7 +83,7 @@ def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
         basis = [run for run in runs if not is_left_out(run)]
         there = [r for r in runs if shape_of(r).nodes == nodes and wire_over(r) == wire]
         try:
-            fitted = fit_on(RECORDS, basis, Overrides(), recorded(basis))
+            fitted = fit_on(RECORDS, basis, Overrides(), all_reduces_of(basis))
             found = candidates(fitted, basis, [nodes], wire, TARGET, emulated=True).reached
         except UserError as error:
             print(f"{nodes} nodes, {link}: {error}")

@@ -28,11 +28,11 @@ class SampleStatistics:
     """Of n values: mean, median, sample standard deviation, 95 % interval of the mean."""
 
     n: int
-    mean: float | None
-    median: float | None
-    sd: float | None
-    low: float | None
-    high: float | None
+    mean: float | None = None
+    median: float | None = None
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -106,17 +106,17 @@ def spread(values: Sequence[float], rate: bool = False) -> SampleStatistics:
     """
     n = len(values)
     if n == 0:
-        return SampleStatistics(0, None, None, None, None, None)
+        return SampleStatistics(0)
     median = statistics.median(values)
     if any(math.isinf(value) for value in values):
-        return SampleStatistics(n, math.inf, median, None, None, None)
+        return SampleStatistics(n, math.inf, median)
     if rate and min(values) > 0:
         times = spread([1 / value for value in values])
         assert times.mean is not None
         # Equal values have a mean of exactly that value.
         mean = values[0] if len({*values}) == 1 else 1 / times.mean
         if times.low is None or times.high is None:
-            return SampleStatistics(1, mean, median, None, None, None)
+            return SampleStatistics(1, mean, median)
         sd = statistics.stdev(values)
         high = 1 / times.low if times.low > 0 else math.inf
         low, high = (mean, mean) if sd == 0 else (1 / times.high, high)
@@ -124,7 +124,7 @@ def spread(values: Sequence[float], rate: bool = False) -> SampleStatistics:
     # Exact sums: equal values have a spread of exactly nothing.
     mean = statistics.mean(values)
     if n == 1:
-        return SampleStatistics(1, mean, median, None, None, None)
+        return SampleStatistics(1, mean, median)
     sd = statistics.stdev(values)
     half = student_t(n - 1) * sd / math.sqrt(n)
     return SampleStatistics(n, mean, median, sd, mean - half, mean + half)

@@ -26,7 +26,7 @@ from harness.read.predict.exchange import (
     correction,
     wire_of,
 )
-from harness.read.predict.fitting import Overrides, recorded, step_s
+from harness.read.predict.fitting import Overrides, all_reduces_of, step_s
 from harness.read.predict.model import (
     COMPUTE,
     EXCHANGE,
@@ -248,7 +248,7 @@ def test_published_steps_over_links(root: Path) -> None:
     assert statistics.median(ours) < 0.1 and max(ours) < 0.25
     assert statistics.median(textbook) > 0.1 and max(textbook) > 0.5
     # Of 60 runs, those over a distance without a rate say only how far TCP's window had opened.
-    assert len(list(recorded(records))) == 36
+    assert len(list(all_reduces_of(records))) == 36
 
 
 def test_how_far_exchanges_of_trainings_are_from_measured_ones(root: Path) -> None:
@@ -263,7 +263,7 @@ def test_how_far_exchanges_of_trainings_are_from_measured_ones(root: Path) -> No
     alone_s = {script: mean_step_s(over.pop((script, "None"))) for script in ("bert", "vit")}
     off = []
     for (script, link), runs in over.items():
-        if table := tuple(recorded(runs)):
+        if table := tuple(all_reduces_of(runs)):
             size = runs[0].environment["link"]["gradient_bytes"]
             model = Model(fit_line([(16, alone_s[script])]), 0, None, 0, size, GLOO, table=table)
             plan = Scenario(Shape(2), 16, wire_of(plain_link(link)))

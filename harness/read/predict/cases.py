@@ -14,8 +14,8 @@ from harness.read.predict.fitting import (
     PREDICTED_OVER,
     Fitted,
     Overrides,
+    all_reduces_of,
     fit_on,
-    recorded,
     shape_of,
     step_s,
     wire_between,
@@ -102,7 +102,7 @@ def _workload(
     far = [group for group in groups if shape_of(group.finished[0]).nodes > 1]
     runs = [run for group in groups for run in group.finished]
     try:
-        fitted = fit_on(sweep.name, runs, Overrides(), recorded(runs))
+        fitted = fit_on(sweep.name, runs, Overrides(), all_reduces_of(runs))
     except UserError as error:
         if far:
             excluded.setdefault(str(error), []).extend(sweep.short_name_of(g) for g in far)

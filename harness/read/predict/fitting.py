@@ -93,7 +93,8 @@ class Fitted:
     phases: Phases  # what a run takes beside its steps
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
-    not_read: tuple[str, ...] = ()  # a line for each selected run that is not believed
+    selected: tuple[Run, ...] = ()  # all runs that were asked for
+    not_read: tuple[str, ...] = ()  # a line for each of these that is not believed
     folder: str = "RECORDS"  # into which a measured link belongs
 
     @property
@@ -122,7 +123,7 @@ def step_s(run: Run, overrides: Overrides) -> float | None:
     return epoch_s / -(-int(samples) // effective_batch(batch, grad_acc, shape_of(run).ranks))
 
 
-def recorded(runs: Sequence[Run]) -> Iterator[Reduction]:
+def all_reduces_of(runs: Sequence[Run]) -> Iterator[Reduction]:
     """All-reduces that runs measured over their link before they began. The model does not matter
     for an all-reduce, so those of all runs count.
     """
@@ -205,10 +206,11 @@ def wire_between(link: Mapping[str, Any]) -> Wire | None:
 def fit_records(selector: str, overrides: Overrides) -> Fitted:
     """On the runs that an argument selects, and the links measured beside them."""
     runs, _, not_read = read_selected(selector, None)
-    table = [*recorded(runs), *measured_beside(selector)]
-    fitted = replace(fit_on(selector, runs, overrides, table), not_read=not_read)
+    table = [*all_reduces_of(runs), *measured_beside(selector)]
+    fitted = fit_on(selector, runs, overrides, table)
     folder, _ = parse_selector(selector)
-    return replace(fitted, folder=str(folder)) if folder.is_dir() else fitted
+    name = str(folder) if folder.is_dir() else fitted.folder
+    return replace(fitted, selected=tuple(runs), not_read=not_read, folder=name)
 
 
 def fit_on(

@@ -17,29 +17,8 @@ from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refu
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import effective_batch
-from harness.read.predict.exchange import (
-    LANES,
-    RESTED_S,
-    TRAINING_FREEDOM,
-    TRAINING_SPREAD,
-    UNMEASURED,
-    Correction,
-    Cost,
-    Reduction,
-    Shape,
-    Wire,
-    all_to_all_mean,
-    allreduce,
-    alpha_beta,
-    buckets,
-    coded_mean,
-    correction,
-    direct_mean,
-    last_end,
-    powersgd_mean,
-    ready_times,
-    restart_s,
-)
+from harness.read.predict import exchange
+from harness.read.predict.exchange import Correction, Cost, Reduction, Shape, Wire
 from harness.read.statistics import student_t
 
 # Backward passes take twice the operations of the forward pass.
@@ -54,7 +33,8 @@ WIRE_SHARES = {
     "int4": 0.125 + 1 / 256,
 }
 CODED = ("int8", "int4")  # as one row, after the backward pass
-MEANS = {"direct": direct_mean, "all_to_all": all_to_all_mean}  # --exchange without the backend
+# --exchange without the backend.
+MEANS = {"direct": exchange.direct_mean, "all_to_all": exchange.all_to_all_mean}
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 APART = ("local_sgd", "diloco")
 
@@ -225,9 +205,9 @@ def predict(model: Model, plan: Scenario) -> Prediction:
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
     slower = 1 + (model.sharing or 0.0) * (neighbours(plan) - 1)
-    factors = UNMEASURED
+    factors = exchange.UNMEASURED
     if plan.shape.nodes > 1:
-        factors = correction(model.table, model.backend, plan.shape, plan.wire)
+        factors = exchange.correction(model.table, model.backend, plan.shape, plan.wire)
     exposed = EXPOSED[plan.strategy]
     exposed_s = exposed(model, plan, slower, factors) if plan.shape.ranks > 1 else 0.0
     parts = {COMPUTE: alone_s, SHARING: alone_s * (slower - 1), EXCHANGE: exposed_s}
@@ -288,13 +268,13 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
     if plan.compress in CODED:
         cost = _coded(model.payload(plan), plan.shape, plan)
         return max(cost.alone_s, _inside(model, plan))
-    sizes = buckets(model.gradient_bytes or 0, model.cap_mb)
+    sizes = exchange.buckets(model.gradient_bytes or 0, model.cap_mb)
     share = model.payload(plan) / (sum(sizes) or 1)
     costs = [_reduce(model, share * size, plan.shape, plan, factors) for size in sizes]
     backward_s = model.line.backward_s(plan.batch) * slower / model.grad_acc
-    ready_s = ready_times(sizes, backward_s)
-    lanes = len(sizes) if plan.exchange in MEANS else LANES[model.backend]
-    between_s = max(0.0, last_end(ready_s, costs, lanes) - backward_s)
+    ready_s = exchange.ready_times(sizes, backward_s)
+    lanes = len(sizes) if plan.exchange in MEANS else exchange.LANES[model.backend]
+    between_s = max(0.0, exchange.last_end(ready_s, costs, lanes) - backward_s)
     # What goes between nodes goes through them as well.
     return max(between_s, _inside(model, plan))
 
@@ -320,10 +300,10 @@ def _textbook(model: Model, plan: Scenario) -> float:
     """Of an update: its exchange after all else, of local_sgd and diloco as often as the model."""
     size = model.payload(plan)
     if plan.strategy not in APART:
-        return alpha_beta(size, plan.shape, plan.wire)
+        return exchange.alpha_beta(size, plan.shape, plan.wire)
     together = together_of(plan)
-    together_s = together * alpha_beta(size, _units(plan), plan.wire)
-    each_s = alpha_beta(size / plan.fragments, _units(plan), plan.wire)
+    together_s = together * exchange.alpha_beta(size, _units(plan), plan.wire)
+    each_s = exchange.alpha_beta(size / plan.fragments, _units(plan), plan.wire)
     return together_s + (1 - together) * exchanges_of_update(plan) * each_s
 
 
@@ -344,7 +324,7 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     cost = _mean_of(model, size, units, plan, factors)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     going_on_s = plan.overlap * update_s
-    rested_s = cost.alone_s + restart_s(size, units, plan.wire)
+    rested_s = cost.alone_s + exchange.restart_s(size, units, plan.wire)
     often = exchanges_of_update(plan)
     rested = rested_of_update(plan, update_s)
     waiting_s = (often - rested) * max(0.0, cost.alone_s - going_on_s)
@@ -353,8 +333,8 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
         return inside_s + apart_s
     # Together: one row after each backward pass, as large as the weights.
     together_s = _mean_of(model, model.payload(plan), units, plan, factors).alone_s
-    if update_s > plan.wire.round_trip_s + RESTED_S:
-        together_s += restart_s(model.payload(plan), units, plan.wire)
+    if update_s > plan.wire.round_trip_s + exchange.RESTED_S:
+        together_s += exchange.restart_s(model.payload(plan), units, plan.wire)
     share = together_of(plan)
     return inside_s + share * together_s + (1 - share) * apart_s
 
@@ -387,7 +367,7 @@ def rested_of_update(plan: Scenario, update_s: float) -> float:
     long enough, else the first of each epoch.
     """
     often = exchanges_of_update(plan)
-    if plan.sync_every // plan.fragments * update_s > plan.wire.round_trip_s + RESTED_S:
+    if plan.sync_every // plan.fragments * update_s > plan.wire.round_trip_s + exchange.RESTED_S:
         return often
     return min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
 
@@ -398,15 +378,15 @@ def _inside(model: Model, plan: Scenario) -> float:
 
 
 def _coded(size: float, shape: Shape, plan: Scenario) -> Cost:
-    return MEANS.get(plan.exchange, coded_mean)(size, shape, plan.wire, plan.emulated)
+    return MEANS.get(plan.exchange, exchange.coded_mean)(size, shape, plan.wire, plan.emulated)
 
 
 def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction) -> Cost:
     if plan.exchange in MEANS:
         return MEANS[plan.exchange](size, shape, plan.wire, plan.emulated)
     if plan.compress.startswith("powersgd"):
-        return powersgd_mean(size, shape, plan.wire).scaled(factors.at(size))
-    return allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
+        return exchange.powersgd_mean(size, shape, plan.wire).scaled(factors.at(size))
+    return exchange.allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
 
 
 def is_untested(plan: Scenario) -> bool:
@@ -437,7 +417,7 @@ def _half(
         errors.append((parts[SHARING], model.sharing_spread, model.line.freedom))
     if between:
         errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
-        errors.append((parts[EXCHANGE], TRAINING_SPREAD, TRAINING_FREEDOM))
+        errors.append((parts[EXCHANGE], exchange.TRAINING_SPREAD, exchange.TRAINING_FREEDOM))
     if any(spread is None or freedom < 1 for _, spread, freedom in errors):
         return None
     total = math.sqrt(sum((size * (spread or 0.0)) ** 2 for size, spread, _ in errors))

@@ -13,9 +13,9 @@ from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.candidates import STEPS, Candidate, Candidates, candidates
 from harness.read.predict.command import link_without_losses
 from harness.read.predict.exchange import wire_of
-from harness.read.predict.fitting import Overrides, fit_on, measured_beside, recorded
+from harness.read.predict.fitting import Overrides, fit_records
 from harness.read.records.runs import parse_target
-from harness.read.records.selection import command_on, read_selected
+from harness.read.records.selection import command_on
 from harness.read.table import Table, screen, show
 
 SHOWN = 6
@@ -26,12 +26,10 @@ def run(options: argparse.Namespace) -> int:
     nodes = _nodes(options.nodes)
     link = link_without_losses(options.link)
     target = parse_target(options.target)
-    runs, _, not_read = read_selected(options.records, target)
-    table = [*recorded(runs), *measured_beside(options.records)]
-    fitted = fit_on(options.records, runs, Overrides.of(options), table)
+    fitted = fit_records(options.records, Overrides.of(options))
     choices = candidates(
         fitted,
-        runs,
+        fitted.selected,
         nodes,
         wire_of(link),
         target,
@@ -43,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         fields = [as_fields(each, options.cost_per_gpu_hour) for each in kept]
         print_json({"choices": fields, "missed": choices.missed, "left_out": choices.left_out,
-                    "assumed": fitted.assumed, "not_read": not_read})  # fmt: skip
+                    "assumed": fitted.assumed, "not_read": fitted.not_read})  # fmt: skip
         return 0 if kept else 1
     console = screen()
     if kept:

@@ -130,7 +130,7 @@ def _is_plain(baseline: dict[str, Any], other: Group) -> bool:
     )
 
 
-def compare(group: Group, base: Group | None) -> dict[str, Any]:
+def gains(group: Group, base: Group | None) -> dict[str, Any]:
     """What the group gives more or less than its baseline; unknown without a finished baseline."""
     rate = gain = Estimate()
     if base is group:
@@ -231,7 +231,7 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
         "seeds": [run.label.get("seed") for run in group.finished],
         "repeats": [run.label.get("repeat") for run in group.finished],
         **{name: group.fact(name) for name in FACTS},
-        **compare(group, base),
+        **gains(group, base),
         "disturbed": group.disturbed,
         "link_warnings": sum(run.link_warning is not None for run in group.finished),
     }
