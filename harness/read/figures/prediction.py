@@ -11,13 +11,7 @@ from matplotlib.patches import Patch
 
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
-from harness.read.figures.panels import (
-    Styles,
-    axis_text,
-    left_out,
-    run_name,
-    without_place,
-)
+from harness.read.figures.panels import Styles, axis_text, left_out, run_name, without_place
 from harness.read.labels import STRATEGY, counted
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
 from harness.read.records.sweeps import SweepResults

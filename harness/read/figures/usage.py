@@ -13,10 +13,7 @@ from matplotlib.axes import Axes
 from harness.core.schema.telemetry import TelemetryRow
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw
-from harness.read.figures.panels import (
-    Styles,
-    run_name,
-)
+from harness.read.figures.panels import Styles, run_name
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, telemetry_of
 from harness.read.records.runs import Run

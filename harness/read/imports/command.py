@@ -17,13 +17,7 @@ from typing import Any
 from harness.core.attempts import best_of
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.records import (
-    SCHEMA,
-    RunFolder,
-    append_row,
-    find_runs,
-    write_json,
-)
+from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, write_json
 from harness.core.records.disk import draft_of
 from harness.core.records.summary import QUALITY_FIELDS, total_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup

@@ -131,9 +131,7 @@ def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
     return Phases(of, probes, tuple(far))
 
 
-def _by_link(
-    runs: Sequence[tuple[Shape, Wire | None, Run]],
-) -> dict[tuple[Shape, Wire], list[Run]]:
+def _by_link(runs: Sequence[tuple[Shape, Wire | None, Run]]) -> dict[tuple[Shape, Wire], list[Run]]:
     """The runs of each set-up over each link whose times count."""
     same = joined(wire for _, wire, _ in runs if wire is not None)
     alike: dict[tuple[Shape, Wire], list[Run]] = {}

@@ -17,32 +17,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from harness.core.attempts import (
-    best_of,
-    ends_of,
-    own_metrics,
-    starts_of,
-    times_of_attempts,
-)
+from harness.core.attempts import best_of, ends_of, own_metrics, starts_of, times_of_attempts
 from harness.core.identity import stem
 from harness.core.process import printable
-from harness.core.records import (
-    FINISHED,
-    SCHEMA,
-    RunFolder,
-)
+from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import changed_row
 from harness.core.records.summary import of_rows, rate_of
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
-from harness.core.schema.rows import (
-    AttemptEnd,
-    AttemptStart,
-    EpochRow,
-    RankRow,
-    SummaryRecord,
-)
+from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import UserError, flag_fields
 from harness.core.strategies import SENT_DIRECTLY

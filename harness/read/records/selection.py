@@ -24,13 +24,7 @@ from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, existing, is_ours, none_readable, warn
 from harness.read.records.runs import Run, Target, read_run
-from harness.read.records.sweeps import (
-    SweepResults,
-    read_all,
-    read_results,
-    read_sweep,
-    sweep_file,
-)
+from harness.read.records.sweeps import SweepResults, read_all, read_results, read_sweep, sweep_file
 
 # A seed that nobody has used yet is asked for by its number.
 SEEDS = range(1, 100)

@@ -14,14 +14,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.core.records import (
-    SKIPPED,
-    SWEEP,
-    WAITING,
-    RunFolder,
-    find_folders,
-    find_runs,
-)
+from harness.core.records import SKIPPED, SWEEP, WAITING, RunFolder, find_folders, find_runs
 from harness.core.records.archives import is_archive
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
@@ -38,13 +31,7 @@ from harness.read.records.recorded import (
     none_readable,
     settings_of,
 )
-from harness.read.records.runs import (
-    REPETITIONS,
-    Run,
-    Target,
-    identity_settings,
-    read_run,
-)
+from harness.read.records.runs import REPETITIONS, Run, Target, identity_settings, read_run
 
 # Runs that differ in these are of different tasks and share no figure and no table.
 TASK = ("script", "model", "dataset")
@@ -227,9 +214,7 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
     return sweeps, problems
 
 
-def _without_copies_of_sweeps(
-    sweeps: list[SweepResults],
-) -> tuple[list[SweepResults], list[str]]:
+def _without_copies_of_sweeps(sweeps: list[SweepResults]) -> tuple[list[SweepResults], list[str]]:
     """The sweeps, of those with one name and the same runs one; and a line for each left out."""
     names = Counter(sweep.name for sweep in sweeps)
     keys = [
