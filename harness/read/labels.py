@@ -89,6 +89,11 @@ def machine_kind(machine: str) -> str:
     return re.sub(r"x\d+$", "", machine)
 
 
+def without_tag(setup: str) -> str:
+    """A set-up without its tag, which names the link."""
+    return "_".join(setup.split("_")[:2])
+
+
 def shown_axes(axes: Iterable[str]) -> tuple[str, ...]:
     """The axes with a word of their own; flags of a strategy stand with it."""
     axes = tuple(axes)

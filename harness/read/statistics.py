@@ -75,12 +75,15 @@ class Estimate:
             self.value if self.high is None else self.high,
         )
 
-    @property
-    def is_beyond_noise(self) -> bool | None:
-        """Whether the interval excludes zero; None without an interval, or without any spread."""
-        if self.low is None or self.high is None or (self.is_without_spread and self.value != 0):
+    def is_beyond_noise(self, equal: float = 0.0) -> bool | None:
+        """Whether the interval excludes what the estimate is where nothing differs; None without an
+        interval, or without any spread.
+        """
+        if self.low is None or self.high is None:
             return None
-        return self.low > 0 or self.high < 0
+        if self.is_without_spread and self.value != equal:
+            return None
+        return self.low > equal or self.high < equal
 
     @property
     def is_without_spread(self) -> bool:

@@ -57,7 +57,7 @@ def test_a_paired_interval() -> None:
     assert found.paired and found.value == 2
     assert found.low == pytest.approx(2 - 2.484138, abs=1e-5)
     assert found.high == pytest.approx(2 + 2.484138, abs=1e-5)
-    assert found.is_beyond_noise is False
+    assert found.is_beyond_noise() is False
 
 
 def test_a_welch_interval() -> None:
@@ -68,7 +68,7 @@ def test_a_welch_interval() -> None:
     assert not found.paired and found.value == pytest.approx(9)
     assert found.low == pytest.approx(9 - 5.512158, abs=1e-5)
     assert found.high == pytest.approx(9 + 5.512158, abs=1e-5)
-    assert found.is_beyond_noise is True
+    assert found.is_beyond_noise() is True
 
 
 def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
@@ -80,14 +80,14 @@ def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
 
 def test_one_value_on_a_side_has_no_interval() -> None:
     found = difference({1: 2.0}, {1: 1.0, 2: 1.5})
-    assert (found.value, found.low, found.high, found.is_beyond_noise) == (0.75, None, None, None)
+    assert (found.value, found.low, found.high, found.is_beyond_noise()) == (0.75, None, None, None)
 
 
 def test_values_without_spread_tell_nothing_of_noise() -> None:
-    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}).is_beyond_noise is None
-    assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).is_beyond_noise is None
+    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}).is_beyond_noise() is None
+    assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).is_beyond_noise() is None
     equal = difference({1: 2.0, 2: 3.0}, {1: 2.0, 2: 3.0})
-    assert (equal.value, equal.low, equal.high, equal.is_beyond_noise) == (0, 0, 0, False)
+    assert (equal.value, equal.low, equal.high, equal.is_beyond_noise()) == (0, 0, 0, False)
 
 
 def test_a_ratio_is_compared_in_pairs_where_the_seeds_are_the_same() -> None:

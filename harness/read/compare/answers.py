@@ -356,9 +356,10 @@ def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) 
         return EQUAL
     if estimate.low is None or estimate.high is None:
         return UNKNOWN_NOISE
-    if estimate.is_without_spread:
+    beyond = estimate.is_beyond_noise(none)
+    if beyond is None:
         return NO_SPREAD
-    if estimate.low > none or estimate.high < none:
+    if beyond:
         return more if estimate.low > none else less
     if measure.question == QUALITY:
         too_wide = estimate.high - estimate.low > WIDEST_POINTS

@@ -94,7 +94,7 @@ class Row:
     @property
     def is_beyond_noise(self) -> bool | None:
         assert self.estimate is not None
-        return self.estimate.scaled(1, -self.equal).is_beyond_noise
+        return self.estimate.is_beyond_noise(self.equal)
 
     def text(self, value: float) -> str:
         """The estimate, or an end of its interval."""

@@ -393,6 +393,6 @@ def fastest(family: Family) -> Iterator[str]:
         yield f"{text}, the largest of those compared: {why}"
         return
     after_s, best_s = (batch.measured("tta_train_s") for batch in (after, best))
-    beyond = ratio(after_s, best_s).scaled(1, -1).is_beyond_noise
+    beyond = ratio(after_s, best_s).is_beyond_noise(equal=1.0)
     noise = {True: "more than noise", False: "within noise", None: "noise unknown"}[beyond]
     yield f"{text}; batch {after.size} takes {times[after.size]:,.2f} s ({noise})"

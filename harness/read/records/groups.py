@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.records import FINISHED
-from harness.read.labels import machine_kind
+from harness.read.labels import machine_kind, without_tag
 from harness.read.records.runs import STATES, TO_TARGET, Run, Target
 from harness.read.statistics import is_rate, is_timed, spread
 
@@ -89,8 +89,7 @@ class Group:
 
     @property
     def topology(self) -> str:
-        """The set-up without its tag, which names the link."""
-        return "_".join(str(self.setting("setup") or "").split("_")[:2])
+        return without_tag(str(self.setting("setup") or ""))
 
     @property
     def seeds(self) -> list[int]:

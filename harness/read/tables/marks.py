@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.read.labels import STRATEGY, UNKNOWN, plain_text, strategy_text
+from harness.read.labels import STRATEGY, UNKNOWN, plain_text, strategy_text, without_tag
 from harness.read.records.runs import Run
 
 FILTERS = ("script", "setup", STRATEGY, "link")
@@ -15,8 +15,8 @@ def marks_of(run: Run) -> Marks:
     """The value of each filter, in the words of the tables."""
     # A run that was skipped has no settings, only its place in the plan.
     known = {name: run.label.get(name) or run.identity.get(name) for name in FILTERS}
-    if known["setup"] is not None:  # without the tag that names the link
-        known["setup"] = "_".join(str(known["setup"]).split("_")[:2])
+    if known["setup"] is not None:
+        known["setup"] = without_tag(str(known["setup"]))
     if run.label.get(STRATEGY) is not None:
         known[STRATEGY] = strategy_text(run.label)
     return {name: plain_text(value) or UNKNOWN for name, value in known.items()}
