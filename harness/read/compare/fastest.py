@@ -51,7 +51,7 @@ def next_question(sweep: SweepResults) -> str:
         return (
             f"up to which batch larger ones pay: python -m harness batches {sweep.folder}{target}"
         )
-    if "setup" in sweep.varied and sweep.question != sweep.name:
+    if "setup" in sweep.varied and sweep.has_question:
         command = f"python -m harness sweep experiments/batch_size.yaml{tiny}"
         return f"which batch per GPU is fastest: {command}"
     return ""

@@ -74,6 +74,11 @@ class SweepResults:
     def output_dir(self) -> Path:
         return self.folder.absolute().parents[1]
 
+    @property
+    def has_question(self) -> bool:
+        """Whether a sweep file asks one; else these are runs beside each other."""
+        return self.question != self.name
+
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """All of them, in the order of the plan."""

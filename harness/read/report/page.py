@@ -65,7 +65,7 @@ def _section(section: Section) -> Iterator[str]:
     yield '<div class="lead"><div>'
     yield from _answers(section)
     yield f'<p class="small">{_text(section.table.about)}</p>'
-    for title, items in section.lists:
+    for title, items in section.lists.items():
         if title in OPEN:
             yield f"<h3>{title}</h3>"
             yield html_list(items)
@@ -78,7 +78,7 @@ def _section(section: Section) -> Iterator[str]:
     for title, table in (("Not finished", section.not_finished), ("By node", section.nodes)):
         if table.rows:
             yield from _folded(title, _table(section, table), table)
-    for title, items in section.lists:
+    for title, items in section.lists.items():
         if title not in OPEN:
             yield from _folded(title, [html_list(items)])
     yield from _folded("More figures", _more_figures(section))

@@ -157,24 +157,36 @@ def _section_of(
         figure: _saved(drawn[figure], f"{name}-{figure}", out / name / "figures", figure)
         for figure in dict.fromkeys((*answering, *drawn))
     }
+    lists = {
+        "Limits": [*map(Item, fairness(sweep))],
+        "Not read": [*map(Item, sweep.problems)],
+        "Explanation": explain_sweep(sweep),
+    }
     return Section(
         name=name,
         table=table,
+        hypothesis=_hypothesis(sweep),
+        answers=_answers(sweep, table),
+        next_question=next_question(sweep),
         results=results(sweep),
         nodes=by_node(sweep),
         not_finished=_not_finished(sweep, table),
         figures=figures,
         answering=max(1, len(answering)),
         not_drawn=not_drawn,
-        explained=explain_sweep(sweep),
-        fairness=fairness(sweep),
-        problems=sweep.problems,
-        uncompared=_uncompared(sweep),
-        failed=failed_ways(sweep),
-        planned=sweep.question != sweep.name,
-        fastest=fastest_batch(sweep),
-        next_question=next_question(sweep),
+        lists={title: items for title, items in lists.items() if items},
     )
+
+
+def _hypothesis(sweep: SweepResults) -> str:
+    if sweep.hypothesis:
+        return f"Hypothesis: {sweep.hypothesis}"
+    return "Hypothesis: none was written down before the runs." if sweep.has_question else ""
+
+
+def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
+    compared = [answer.item for answer in table.answers] or [Item(_uncompared(sweep))]
+    return [*map(Item, fastest_batch(sweep)), *compared, *map(Item, failed_ways(sweep))]
 
 
 def _saved(drawn: Drawn, prefix: str, folder: Path, name: str) -> Shown:
@@ -251,7 +263,7 @@ def _section_lines(section: Section) -> Iterator[str]:
     if section.nodes.rows:
         yield "\n### By node\n"
         yield from markdown_lines(section.nodes)
-    for title, items in section.lists:
+    for title, items in section.lists.items():
         yield f"\n### {title}\n"
         yield from markdown_list(items)
     if section.table.not_finished:

@@ -28,42 +28,16 @@ class Section:
 
     name: str  # of its folder of files
     table: SweepTable
+    hypothesis: str  # in a sentence; nothing for runs of no sweep
+    answers: list[Item]
+    next_question: str  # which its records or another sweep answer, with the command
     results: Table
     nodes: Table
     not_finished: Table
     figures: dict[str, Shown]
     answering: int  # so many of the figures, the first ones, answer the question
     not_drawn: dict[str, str]
-    explained: list[Item]
-    fairness: list[str]
-    problems: list[str]
-    uncompared: str  # why there is no answer
-    failed: list[str]  # ways to run that no run finished
-    planned: bool  # by a sweep file: it has a question, and may have a hypothesis
-    fastest: list[str]  # which batch, where that varies
-    next_question: str  # which its records or another sweep answer, with the command
-
-    @property
-    def answers(self) -> list[Item]:
-        compared = [answer.item for answer in self.table.answers] or [Item(self.uncompared)]
-        return [*map(Item, self.fastest), *compared, *map(Item, self.failed)]
-
-    @property
-    def hypothesis(self) -> str:
-        """In a sentence; nothing for runs of no sweep."""
-        if self.table.hypothesis:
-            return f"Hypothesis: {self.table.hypothesis}"
-        return "Hypothesis: none was written down before the runs." if self.planned else ""
-
-    @property
-    def lists(self) -> list[tuple[str, list[Item]]]:
-        """Lists that are not empty, with their titles."""
-        lists = (
-            ("Limits", [*map(Item, self.fairness)]),
-            ("Not read", [*map(Item, self.problems)]),
-            ("Explanation", self.explained),
-        )
-        return [(title, items) for title, items in lists if items]
+    lists: dict[str, list[Item]]  # by title; none is empty
 
 
 def definitions(sections: Sequence[Section]) -> dict[str, str]:

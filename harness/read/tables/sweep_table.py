@@ -129,7 +129,7 @@ def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
         shared.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
     if why := all_disturbed(sweep.groups):
         shared.append(why)
-    if sweep.question == sweep.name:  # runs beside each other, of no sweep: their title says it
+    if not sweep.has_question:  # the title says what they are
         return ", ".join(shared)
     return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *shared])
 
