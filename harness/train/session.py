@@ -65,9 +65,14 @@ class OtherFailed(RuntimeError):
     """Another rank has failed: with what, and which it is."""
 
 
+def is_alone() -> bool:
+    """Whether this process has no other to exchange with."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 def gather(value: Any) -> list[Any]:
     """The value of each rank, in the order of ranks, on all of them."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if is_alone():
         return [value]
     if (messages := _messages()) is not None:
         return [json.loads(text) for text in messages.exchange(json.dumps(value).encode())]
@@ -78,7 +83,7 @@ def gather(value: Any) -> list[Any]:
 
 def gather_rows(own: torch.Tensor) -> list[torch.Tensor]:
     """The tensors of all ranks, of one shape, in the order of ranks."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if is_alone():
         return [own]
     if own.device.type == "cpu" and (messages := _messages()) is not None:
         return messages.rows(own.contiguous())
@@ -89,7 +94,7 @@ def gather_rows(own: torch.Tensor) -> list[torch.Tensor]:
 
 def broadcast(value: Any) -> Any:
     """Rank 0's value on every rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if is_alone():
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0)

@@ -26,7 +26,7 @@ CHECKED = {"transformers": "5.23", "accelerate": "1.15"}
 
 
 def patch_libraries() -> None:
-    """The one place in which a library is changed; fails with versions that were not checked."""
+    """Change what the Trainer stands on, here alone; fails with versions that were not checked."""
     for library in (transformers, accelerate):
         name, version = library.__name__, library.__version__
         if version.split(".")[:2] != CHECKED[name].split("."):

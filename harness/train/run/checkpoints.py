@@ -101,7 +101,7 @@ def usable_checkpoint(folder: Path, world: World) -> Path | None:
     sound = broadcast(_sound_or_why_not(folder) if world.rank == 0 else [])
     if isinstance(sound, UserError):
         raise sound
-    hand_out(sound, COMPLETE, world)
+    hand_out(sound, world)
     while sound:
         last: Path = sound.pop()
         damaged = [name for name in gather(_damaged_here(last, world)) if name]
@@ -305,20 +305,19 @@ def on_own_disk(written: Path, world: World) -> bool:
     return world.local_rank == 0 and not written.is_file()
 
 
-def hand_out(folders: list[Path], last: str, world: World) -> None:
-    """Copy rank 0's folders, just compared with their checksums, to every node whose disk does not
-    have them as they are.
-
-    last: their manifest, which says that a folder is whole; it is written after all others.
+def hand_out(checkpoints: list[Path], world: World) -> None:
+    """Copy rank 0's checkpoints, just compared with their checksums, to every node whose disk does
+    not have them as they are; the manifest, which vouches for the others, is written last.
     """
     if world.nodes == 1:
         return
     files: list[tuple[Path, str]] = []
-    for folder in folders if world.rank == 0 else ():
-        of_folder = (read_json(folder / last) or {})[FILES].items()
-        files += [(folder / name, content) for name, (_, content) in of_folder]
-    marks = [(folder / last, checksum(folder / last)) for folder in folders if world.rank == 0]
-    written = broadcast([(file, file.stat().st_mtime, of) for file, of in [*files, *marks]])
+    for checkpoint in checkpoints if world.rank == 0 else ():
+        content = (read_json(checkpoint / COMPLETE) or {})[FILES].items()
+        files += [(checkpoint / name, written) for name, (_, written) in content]
+    manifests = [each / COMPLETE for each in checkpoints if world.rank == 0]
+    files += [(manifest, checksum(manifest)) for manifest in manifests]
+    written = broadcast([(file, file.stat().st_mtime, of) for file, of in files])
     first = world.local_rank == 0
     missing = gather([str(f) for f, _, content in written if first and _content(f) != content])
     for file, unix, _ in written:

@@ -32,6 +32,7 @@ from harness.core.settings import Settings, UserError
 from harness.train.context import HALF_PRECISION
 from harness.train.data import lora
 from harness.train.data.probes import skips_layers
+from harness.train.session import is_alone
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -121,7 +122,7 @@ def load_weights(
         lora.load_trained(model, file)
     elif rank0 or everywhere:
         safetensors.torch.load_model(model, file, strict=True)
-    if not everywhere and dist.is_initialized() and dist.get_world_size() > 1:
+    if not everywhere and not is_alone():
         for tensor in model.state_dict().values():
             contiguous = tensor.contiguous()
             dist.broadcast(contiguous, src=0)
@@ -167,7 +168,7 @@ def average_buffers(model: nn.Module) -> None:
 
     Without this each rank would evaluate with its own, and the metric would mix several models.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if is_alone():
         return
     for module in model.modules():
         if isinstance(module, BATCHNORM) and module.track_running_stats:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import TrainerState
 
 from harness.core.records import RunFolder, read_rows
+from harness.train.context import COMPLETE
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import (
     Written,
@@ -51,16 +52,16 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
     if world.rank == 0:
         (checkpoint / "inner").mkdir()
         (checkpoint / "inner" / "weights").write_text("w" * 100)
-        write_manifest(checkpoint / "whole", {})
-    own = [on_own_disk(checkpoint / "whole", world)]
+        write_manifest(checkpoint / COMPLETE, {})
+    own = [on_own_disk(checkpoint / COMPLETE, world)]
     follow_rank0(run, world)  # it is there: nothing is set aside
     for _ in range(2):  # the second time all is there
-        hand_out([checkpoint], "whole", world)
+        hand_out([checkpoint], world)
     if world.rank == 1:
-        (checkpoint / "whole").write_text("else")  # as long, but of another run
-        os.utime(checkpoint / "whole", (1, 1))
-    hand_out([checkpoint], "whole", world)
-    own.append(on_own_disk(checkpoint / "whole", world))
+        (checkpoint / COMPLETE).write_text("else")  # as long, but of another run
+        os.utime(checkpoint / COMPLETE, (1, 1))
+    hand_out([checkpoint], world)
+    own.append(on_own_disk(checkpoint / COMPLETE, world))
     files = {str(f.relative_to(checkpoint)): f.read_text() for f in checkpoint.rglob("*")
              if f.is_file()}  # fmt: skip
     dist.destroy_process_group()
