@@ -24,6 +24,7 @@ from harness.launch.plan import Elastic, Job
 from tests.support import sockets
 from tests.support.sweeps import (
     ROOT,
+    STARTED,
     command,
     gone,
     jobs_of,
@@ -116,13 +117,15 @@ def test_a_torchrun_that_was_forgotten() -> None:
 
 
 def nodes(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "harness", "nodes", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    STARTED.append(process)
+    return process
 
 
 def asleep(process: subprocess.Popen[str]) -> bool:
