@@ -150,7 +150,7 @@ def test_a_run_does_not_end_with_its_output(output: str, root: Path, tmp_path: P
 @pytest.mark.process
 def test_a_verb_whose_output_is_closed(root: Path) -> None:
     """What it opens next must not take the number of its output."""
-    command = f"{sys.executable} -m harness table {root}/outputs/published >&-"
+    command = f"{sys.executable} -m harness table {root}/outputs/published/demo-tiny.jsonl.gz >&-"
     done = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -95,7 +95,7 @@ def test_two_runners_share_the_work(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_packed_side_by_side(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=80")
+    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=30")
     assert done.returncode == 0, done.stderr
     first, second = [json.loads(f.environment.read_text()) for f in find_runs(out)]
     assert first["launch"]["packed"] and second["launch"]["packed"]
