@@ -91,6 +91,8 @@ STRATEGIES = _Strategies({
 })  # fmt: skip
 
 
+# Gradients coded by each process for itself, as one row; bf16 and fp16 are torch's hooks.
+GRADIENT_CODES = ("int8", "int4")
 # Ways of --exchange without the backend.
 SENT_DIRECTLY = ("direct", "all_to_all")
 # Flags that mean something with some strategies only.
@@ -121,7 +123,10 @@ def chooses_exchange(settings: Mapping[str, Any]) -> bool:
     nodes, per_node, _ = parse_setup(settings["setup"])
     apart = STRATEGIES[settings["strategy"] or "single"].apart
     # Processes of a node that all send would share its link.
-    return nodes > 1 and (per_node == 1 or (apart and settings["sync_scope"] == "node"))
+    one_sends = (
+        settings["sync_scope"] == "node" if apart else settings["compress"] not in GRADIENT_CODES
+    )
+    return nodes > 1 and (per_node == 1 or one_sends)
 
 
 def sends_directly(settings: Mapping[str, Any]) -> bool:

@@ -14,10 +14,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.core.topology import World
+
 BLOCK = 4096  # bytes of a message that arrive in one latency: its length and its beginning
 LENGTH = 8  # bytes of the length
 # Of the group that collectives use too: their messages have numbers of another kind.
 TAG, REST_TAG, ROWS_TAG = 901, 902, 903
+
+
+class Units:
+    """Nodes, or single ranks, and the process groups inside and between them."""
+
+    def __init__(self, world: World, scope: str | None) -> None:
+        self.size = world.per_node if scope == "node" else 1  # ranks of a unit
+        self.count = world.size // self.size
+        self.index = world.rank // self.size
+        self.leader = self.index * self.size  # the rank that communicates for its unit
+        self.leads = world.rank == self.leader
+        self.inside = self.between = None
+        if self.count == 1:
+            return
+        # new_group is collective: every rank creates every group, in the same order. The group
+        # between units is a new one even if it holds all ranks, so that an exchange in the
+        # background cannot block other collectives.
+        if self.size > 1:
+            for leader in range(0, world.size, self.size):
+                group = dist.new_group(list(range(leader, leader + self.size)))
+                if leader == self.leader:
+                    self.inside = group
+        self.between = dist.new_group(list(range(0, world.size, self.size)))
 
 
 class Direct:

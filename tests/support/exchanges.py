@@ -29,10 +29,12 @@ class Given(nn.Module):
 
 
 def run_of(
-    compress: str, exchange: str = "backend", elastic: bool = False, other_processes: bool = False
-) -> Any:
+    compress: str, exchange: str = "backend", elastic: bool = False, other_processes: bool = False,
+    nodes: int = 1,
+) -> Any:  # fmt: skip
     """As much of a run as an exchange asks for."""
-    world = World(rank=dist.get_rank(), per_node=dist.get_world_size(), elastic=elastic)
+    per_node = dist.get_world_size() // nodes
+    world = World(rank=dist.get_rank(), nodes=nodes, per_node=per_node, elastic=elastic)
     settings = SimpleNamespace(strategy="ddp", compress=compress, exchange=exchange)
     return SimpleNamespace(settings=settings, world=world, other_processes=other_processes)
 

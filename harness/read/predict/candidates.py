@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.core.strategies import sends_directly
+from harness.core.strategies import chooses_exchange
 from harness.core.topology import effective_batch
 from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import Wire, joined
@@ -260,7 +260,7 @@ def _direct_s(
     longer: float,
 ) -> float | None:  # fmt: skip
     plan = prediction.plan
-    if not sends_directly(vars(plan)) or plan.shape.per_node > 1:
+    if not chooses_exchange({**vars(plan), "setup": str(plan.shape)}):
         return None
     direct = predict(fitted.model, replace(plan, exchange="direct"))
     saved_s = _steps_s(fitted, prediction, updates) - _steps_s(fitted, direct, updates)

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import STRATEGIES
+from harness.core.strategies import GRADIENT_CODES, STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
 from harness.read.predict.exchange import Correction, Cost, Reduction, Shape, Wire
@@ -32,7 +32,6 @@ WIRE_SHARES = {
     "int8": 0.25 + 1 / 1024,
     "int4": 0.125 + 1 / 256,
 }
-CODED = ("int8", "int4")  # as one row, after the backward pass
 # --exchange without the backend.
 MEANS = {"direct": exchange.direct_mean, "all_to_all": exchange.all_to_all_mean}
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
@@ -265,18 +264,20 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
     """Beyond the end of the backward pass, of the last forward pass of the update."""
     if plan.shape.nodes == 1:
         return _inside(model, plan)
-    if plan.compress in CODED:
+    if plan.compress in GRADIENT_CODES:
         cost = _coded(model.payload(plan), plan.shape, plan)
         return max(cost.alone_s, _inside(model, plan))
     sizes = exchange.buckets(model.gradient_bytes or 0, model.cap_mb)
     share = model.payload(plan) / (sum(sizes) or 1)
-    costs = [_reduce(model, share * size, plan.shape, plan, factors) for size in sizes]
+    # Sent directly, each node's sum goes between nodes; a ring goes through all processes.
+    shape = Shape(plan.shape.nodes) if plan.exchange in MEANS else plan.shape
+    costs = [_reduce(model, share * size, shape, plan, factors) for size in sizes]
     backward_s = model.line.backward_s(plan.batch) * slower / model.grad_acc
     ready_s = exchange.ready_times(sizes, backward_s)
     lanes = len(sizes) if plan.exchange in MEANS else exchange.LANES[model.backend]
     between_s = max(0.0, exchange.last_end(ready_s, costs, lanes) - backward_s)
-    # What goes between nodes goes through them as well.
-    return max(between_s, _inside(model, plan))
+    inside_s = _inside(model, plan)
+    return between_s + inside_s if plan.exchange in MEANS else max(between_s, inside_s)
 
 
 def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:

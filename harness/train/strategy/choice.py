@@ -8,12 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from harness.core.strategies import SENT_DIRECTLY, STRATEGIES, is_apart
+from harness.core.strategies import GRADIENT_CODES, SENT_DIRECTLY, STRATEGIES, is_apart
 from harness.train.context import HALF_PRECISION, Context
 from harness.train.session import broadcast
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.coded import CODECS
-from harness.train.strategy.compress import GRADIENT_CODES
 
 BACKEND = "backend"
 # Below this round trip a backend's waiting costs less than what direct sends cost the host.

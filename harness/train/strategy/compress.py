@@ -21,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from harness.core.records import read_json
 from harness.core.settings import UserError
+from harness.core.strategies import GRADIENT_CODES
 from harness.train.context import COMPLETE, HALF_PRECISION, Context
 from harness.train.measure.communication import uncompiled
 from harness.train.session import broadcast, gather
@@ -31,8 +32,6 @@ from harness.train.strategy.direct_allreduce import DirectGradients, coded_mean
 # The first updates send whole gradients; torch allows no fewer. DDP rebuilds its buckets after the
 # first, and the very first gradients are far from the later ones.
 WHOLE_UPDATES = 2
-# Coded by us; bf16 and fp16 of gradients are torch's hooks.
-GRADIENT_CODES = ("int8", "int4")
 # Added to the norm of a column before dividing by it: negligible, and a zero matrix gives no NaN.
 EPSILON = 1e-20
 
@@ -59,7 +58,7 @@ class DdpExchange(Exchange):
         if self.kind in GRADIENT_CODES:
             self._attach_coded(ddp, trained)
         elif self.way != "backend":
-            direct = DirectGradients(dtype, self.way)
+            direct = DirectGradients(self.context.world, dtype, self.way)
             ddp.register_comm_hook(direct, direct.hook)
         elif self.kind == "bf16":
             ddp.register_comm_hook(None, bf16_hook)

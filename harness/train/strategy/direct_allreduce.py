@@ -4,6 +4,8 @@ gloo's own all-reduce keeps two segments of 1 MB in flight and then waits for a 
 whole row is in flight at once. Two ranks exchange everything, in one latency; with more ranks each
 one reduces a part and sends the result to all, in two, and no rank sends more bytes than in a ring.
 With all_to_all any number of ranks exchange everything, in one latency.
+
+Of nodes with several ranks one each exchanges, what it has added up for its node.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from harness.core.settings import UserError
-from harness.train.direct import Direct
+from harness.core.topology import World
+from harness.train.direct import Direct, Units
 from harness.train.strategy.coded import Coded, CollectiveMean
 
 ALL_TO_ALL = "all_to_all"  # of --exchange
@@ -128,20 +131,59 @@ def coded_mean(form: Coded, way: str, group: Any) -> CollectiveMean | DirectAllr
     return DirectAllreduce(group, form, way == ALL_TO_ALL)
 
 
+class NodeMean:
+    """Means over the ranks of several nodes: the first rank of each node adds up the rows of its
+    node, exchanges the mean with the first ranks of the others, and hands the result to its node.
+    """
+
+    def __init__(self, nodes: Units, sent_as: torch.dtype | None, all_to_all: bool) -> None:
+        self.inside, self.form = Direct(nodes.inside), Plain(nodes.size)
+        self.leads = nodes.leads
+        if self.leads:
+            form = Plain(nodes.count, sent_as)
+            self.between = DirectAllreduce(nodes.between, form, all_to_all)
+
+    def begin(self, row: torch.Tensor, slot: int = 0, again: bool = False) -> Callable[[], None]:
+        """As DirectAllreduce.begin()."""
+        inside, to_leader, to_node = self.inside, 2 * slot, 2 * slot + 1
+        self.form.encode(row, slot, 1)
+        if not self.leads:
+            # The mean may overwrite the row: who returns it has received the row.
+            works = [inside.send(row, 0, to_leader), inside.receive(row, 0, to_node)]
+            return lambda: inside.wait(works)
+        received = {of: torch.empty_like(row) for of in inside.others}
+        receives = [inside.receive(part, of, to_leader) for of, part in received.items()]
+
+        def finish() -> None:
+            inside.wait(receives)
+            row.copy_(self.form.mean([row, *received.values()]))
+            self.between.begin(row, slot, again)()
+            inside.wait([inside.send(row, to, to_node) for to in inside.others])
+
+        return finish
+
+
 class DirectGradients:
     """A DDP communication hook: each bucket is a row, and several are in flight."""
 
-    def __init__(self, sent_as: torch.dtype | None = None, way: str = "direct") -> None:
+    def __init__(
+        self, world: World, sent_as: torch.dtype | None = None, way: str = "direct"
+    ) -> None:
         self.how = "" if sent_as is None else f" in {str(sent_as).removeprefix('torch.')}"
         self.how += " by all_to_all" if way == ALL_TO_ALL else ""
-        form = Plain(dist.get_world_size(), sent_as)
-        self.allreduce = DirectAllreduce(dist.new_group(), form, way == ALL_TO_ALL)
+        self.mean: NodeMean | DirectAllreduce
+        if world.nodes > 1 and world.per_node > 1:
+            self.how += " between nodes"
+            self.mean = NodeMean(Units(world, "node"), sent_as, way == ALL_TO_ALL)
+        else:
+            form = Plain(world.size, sent_as)
+            self.mean = DirectAllreduce(dist.new_group(), form, way == ALL_TO_ALL)
         self.exchanges = 0
 
     def hook(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations
         gradients = bucket.buffer()
         # DDP rebuilds its buckets after the first exchange, and never again.
-        finish = self.allreduce.begin(gradients, bucket.index(), again=self.exchanges > 0)
+        finish = self.mean.begin(gradients, bucket.index(), again=self.exchanges > 0)
         self.exchanges += bucket.is_last()
         done: torch.futures.Future[Any] = torch.futures.Future()
         errors: list[BaseException] = []

@@ -26,7 +26,7 @@ from torch import nn
 
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
-from harness.core.topology import World
+from harness.train.direct import Units
 from harness.train.measure.communication import uncompiled
 from harness.train.session import gather
 from harness.train.strategy.base import Exchange
@@ -39,29 +39,6 @@ from harness.train.strategy.coded import (
     part_size,
 )
 from harness.train.strategy.direct_allreduce import ALL_TO_ALL, DirectAllreduce, coded_mean
-
-
-class Replicas:
-    """Which ranks form a replica, and the process groups inside and between replicas."""
-
-    def __init__(self, world: World, scope: str | None) -> None:
-        self.size = world.per_node if scope == "node" else 1  # ranks of a replica
-        self.count = world.size // self.size
-        self.index = world.rank // self.size
-        self.leader = self.index * self.size  # the rank that communicates for its replica
-        self.leads = world.rank == self.leader
-        self.inside = self.between = None
-        if self.count == 1:
-            return
-        # new_group is collective: every rank creates every group, in the same order. The group
-        # between replicas is a new one even if it holds all ranks, so that an exchange in the
-        # background cannot block other collectives.
-        if self.size > 1:
-            for leader in range(0, world.size, self.size):
-                group = dist.new_group(list(range(leader, leader + self.size)))
-                if leader == self.leader:
-                    self.inside = group
-        self.between = dist.new_group(list(range(0, world.size, self.size)))
 
 
 class PendingMean:
@@ -176,7 +153,7 @@ class ReplicaExchange(Exchange):
         settings = self.context.settings
         self.every = int(settings.sync_every or 1)
         self.first = int(settings.sync_first or 0)  # updates made together before the others
-        self.replicas = Replicas(self.context.world, settings.sync_scope)
+        self.replicas = Units(self.context.world, settings.sync_scope)
         ddp = uncompiled(model)
         self.weights = FlatWeights((p for p in ddp.parameters() if p.requires_grad), self.fragments)
         if self.weights.size < self.fragments:

@@ -109,7 +109,8 @@ def test_what_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Flags, nodes and processes of each: whether there is a choice.
 MAY_CHOOSE = {
-    ("", 2, 1): True, ("", 1, 2): False, ("", 2, 2): False, ("--strategy fsdp", 2, 1): False,
+    ("", 2, 1): True, ("", 1, 2): False, ("", 2, 2): True, ("--strategy fsdp", 2, 1): False,
+    ("--compress bf16", 2, 2): True, ("--compress int8", 2, 2): False,
     ("--compress powersgd:2", 2, 1): False, ("--compress int4", 2, 1): True,
     ("--strategy local_sgd", 2, 2): True, ("--strategy diloco --sync_scope rank", 2, 2): False,
 }  # fmt: skip

@@ -149,6 +149,35 @@ def test_gradients_are_the_closed_form_to_the_bit(count: int, ways: list[str]) -
             assert np.array_equal(came, true)
 
 
+def summed_by_nodes(ways: list[tuple[str, str]], nodes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What comes, and the closed form: the mean over nodes of the mean of each."""
+    rank, size, results = group(), dist.get_world_size(), []
+    inside = size // nodes
+    for compress, way in ways:
+        arm = Arm(compress, exchange=way, small=True, nodes=nodes)
+        sent_as = {"none": None, "bf16": torch.bfloat16}[compress]
+        for step in range(4):
+            inputs = [drawn(step, r) for r in range(size)]
+            came = arm.step([g.clone() for g in inputs[rank]])
+            rows = [[g.flatten() for g in of] for of in zip(*inputs, strict=True)]
+            of_nodes = [
+                [closed_form(row[first : first + inside], None) for first in range(0, size, inside)]
+                for row in rows
+            ]
+            true = [closed_form(of, sent_as, way == "all_to_all") for of in of_nodes]
+            results.append((flat(came), flat(true)))
+    return results
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("count", "nodes"), [(4, 2), pytest.param(6, 3, marks=pytest.mark.slow)])
+def test_ranks_of_a_node_are_added_up_before_one_of_them_sends(count: int, nodes: int) -> None:
+    ways = [("none", "direct"), ("bf16", "direct"), ("none", "all_to_all")]
+    for of_rank in ranks(count, summed_by_nodes, ways, nodes):
+        for came, true in of_rank:
+            assert np.array_equal(came, true)
+
+
 class Counts(TrainerCallback):
     """Collectives of this process by the end of each update, and messages sent directly."""
 
@@ -196,6 +225,29 @@ def test_a_step_exchanges_its_gradients_and_nothing_else(tmp_path: Path) -> None
             collectives, messages = (1, 0) if way == "backend" else (0, 1)
             assert steps[0] == (collectives + 2, messages)
             assert set(steps[1:]) == {(collectives, messages)}
+
+
+def messages_between(nodes: int) -> list[int]:
+    """The ranks to which this one sends in an update, one for each message."""
+    rank, arm = group(), Arm("none", exchange="direct", nodes=nodes)
+    for step in range(2):  # DDP puts its buckets together anew
+        arm.step(drawn(step, rank))
+    receivers: list[int] = []
+    send = dist.isend
+
+    def noting(*args: Any, group: Any, group_dst: int, **more: Any) -> Any:
+        receivers.append(dist.get_global_rank(group, group_dst))
+        return send(*args, group=group, group_dst=group_dst, **more)
+
+    dist.isend = noting
+    arm.step(drawn(2, rank))
+    dist.isend = send
+    return receivers
+
+
+@pytest.mark.process
+def test_only_one_rank_of_a_node_sends_to_other_nodes() -> None:
+    assert ranks(4, messages_between, 2) == [[2, 1], [0], [0, 3], [2]]
 
 
 def left_alone(folder: str, how: str) -> str:
