@@ -12,6 +12,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs
+from harness.core.records.checksums import vouched
 from harness.read import load, load_runs
 from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import recorded, telemetry_of
@@ -48,6 +49,10 @@ def in_row(number: int = 0, **changes: Any) -> Change:
         return lines
 
     return edit_rows(change)
+
+
+def vouched_first(lines: list[str]) -> list[str]:
+    return [json.dumps(vouched(json.loads(lines[0]))), *lines[1:]]
 
 
 def cut(file: str) -> Change:
@@ -98,6 +103,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "more time than attempts": (in_row(-1, wall_s=9999.0), "more than the"),
     "another rate in a row": (in_row(train_samples_per_s=9e3), "train_samples_per_s of epoch 1 is"),
     "a row changed": (in_row(checksum="0"), "epochs.jsonl: row 1 is not as it was written"),
+    "a checksum removed": (edit_rows(vouched_first), "epochs.jsonl: row 2 is not as it was wri"),
     "another wall time": (edit("summary.json", wall_s=9999.0), "attempts.jsonl and summary.json"),
     "other losses": (edit("summary.json", lost_s=5.0), "together: lost_s is 0"),
     "other restarts": (edit("summary.json", restarts=5), "together: restarts is 0"),

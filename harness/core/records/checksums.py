@@ -20,8 +20,15 @@ def is_changed(content: Mapping[str, Any]) -> bool:
 
 
 def changed_row(rows: Iterable[Mapping[str, Any]]) -> int | None:
-    """The number of the first row that is not as it was written; older rows have no checksum."""
-    return next((n for n, row in enumerate(rows, 1) if OWN in row and is_changed(row)), None)
+    """The number of the first row that is not as it was written. Rows of earlier versions have no
+    checksum; one after a row that has is none of them.
+    """
+    vouching = False
+    for number, row in enumerate(rows, 1):
+        vouching = vouching or OWN in row
+        if vouching and (OWN not in row or is_changed(row)):
+            return number
+    return None
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:
