@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from harness.core.records import (
     COMPLETE,
+    FINISHED,
     SCHEMA,
     RunFolder,
     append_row,
@@ -25,6 +26,7 @@ from harness.core.records import (
     write_json,
 )
 from harness.core.records.disk import DiskError
+from harness.core.records.redact import settings_of
 from harness.core.records.summary import Rows, of_rows, sum_of
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
@@ -237,11 +239,30 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
     if batch == 1:
         return reason
     half, grad_acc = accumulated(own_batch(settings), batch // 2)
+    if fits := _fitting(folder, settings, batch):
+        reason += f"; {fits} fitted on record, so the largest that fits is {fits} to {batch - 1}"
     how = "with --auto_batch the same command goes on with" if settings.auto_batch else "to try:"
-    return (
-        f"{reason}; {how} --per_gpu_batch {half} --grad_acc {grad_acc}, which is the same "
-        "effective batch"
-    )
+    flags = f"--per_gpu_batch {half} --grad_acc {grad_acc}"
+    return f"{reason}; {how} {flags}, which is the same effective batch"
+
+
+# What runs may differ in, and a step takes the same memory for a sample of it.
+AS_MUCH_MEMORY = ("per_gpu_batch", "grad_acc", "seed", "lr", "epochs")
+
+
+def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
+    """The largest smaller batch per process with which a run beside this one, on such a machine,
+    finished; 0: none.
+    """
+    own, fitting = settings_of(settings), [0]
+    for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
+        other = RunFolder(file.parent)
+        known, both = other.read_settings() or {}, (folder, other)
+        differing = {name for name in own if known.get(name) != own[name]} - {*AS_MUCH_MEMORY}
+        on = {believable("environment", of.read_environment() or {}).get("machine") for of in both}
+        if not differing and len(on) == 1 and other.outcome() == FINISHED:
+            fitting.append(last_batch(other, settings))  # of records without it: none that counts
+    return max(batch for batch in fitting if batch < below)
 
 
 def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | None:

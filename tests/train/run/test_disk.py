@@ -19,8 +19,9 @@ import torch
 from transformers import TrainerCallback
 
 from harness.core import attempts
-from harness.core.records import RunFolder
+from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError
+from harness.core.records.redact import settings_of
 from harness.core.settings import Settings
 from harness.read.records.recorded import recorded
 from harness.train.run import failures
@@ -189,6 +190,39 @@ def test_no_byte_of_a_record_is_private(how: str, tmp_path: Path) -> None:
     for file in (p for p in folder.path.rglob("*") if p.is_file()):
         found = [word for word in planted if word.encode() in file.read_bytes()]
         assert found == [], file.name
+
+
+def test_the_largest_batch_that_fits_lies_beyond_what_fitted_on_record(tmp_path: Path) -> None:
+    some = Settings(script="vit", per_gpu_batch=32, grad_acc=2)
+
+    def beside(
+        name: str, outcome: str, machine: str = "cpu", batch: int | None = None, **changes: Any
+    ) -> None:
+        other = RunFolder(tmp_path / name)
+        ran_as = replace(some, **changes)
+        other.write_settings(settings_of(ran_as))
+        write_json(other.environment, {"machine": machine})
+        attempts.begin(other, 0, 1, per_gpu_batch=batch or ran_as.per_gpu_batch)
+        attempts.end(other, outcome, None, 1.0)
+        attempts.write_summary(other, outcome)
+
+    def advice() -> str:
+        folder = RunFolder(tmp_path / "own")
+        return attempts.with_smaller_batch("oom", "no memory", some, folder).partition("; to")[0]
+
+    beside("of another model", "finished", per_gpu_batch=24, model="vit-tiny")
+    beside("larger", "finished", per_gpu_batch=40)
+    beside("that lacked memory", "oom", per_gpu_batch=28)
+    beside("of another machine", "finished", "gpu", per_gpu_batch=27)
+    beside("that took less (--auto_batch)", "finished", batch=10, per_gpu_batch=30)
+    write_json(tmp_path / "own" / "environment.json", {"machine": "cpu"})
+    RunFolder(tmp_path / "damaged").path.mkdir()
+    RunFolder(tmp_path / "damaged").settings.write_text("[")
+    assert advice() == "no memory; 10 fitted on record, so the largest that fits is 10 to 31"
+    beside("of another seed", "finished", per_gpu_batch=12, seed=9, grad_acc=1)
+    beside("that fits", "finished", per_gpu_batch=20)
+    said = "no memory; 20 fitted on record, so the largest that fits is 20 to 31"
+    assert advice() == said
 
 
 def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:
