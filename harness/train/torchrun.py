@@ -22,6 +22,7 @@ def main() -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
     from harness.train.agent import ending_stopped_ranks
     from harness.train.rendezvous import harden
@@ -41,6 +42,10 @@ def main() -> int:
     except UserError as error:
         print(f"torchrun: error: {error}", file=sys.stderr)
         return 2
+    except RendezvousError as error:
+        why = " ".join(f"{error} {error.__cause__ or ''}".split())
+        print(f"torchrun: error: the processes cannot meet: {why:.400}", file=sys.stderr)
+        return 1
     except ChildFailedError as failed:
         print(failed, file=sys.stderr)  # the ranks and their reasons, without torchrun's own frames
         return 1
