@@ -238,7 +238,8 @@ def test_a_rank_that_computes_slowly_could_have_fewer_samples() -> None:
 # Nodes and processes of each, flags, device: what is advised in place of the backend.
 OTHER_EXCHANGES = [
     ((2, 1), "--exchange backend", "cpu", "auto"), ((2, 1), "", "cpu", None),
-    ((2, 2), "", "cpu", "direct"), ((2, 2), "--strategy local_sgd", "cpu", None),
+    ((2, 2), "--exchange backend", "cpu", "auto"), ((2, 2), "", "cpu", None),
+    ((2, 2), "--compress int8", "cpu", "direct"), ((2, 2), "--strategy local_sgd", "cpu", None),
     ((2, 1), "--exchange backend", "cuda", None), ((2, 1), "--exchange direct", "cpu", None),
     ((2, 1), "--compress powersgd:2", "cpu", None), ((2, 1), "--strategy fsdp", "cpu", None),
     ((1, 2), "", "cpu", None),
