@@ -377,6 +377,16 @@ def test_an_interrupt_while_many_sweeps_are_drawn_is_one_line(tmp_path: Path) ->
     assert (process.returncode, printed) == (130, "harness report: stopped by SIGINT\n")
 
 
+def test_the_limits_name_what_tells_trainings_apart_once() -> None:
+    sweep = read_results(ROOT / "outputs" / "published" / "sweeps" / "demo-tiny")
+    same = "rows that differ in them are not the same training."
+    assert fairness(sweep)[:3] == [
+        f"Different updates (vit: 264, 528; bert: 176, 352): {same}",
+        f"Different effective batches (vit: 32, 64; bert: 32, 64): {same}",
+        "Groups of one run have no spread: a difference between them may be the seed's.",
+    ]
+
+
 def test_the_limits_name_cores_that_no_process_used(plan: Plan) -> None:
     """Unless some process had all of them, or none ran alone, or a GPU computed."""
     said = "Each process had 1 of 2 cores: one process that uses all was not measured."

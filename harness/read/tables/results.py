@@ -26,6 +26,11 @@ SHOULD_AGREE = {
     "transformers": ("versions", "transformers"),
     "the commit of this project": ("commit",),
 }
+# What tells trainings apart that are not the same.
+TRAININGS: dict[str, Callable[[Group], float | None]] = {
+    "updates": lambda group: group.mean("updates"),
+    "effective batches": lambda group: group.fact("effective_batch"),
+}
 
 
 def fairness(sweep: SweepResults) -> list[str]:
@@ -38,19 +43,21 @@ def fairness(sweep: SweepResults) -> list[str]:
 
 def _trainings(sweep: SweepResults) -> Iterator[str]:
     finished = [group for group in sweep.groups if group.finished]
-    for script in dict.fromkeys(_script(group.runs[0]) for group in finished):
-        of = f" of {script}" if script else ""
-        theirs = [group for group in finished if _script(group.runs[0]) == script]
-        for what, values in (
-            ("updates", {group.mean("updates") for group in theirs}),
-            ("effective batches", {group.fact("effective_batch") for group in theirs}),
-        ):
-            known = sorted(value for value in values if value is not None)
+    by_script: dict[str, list[Group]] = {}
+    for group in finished:
+        by_script.setdefault(_script(group.runs[0]), []).append(group)
+    for what, value_of in TRAININGS.items():
+        differing = []
+        for script, groups in by_script.items():
+            known = sorted({value for g in groups if (value := value_of(g)) is not None})
             if len(known) > 1:
-                yield (
-                    f"Different {what}{of} ({_some(f'{value:g}' for value in known)}): rows that "
-                    "differ in them are not the same training."
-                )
+                values = _some(f"{value:g}" for value in known)
+                differing.append(f"{script}: {values}" if script else values)
+        if differing:
+            yield (
+                f"Different {what} ({'; '.join(differing)}): rows that differ in them are not the "
+                "same training."
+            )
     counts = {len(group.finished) for group in finished}
     if 1 in counts:
         yield "Groups of one run have no spread: a difference between them may be the seed's."
