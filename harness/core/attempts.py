@@ -254,15 +254,20 @@ def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
     """The largest smaller batch per process with which a run beside this one, on such a machine,
     finished; 0: none.
     """
-    own, fitting = settings_of(settings), [0]
+    own, machine, fitting = settings_of(settings), _machine(folder), [0]
     for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
         other = RunFolder(file.parent)
-        known, both = other.read_settings() or {}, (folder, other)
+        known = other.read_settings() or {}
         differing = {name for name in own if known.get(name) != own[name]} - {*AS_MUCH_MEMORY}
-        on = {believable("environment", of.read_environment() or {}).get("machine") for of in both}
-        if not differing and len(on) == 1 and other.outcome() == FINISHED:
+        is_alike = not differing and machine is not None and _machine(other) == machine
+        if is_alike and other.outcome() == FINISHED:
             fitting.append(last_batch(other, settings))  # of records without it: none that counts
     return max(batch for batch in fitting if batch < below)
+
+
+def _machine(folder: RunFolder) -> Any:
+    """What machine a run was on; None: not recorded."""
+    return believable("environment", folder.read_environment() or {}).get("machine")
 
 
 def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | None:

@@ -24,6 +24,11 @@ class World:
     def size(self) -> int:
         return self.nodes * self.per_node
 
+    @property
+    def is_two_level(self) -> bool:
+        """Several nodes of several processes each."""
+        return self.nodes > 1 and self.per_node > 1
+
 
 def world_of(environ: Mapping[str, str]) -> World:
     """Read the variables that torchrun and accelerate set for each process."""

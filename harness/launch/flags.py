@@ -84,7 +84,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smh]?)", text)
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([smh]?)", text)
     if match is None or float(match[1]) == 0:
         raise BadValue(f"{text}: expected a time such as 90, 30m or 2h")
     return float(match[1]) * SECONDS[match[2] or "s"]
@@ -94,4 +94,4 @@ def as_typed(seconds: float) -> str:
     """A duration as --timeout takes it: 90s, 30m, 2h."""
     fitting = ((unit, size) for unit, size in SECONDS.items() if seconds % size == 0)
     unit, size = next(fitting, ("s", 1))
-    return f"{seconds / size:g}{unit}"
+    return f"{seconds / size:.15g}{unit}"

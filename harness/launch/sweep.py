@@ -54,9 +54,13 @@ from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
 # Of a sweep file, in sweep.json.
 COPIED = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
-PLACES: dict[str, Callable[[Options], Place]] = dict(
-    zip(LAUNCHERS, (Local, Netns, Ssh, Cluster), strict=True)
-)
+PLACES: dict[str, Callable[[Options], Place]] = {
+    "local": Local,
+    "netns": Netns,
+    "ssh": Ssh,
+    "slurm": Cluster,
+}
+assert tuple(PLACES) == LAUNCHERS
 
 
 def options_of(flags: argparse.Namespace) -> Options:

@@ -19,25 +19,25 @@ from harness.core.settings import Settings
 LOOK_EVERY_S = 0.5
 
 
-def tell(reason: str) -> None:
+def report(reason: str) -> None:
     print(f"harness: {reason}", file=sys.stderr, flush=True)
 
 
 class StoppedRanks:
     """Those that were ended: their process, and the reason.
 
-    tell: what is done with the reason before the rank is ended. later_s: for another who looks, and
-    comes first. every_s: how often look() is called, at least.
+    report: what is done with the reason before the rank is ended. later_s: for another who looks,
+    and comes first. every_s: how often look() is called, at least.
     """
 
     def __init__(
         self,
         hang_after_s: float,
-        tell: Callable[[str], None] = tell,
+        report: Callable[[str], None] = report,
         later_s: float = 0.0,
         every_s: float = LOOK_EVERY_S,
     ) -> None:
-        self.hang_after_s, self.tell = hang_after_s, tell
+        self.hang_after_s, self.report = hang_after_s, report
         self.later_s, self.every_s = later_s, every_s
         self.reasons: dict[int, str] = {}
         self.stopped_s: dict[int, float] = {}
@@ -61,7 +61,7 @@ class StoppedRanks:
                 who = f"rank {worker.global_rank} (node {node})"
                 reason = f"{who} does not answer for {limit_s:g} s: its process is stopped"
                 self.reasons[worker.id] = reason
-                self.tell(reason)
+                self.report(reason)
                 with suppress(ProcessLookupError):
                     os.kill(worker.id, signal.SIGKILL)
 

@@ -168,7 +168,8 @@ def test_a_resumed_run_took_what_all_of_its_attempts_took(
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "text"), [(0.5, "0.5s"), (90.0, "90s"), (1800.0, "30m"), (7200.0, "2h")]
+    ("limit_s", "text"),
+    [(0.5, "0.5s"), (90.0, "90s"), (1800.0, "30m"), (7200.0, "2h"), (1234567.0, "1234567s")],
 )
 def test_a_limit_is_told_as_it_is_typed(limit_s: float, text: str) -> None:
     assert flags.as_typed(limit_s) == text and flags.seconds(text) == limit_s

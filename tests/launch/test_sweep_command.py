@@ -129,6 +129,7 @@ MISTAKES = {
     "set not here": (["FILE", "--set", "output_dir=x"], "--set output_dir: use --output_dir"),
     "set link": (["FILE", "--set", "link=fast"], "link fast: expected none"),
     "repeat": (["FILE", "--repeat", "0"], "--repeat 0: must be at least 1"),
+    "digits": (["FILE", "--timeout", "\u0663s"], "--timeout \u0663s: expected a time such as 90"),
     "timeout": (["FILE", "--timeout", "soon"], "--timeout soon: expected a time such as 90"),
     "no time": (["FILE", "--timeout", "0m"], "--timeout 0m: expected a time"),
     "no number": (["FILE", "--timeout", "1.2.3m"], "--timeout 1.2.3m: expected a time"),

@@ -278,7 +278,7 @@ class ExactTrainer(Trainer):
         self.observations.link = link_of_run(self.model, self.context.world, self.args.device)
         checked |= choice.set_way(self.exchange, self.observations.link)
         self.exchange.attach(model, self.optimizer)
-        checked |= verify.observe_hook(model, self.settings, self.exchange.way)
+        checked |= verify.observe_hook(model, self.settings, self.exchange.way, self.context.world)
         self.exposure.watch(model, choice.early_s(self.exchange, self.observations.link))
         self.comm_probe.use(model)
         if self.context.checkpoint is not None:

@@ -172,7 +172,7 @@ class DirectGradients:
         self.how = "" if sent_as is None else f" in {str(sent_as).removeprefix('torch.')}"
         self.how += " by all_to_all" if way == ALL_TO_ALL else ""
         self.mean: NodeMean | DirectAllreduce
-        if world.nodes > 1 and world.per_node > 1:
+        if world.is_two_level:
             self.how += " between nodes"
             self.mean = NodeMean(Units(world, "node"), sent_as, way == ALL_TO_ALL)
         else:

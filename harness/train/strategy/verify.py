@@ -105,17 +105,18 @@ HOOKS = {"bf16": "bf16_hook", "fp16": "fp16_compress_hook", "powersgd": "PowerSG
 DIRECT_HOOK = "DirectGradients.hook"
 
 
-def expected_hook(settings: Settings, way: str) -> str | None:
+def expected_hook(settings: Settings, way: str, world: World) -> str | None:
     kind, _, rank = settings.compress.partition(":")
     if settings.strategy == "ddp" and kind in ("int8", "int4"):
         return f"GradientRow.hook in {kind} by {way}"
     if way != "backend":
         dtype = {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")
-        return DIRECT_HOOK + dtype + (" by all_to_all" if way == "all_to_all" else "")
+        how = dtype + (" by all_to_all" if way == "all_to_all" else "")
+        return DIRECT_HOOK + how + (" between nodes" if world.is_two_level else "")
     return f"{HOOKS[kind]} of rank {rank or 1}" if kind == "powersgd" else HOOKS.get(kind)
 
 
-def observe_hook(model: nn.Module, settings: Settings, way: str) -> dict[str, Any]:
+def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -> dict[str, Any]:
     """The hook that DDP calls instead of its own exchange; raises if it is not of this --exchange
     and --compress.
     """
@@ -128,7 +129,7 @@ def observe_hook(model: nn.Module, settings: Settings, way: str) -> dict[str, An
             hook = f"{hook} of rank {rank}"
         if how := getattr(state, "how", ""):
             hook = f"{hook}{how}"
-    if settings.strategy == "ddp" and hook != expected_hook(settings, way):
+    if settings.strategy == "ddp" and hook != expected_hook(settings, way, world):
         flags = f"--compress {settings.compress}"
         if way != "backend":
             flags += f" --exchange {way}"

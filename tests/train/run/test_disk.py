@@ -196,7 +196,11 @@ def test_the_largest_batch_that_fits_lies_beyond_what_fitted_on_record(tmp_path:
     some = Settings(script="vit", per_gpu_batch=32, grad_acc=2)
 
     def beside(
-        name: str, outcome: str, machine: str = "cpu", batch: int | None = None, **changes: Any
+        name: str,
+        outcome: str,
+        machine: str | None = "cpu",
+        batch: int | None = None,
+        **changes: Any,
     ) -> None:
         other = RunFolder(tmp_path / name)
         ran_as = replace(some, **changes)
@@ -223,6 +227,10 @@ def test_the_largest_batch_that_fits_lies_beyond_what_fitted_on_record(tmp_path:
     beside("that fits", "finished", per_gpu_batch=20)
     said = "no memory; 20 fitted on record, so the largest that fits is 20 to 31"
     assert advice() == said
+    beside("of an unknown machine", "finished", None, per_gpu_batch=26)
+    assert advice() == said
+    (tmp_path / "own" / "environment.json").unlink()
+    assert advice() == "no memory"
 
 
 def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:

@@ -149,12 +149,12 @@ def accepted_claims() -> list[str]:
     accepted = []
     for registered in HOOKED:
         kind, way = registered.split()
-        ddp = Arm(kind, exchange=way).ddp
+        arm = Arm(kind, exchange=way)
         for claimed in (*HOOKED, "powersgd backend"):
             kind, way = claimed.split()
             settings: Any = SimpleNamespace(strategy="ddp", compress=kind)
             try:
-                observe_hook(ddp, settings, way)
+                observe_hook(arm.ddp, settings, way, arm.run.world)
                 accepted.append(f"{registered} is {claimed}")
             except RuntimeError as error:
                 more = f" --exchange {way}" if way != "backend" else ""

@@ -19,6 +19,7 @@ from harness.core.records import read_json
 from harness.core.settings import Settings, UserError
 from harness.train.devices import refuse_impossible
 from harness.train.strategy.direct_allreduce import DirectAllreduce, Plain
+from harness.train.strategy.verify import observe_hook
 from tests.support import toys
 from tests.support.broken_runs import assert_same_weights, broken_off, only_run
 from tests.support.exchanges import SHAPES, Arm, drawn, flat, group
@@ -155,6 +156,7 @@ def summed_by_nodes(ways: list[tuple[str, str]], nodes: int) -> list[tuple[np.nd
     inside = size // nodes
     for compress, way in ways:
         arm = Arm(compress, exchange=way, small=True, nodes=nodes)
+        assert observe_hook(arm.ddp, arm.run.settings, way, arm.run.world)  # it may be recorded
         sent_as = {"none": None, "bf16": torch.bfloat16}[compress]
         for step in range(4):
             inputs = [drawn(step, r) for r in range(size)]
@@ -296,6 +298,20 @@ def test_a_broken_off_run_goes_on_and_is_that_of_the_backend(tmp_path: Path) -> 
     assert_same_weights(folder, whole)
     observed = (read_json(folder.environment) or {})["observed"]
     assert observed["gradient_hook"] == "DirectGradients.hook"
+
+
+@pytest.mark.process
+def test_two_nodes_of_two_train_as_by_the_backend(tmp_path: Path) -> None:
+    """Sums are made in another order."""
+    commands = [[*SGD, f"--exchange={way}"] for way in ("backend", "direct", "all_to_all")]
+    env = {"LOCAL_WORLD_SIZE": "2"}
+    for theirs, *ours in ranks(4, arms, str(tmp_path), commands, env=env):
+        assert theirs["observed"]["gradient_hook"] is None
+        for one, how in zip(ours, ("", " by all_to_all"), strict=True):
+            expected = f"DirectGradients.hook{how} between nodes"
+            assert one["observed"]["gradient_hook"] == expected
+            assert toys.apart(one["weights"], theirs["weights"]) <= 1e-6
+            assert one["bytes"] == theirs["bytes"] > 0
 
 
 REPLICAS = {
