@@ -251,23 +251,16 @@ AS_MUCH_MEMORY = ("per_gpu_batch", "grad_acc", "seed", "lr", "epochs")
 
 
 def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
-    """The largest smaller batch per process with which a run beside this one, on such a machine,
-    finished; 0: none.
-    """
-    own, machine, fitting = settings_of(settings), _machine(folder), [0]
+    """The largest smaller batch of a finished run beside it, alike and on such a machine; or 0."""
+    own, machine, fitting = settings_of(settings), _recorded(folder, "machine"), [0]
     for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
         other = RunFolder(file.parent)
         known = other.read_settings() or {}
         differing = {name for name in own if known.get(name) != own[name]} - {*AS_MUCH_MEMORY}
-        is_alike = not differing and machine is not None and _machine(other) == machine
+        is_alike = not differing and machine is not None and _recorded(other, "machine") == machine
         if is_alike and other.outcome() == FINISHED:
             fitting.append(last_batch(other, settings))  # of records without it: none that counts
     return max(batch for batch in fitting if batch < below)
-
-
-def _machine(folder: RunFolder) -> Any:
-    """What machine a run was on; None: not recorded."""
-    return believable("environment", folder.read_environment() or {}).get("machine")
 
 
 def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | None:
@@ -472,8 +465,11 @@ def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:
     """What the exchange adds to a step, as measured in any attempt."""
-    environment = believable("environment", folder.read_environment() or {})
-    return cast(CommProbeRecord | None, environment.get("comm_probe"))
+    return cast(CommProbeRecord | None, _recorded(folder, "comm_probe"))
+
+
+def _recorded(folder: RunFolder, name: str) -> Any:
+    return believable("environment", folder.read_environment() or {}).get(name)
 
 
 def own_metrics(row: Mapping[str, Any]) -> list[str]:
