@@ -145,8 +145,9 @@ def test_answers_come_first_then_their_figure_and_the_rest_is_folded(
     section = "document.querySelector('section.sweep')"
     heading, hypothesis, lead, *rest = page.value(f"[...{section}.children].map(e => e.tagName)")
     assert (heading, hypothesis, lead) == ("H2", "P", "DIV") and {*rest} == {"DETAILS"}
-    answer = page.value(f"{section}.querySelector('.lead li').textContent")
-    assert "against ddp: wall time to accuracy 0.9: " in answer and "runs each" in answer
+    answer = page.value(f"{section}.querySelector('.lead li').innerText").split("\n")
+    assert answer[0].endswith("against ddp:") and answer[-1].endswith("runs each.")
+    assert answer[1].startswith("wall time to accuracy 0.9: ")
     ((_, _, right, foot),) = boxes(page, "[document.querySelector('.lead li')]")
     figures = "[...document.querySelectorAll('section.sweep figure')]"
     (x, y, *_), _ = boxes(page, figures)  # its answer, and below it both times to its target

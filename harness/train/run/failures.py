@@ -67,7 +67,8 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
     if isinstance(error, RuntimeError) and attempts.NO_MEMORY.search(message):
-        return "oom", text
+        # As oneDNN says it: "could not create a primitive".
+        return "oom", text if "memory" in text.lower() else f"out of memory: {text}"
     if isinstance(error, SystemError) and UNSAID.search(message) and limits_memory():
         return "oom", f"SystemError: {text}: probably out of memory, as ulimit -v is set"
     if isinstance(error, Diverged):

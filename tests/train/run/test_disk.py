@@ -288,7 +288,8 @@ def test_an_error_without_a_reason_is_a_lack_of_memory_where_the_shell_limits_it
 
 
 def test_reasons_name_memory_and_hide_homes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome_of(RuntimeError("could not create a primitive"))[0] == "oom"
+    one_dnn = "could not create a primitive"
+    assert outcome_of(RuntimeError(one_dnn)) == ("oom", f"out of memory: {one_dnn}")
     assert outcome_of(RuntimeError("std::bad_alloc"))[0] == "oom"
     for text in (
         "CUDA error: out of memory",
