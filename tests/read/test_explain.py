@@ -211,6 +211,12 @@ def test_other_programs_that_slow_every_part_are_named(planted: Path, tmp_path: 
     text = " ".join(explained(root / "bert" / "1_2").sentences)
     assert "Other programs used 60 % of the cores and may have slowed every part." in text
     assert "every part. Nothing stands out" not in text
+    lines(file, [vouched(row | {"others_cpu_share": 0.04}) for row in rows])
+    environment = file.parent / "environment.json"
+    content = json.loads(environment.read_text()) | {"launch": {"cpu_busy_share": 0.69}}
+    environment.write_text(json.dumps(content))
+    text = " ".join(explained(root / "bert" / "1_2").sentences)
+    assert "Other programs used 69 % of the cores before it began and may have slowed" in text
     quiet = " ".join(explained(planted / "healthy" / "bert" / "1_2").sentences)
     assert "Other programs" not in quiet
 

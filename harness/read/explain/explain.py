@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
+from harness.core.records import DISTURBING_SHARE
 from harness.core.settings import UserError
 from harness.read import table
 from harness.read.explain import causes
@@ -172,7 +173,7 @@ def _alone(run: Group, refused: Group | None) -> str:
     if all(one.is_beside_others for one in run.timed):
         return (
             "It ran beside other programs, so its times are not compared with any run on one "
-            "process: repeat its command with --rerun at the end when nothing else runs."
+            "process: when nothing else runs, repeat its command with --rerun added."
         )
     why = ""
     if refused is not None:
@@ -187,8 +188,10 @@ def _slowed(run: Group) -> str:
     """Other programs slow all parts of a run, so that none of them stands out."""
     if not all(one.is_beside_others for one in run.timed):
         return ""
-    shares = [share for one in run.finished if (share := one.others_cpu_share) is not None]
-    used = f" used {percent(max(shares))} of the cores and" if shares else ""
+    during = max((one.others_cpu_share or 0.0 for one in run.finished), default=0.0)
+    before = max((one.launch.get("cpu_busy_share") or 0.0 for one in run.finished), default=0.0)
+    share, when = (during, "") if during > DISTURBING_SHARE else (before, " before it began")
+    used = f" used {percent(share)} of the cores{when} and" if share > DISTURBING_SHARE else ""
     return f"Other programs{used} may have slowed every part."
 
 

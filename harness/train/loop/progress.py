@@ -34,6 +34,10 @@ TEST_METRICS = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
 MOST_NAMED = 5  # classes in a warning
 
 
+# A thread whose core another program has keeps all others of its process busy with waiting.
+THREADS_WAIT = "threads wait for each other beside other programs: try OMP_NUM_THREADS=1"
+
+
 class Console(TrainerCallback):
     """Rank 0 prints; without a terminal whole lines only, and no bar."""
 
@@ -41,6 +45,7 @@ class Console(TrainerCallback):
         self.recorder, self.context = recorder, context
         self.screen = Screen(file=sys.stdout, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
+        self.said_threads = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -174,6 +179,10 @@ class Console(TrainerCallback):
         if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
             parts.append(f"other programs used {others:.0%} of the cores")
         self.screen.print("  " + "  ".join(parts))
+        if others > DISTURBING_SHARE and args.device.type == "cpu" and torch.get_num_threads() > 1:
+            if not self.said_threads:
+                self.screen.print(f"  {THREADS_WAIT}")
+            self.said_threads = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from harness.core.records import RunFolder, append_row
 from harness.core.topology import World
@@ -56,3 +57,23 @@ def test_a_run_that_others_disturbed_ends_with_that(
         *lines, last = capsys.readouterr().out.splitlines()
         assert lines == ([f"{said}; tables mark its times"] if said else [])
         assert last == f"  recorded in {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "share", "said"),
+    [("cpu", 2, 0.7, 1), ("cpu", 2, 0.1, 0), ("cpu", 1, 0.7, 0), ("cuda", 2, 0.7, 0)],
+)
+def test_threads_that_wait_beside_other_programs_are_said_once(
+    device: str, threads: int, share: float, said: int, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    printing = console(tmp_path)
+    printing.recorder.last_row = {  # type: ignore[misc]
+        "epoch": 1.0, "train_samples_per_s": 9.0, "epoch_time_s": 1.0, "eval_time_s": 1.0,
+        "others_cpu_share": share,
+    }  # fmt: skip
+    args: Any = SimpleNamespace(num_train_epochs=2, device=SimpleNamespace(type=device))
+    for _ in range(2):
+        printing.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
+    assert capsys.readouterr().out.count("try OMP_NUM_THREADS=1") == said
