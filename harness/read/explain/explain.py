@@ -128,11 +128,13 @@ def explain(
         sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
     scales = breakdown.devices == 1 or (base is not None and not does_lose)
     slowed = _slowed(run)
-    sentences += [slowed] if slowed else []
-    sentences.append(_main_cause(breakdown, main, scales, hidden_s, bool(slowed)))
+    sentences += [slowed] if slowed and main is None else []
+    sentences.append(_main_cause(breakdown, main, scales, hidden_s))
     also = _others(main, [*scaling, *alone])
     sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
-    sentences += filter(None, [causes.not_known(breakdown), *_notes(run, breakdown)])
+    sentences += filter(
+        None, [causes.not_known(breakdown), slowed if main else "", *_notes(run, breakdown)]
+    )
     should = dict.fromkeys(PARTS) if base is None else causes.ideal(breakdown, base)
     parts = tuple(
         Part(name, value, breakdown.spreads[name], should[name])
@@ -142,19 +144,14 @@ def explain(
     return Explanation(tuple(sentences), None if main is None else main.key, parts)
 
 
-def _main_cause(
-    breakdown: TimeBreakdown, main: Cause | None, scales: bool, hidden_s: float, slowed: bool
-) -> str:
-    """hidden_s: of an update, in parts that the record does not separate. slowed: by other
-    programs, as the sentence before this one says.
-    """
+def _main_cause(breakdown: TimeBreakdown, main: Cause | None, scales: bool, hidden_s: float) -> str:
+    """hidden_s: of an update, in parts that the record does not separate."""
     if main is not None:
         kind = "Largest remaining cost" if scales else "Main cause"
         return f"{kind}: {cause_text(breakdown, main)}"
     if hidden_s >= LARGE * breakdown.running_s:
         return "The main cause is not known: the record does not separate the parts of its steps."
-    nothing = "Besides, nothing" if slowed else "Nothing"
-    return f"{nothing} stands out: no cause takes {percent(LARGE)} of the run."
+    return f"Nothing stands out: no cause takes {percent(LARGE)} of the run."
 
 
 def group_breakdown(group: Group) -> TimeBreakdown:
