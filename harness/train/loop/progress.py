@@ -179,10 +179,10 @@ class Console(TrainerCallback):
         if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
             parts.append(f"other programs used {others:.0%} of the cores")
         self.screen.print("  " + "  ".join(parts))
-        if others > DISTURBING_SHARE and args.device.type == "cpu" and torch.get_num_threads() > 1:
-            if not self.said_threads:
-                self.screen.print(f"  {THREADS_WAIT}")
+        many = args.device.type == "cpu" and torch.get_num_threads() > 1
+        if others > DISTURBING_SHARE and many and not self.said_threads:
             self.said_threads = True
+            self.screen.print(f"  {THREADS_WAIT}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
