@@ -143,7 +143,7 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
 
 
 def _load() -> Check:
-    busy = disturbed_by(others(this_machine(), interval_s=1.0))
+    busy = disturbed_by(others(this_machine()))
     if busy is None:
         return Check("load", OK, "nobody else uses the cores or GPUs")
     return Check("load", LIMITED, busy, "times measured now are not of this machine alone")

@@ -24,6 +24,7 @@ from harness.launch.slurm import Slurm
 from harness.launch.ssh import Remote
 
 Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
+LOOKS = 6  # at a machine that is busy
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,17 @@ def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str |
 
 
 def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
-    """Who else uses this machine, before a run begins: nothing of ours is busy then."""
+    """Who else uses this machine, before a run begins: nothing of ours is busy then.
+
+    A busy machine is looked at again, since a command that has just ended leaves work for a moment.
+    """
     import psutil  # here and below: doctor starts without packages
 
-    return {
-        "cpu_busy_share": round(psutil.cpu_percent(interval_s) / 100, 3),
-        "gpu_processes": _gpu_processes(machine),
-    }
+    for _ in range(LOOKS):
+        busy = round(psutil.cpu_percent(interval_s) / 100, 3)
+        if busy <= DISTURBING_SHARE:
+            break
+    return {"cpu_busy_share": busy, "gpu_processes": _gpu_processes(machine)}
 
 
 def disturbed_by(others: dict[str, Any]) -> str | None:
@@ -95,6 +100,12 @@ def disturbed_by(others: dict[str, Any]) -> str | None:
     if others["cpu_busy_share"] > DISTURBING_SHARE:
         reasons.append(f"others use {others['cpu_busy_share']:.0%} of the cores")
     return " and ".join(reasons) or None
+
+
+def warning_of(others: dict[str, Any]) -> str | None:
+    """What a person is told before something is measured beside others."""
+    busy = disturbed_by(others)
+    return busy and f"warning: {busy}: this disturbs what is measured now"
 
 
 def _gpus() -> tuple[str, ...]:

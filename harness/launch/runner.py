@@ -260,11 +260,10 @@ class Runner(Worker):
         self.isolation_s = now_s
         self.others = places.others(self.machine)
         busy = places.disturbed_by(self.others)
-        if busy is None:
-            return
-        if self.options.isolation == "error":
+        if busy and self.options.isolation == "error":
             raise UserError(f"{busy}: wait, or measure anyway with --isolation warn")
-        self.screen.print(f"warning: {busy}: this disturbs what is measured now")
+        if warning := places.warning_of(self.others):
+            self.screen.print(warning)
 
     def _collect(self) -> None:
         for running in list(self.running):

@@ -8,16 +8,20 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from harness.cli import main
+from harness.core.provenance import NODES_LINK
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
+from harness.launch.netns import nodes as nodes_module
 from harness.launch.netns.nodes import Netns, gpus_of, torchrun_of_ours
 from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job
@@ -116,6 +120,36 @@ def test_a_torchrun_that_was_forgotten() -> None:
     assert torchrun_of_ours(["sleep", "1"]) == ["sleep", "1"]
 
 
+def test_other_programs_are_named_before_the_command_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order: list[str] = []
+    busy = {"cpu_busy_share": 0.9, "gpu_processes": 0}
+
+    def use(machine: Machine) -> dict[str, Any]:
+        order.append("looked")
+        return busy
+
+    def opened(count: int, link: Any) -> Any:
+        order.append("opened")  # which is work of ours
+        return nullcontext(SimpleNamespace(nodes=[], emulator="relay"))
+
+    def begun(*args: Any) -> int:
+        assert capsys.readouterr().err == (
+            "warning: others use 90% of the cores: this disturbs what is measured now\n"
+        )
+        order.append(str(json.loads(os.environ["HARNESS_LAUNCH"])["cpu_busy_share"]))
+        return 0
+
+    monkeypatch.setattr(nodes_module, "others", use)
+    monkeypatch.setattr(nodes_module.EmulatedNodes, "open", opened)
+    monkeypatch.setattr(nodes_module, "run_on", begun)
+    for name in ("HARNESS_LAUNCH", NODES_LINK):
+        monkeypatch.setenv(name, "")  # and removed after the test
+    assert main(["nodes", "2", "--", "true"]) == 0
+    assert order == ["looked", "opened", "0.9"]
+
+
 def nodes(*words: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "harness", "nodes", *words],
@@ -126,6 +160,12 @@ def nodes(*words: str) -> subprocess.Popen[str]:
     )
     STARTED.append(process)
     return process
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it prints until it ends, without what it says of a machine on which others are busy."""
+    out, err = process.communicate(timeout=120)
+    return out, re.sub(r"^warning: others use \d+% of the cores: .*\n", "", err)
 
 
 def asleep(process: subprocess.Popen[str]) -> bool:
@@ -170,7 +210,7 @@ def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
         assert wait_for(partial(asleep, process))
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(ended)
-        printed, said = process.communicate(timeout=120)
+        printed, said = end_of(process)
         assert printed == ""
         assert said == ("harness nodes: stopped by SIGINT\n" if ended == signal.SIGINT else "")
         assert process.returncode == code
@@ -184,13 +224,13 @@ def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
     """At its end by itself, and by Ctrl-C, which every rank records."""
     flags = ["vit.py", "--tiny", "--output_dir", str(tmp_path)]
     done = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "1")
-    out, err = done.communicate(timeout=120)
+    out, err = end_of(done)
     assert done.returncode == 0 and "Traceback" not in out and "exit barrier" not in out, out
     assert err == ""
     stopped = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "900")
     wait_for(lambda: list(tmp_path.glob("vit/*/*_e900_*/epochs.jsonl")))
     stopped.send_signal(signal.SIGINT)
-    out, err = stopped.communicate(timeout=120)
+    out, err = end_of(stopped)
     assert (stopped.returncode, err) == (130, "harness nodes: stopped by SIGINT\n")
     assert "Traceback" not in out, out
     (folder,) = [run for run in find_runs(tmp_path) if "_e900_" in run.path.name]
@@ -201,9 +241,7 @@ def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_a_command_that_is_not_there_and_a_look_around() -> None:
     process = nodes("2", "--", "no_such_command")
-    assert process.communicate(timeout=120)[1] == (
-        "harness nodes: error: no_such_command: no such command\n"
-    )
+    assert end_of(process)[1] == ("harness nodes: error: no_such_command: no such command\n")
     assert process.returncode == 2
     process = nodes("2")
     assert process.stdout is not None

@@ -14,7 +14,15 @@ from harness.core.identity import run_id
 from harness.core.links import Link
 from harness.core.records.archives import SUFFIX, read_archive
 from harness.core.settings import UserError
-from harness.launch.places import Local, Machine, Options, disturbed_by, others, this_machine
+from harness.launch.places import (
+    Local,
+    Machine,
+    Options,
+    disturbed_by,
+    others,
+    this_machine,
+    warning_of,
+)
 from harness.launch.plan import Job, axes_of, commands, plan
 from harness.launch.sweepfile import header_of, load
 from harness.read.tables.columns import GROUP_FACTS, OPTIONAL
@@ -232,6 +240,20 @@ def test_who_else_is_at_work() -> None:
     assert disturbed_by({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
     busy = disturbed_by({"cpu_busy_share": 0.5, "gpu_processes": 2})
     assert busy == "2 other process(es) use the GPUs and others use 50% of the cores"
+    assert warning_of({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
+    warning = warning_of({"cpu_busy_share": 0.5, "gpu_processes": 0})
+    assert warning == "warning: others use 50% of the cores: this disturbs what is measured now"
+
+
+def test_what_a_command_leaves_that_has_just_ended_is_no_other_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([80.0, 60.0, 3.0])
+    monkeypatch.setattr("psutil.cpu_percent", lambda _: next(looks))
+    here = Machine((), (0, 1))
+    assert others(here)["cpu_busy_share"] == 0.03 and next(looks, None) is None
+    monkeypatch.setattr("psutil.cpu_percent", lambda _: 90.0)  # a program that goes on
+    assert others(here)["cpu_busy_share"] == 0.9
 
 
 @pytest.mark.parametrize("tiny", [False, True], ids=["full", "tiny"])

@@ -32,6 +32,7 @@ from harness.launch.places import (
     place_facts,
     this_machine,
     threads_variable,
+    warning_of,
     why_not_on,
 )
 from harness.launch.plan import PORT, Job, script_of
@@ -96,14 +97,17 @@ def run(options: argparse.Namespace) -> int:
     link = link_of(options.link)
     machine = this_machine()
     gpus = gpus_of(options.nodes, machine.gpus, options.oversubscribe)
+    use = others(machine)  # before nodes are opened, which is work
     try:
         os.environ[NODES_LINK] = str(link)
         with EmulatedNodes.open(options.nodes, link) as emulated:
             place = place_facts("netns") | emulation_facts(emulated, link, options.nodes)
-            launch = launched(None, Options(cold=True), others(machine), place)
+            launch = launched(None, Options(cold=True), use, place)
             os.environ["HARNESS_LAUNCH"] = json.dumps(launch)
             if not options.command:
                 return show(emulated.nodes)
+            if warning := warning_of(use):
+                print(warning, file=sys.stderr, flush=True)
             threads = threads_variable(machine.threads)
             return run_on(emulated.nodes, options.command, gpus, threads)
     finally:
