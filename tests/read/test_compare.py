@@ -259,6 +259,21 @@ def test_a_side_of_several_kinds_is_none(tmp_path: Path, compared: Verb) -> None
     assert "its runs have no colour; they have" in compared.refused(f"{folder}:colour=1", folder)
 
 
+def test_the_kind_that_an_error_names_is_like_the_other_side(
+    tmp_path: Path, compared: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = pairs(tmp_path / "a", [0.7, 0.8, 0.9])  # the kind of most runs
+    pairs(several, [0.7], "--lr", "0.01")
+    one = pairs(tmp_path / "b", [0.7], "--lr", "0.01")
+    fits = f"differ in lr (0.003, 0.01): name one kind, for example {several}:lr=0.01"
+    assert f"A, {several}: its runs {fits}" in compared.refused(several, one)
+    assert f"B, {several}: its runs {fits}" in compared.refused(one, several)
+    explained = Verb("explain", capsys)
+    assert f"BASELINE, {several}: its runs {fits}" in explained.refused(one, several)
+    assert f"RUN, {several}: its runs {fits}" in explained.refused(several, one)
+    assert "for example " + f"{several}:lr=0.003" in compared.refused(several, tmp_path / "none")
+
+
 def test_mistakes(tmp_path: Path, compared: Verb, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pairs(tmp_path / "a", [0.7, 0.8])
     (tmp_path / "empty").mkdir()

@@ -215,7 +215,8 @@ SEEDS = 3  # fewer give no interval, or too wide a one
 
 def run(options: argparse.Namespace) -> int:
     target = None if options.target is None else parse_target(options.target)
-    one, other = (read_group(n, w, target) for n, w in (("A", options.a), ("B", options.b)))
+    one = read_group("A", options.a, target, beside=options.b)
+    other = read_group("B", options.b, target, beside=options.a)
     _check_apart(one, other)
     comparison = compare(one, other)
     print_json(as_fields(comparison)) if options.json else show(comparison)

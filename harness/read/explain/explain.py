@@ -80,8 +80,8 @@ class Explanation:
 
 
 def run(options: argparse.Namespace) -> int:
-    baseline = options.baseline and read_group("BASELINE", options.baseline, None)
-    group = read_group("RUN", options.run, None)
+    baseline = options.baseline and read_group("BASELINE", options.baseline, None, options.run)
+    group = read_group("RUN", options.run, None, options.baseline)
     explanation = explain(group, baseline)
     if options.json:
         parts = [part._asdict() for part in explanation.parts]

@@ -10,8 +10,8 @@ outputs/sweeps/NAME:setup=1_1           those of a sweep with these values in th
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,12 +87,18 @@ def _part(sweep: SweepResults, path: Path, conditions: Mapping[str, str]) -> Swe
     return replace(sweep, planned=planned, baseline=sweep.baseline if has_baseline else None)
 
 
-def read_group(name: str, selector: str, target: Target | None) -> Group:
-    """The runs that an argument selects; they may differ in nothing but seed and repeat."""
+def read_group(name: str, selector: str, target: Target | None, beside: str | None = None) -> Group:
+    """The runs that an argument selects; they may differ in nothing but seed and repeat.
+
+    beside: the argument of what they are compared with, to which an error fits its example.
+    """
     runs, target, not_read = read_selected(selector, target)
-    group = Group(tuple(runs), name=name, selector=selector, target=target, not_read=not_read)
-    _check_one_kind(group)
-    return group
+    if unlike := settings_that_differ(runs):
+        others = list[Run]()
+        with suppress(UserError):  # named when it is that side's turn
+            others = read_selected(beside, target).runs if beside else others
+        raise UserError(f"{name}, {several_kinds(selector, unlike, runs, others)}")
+    return Group(tuple(runs), name=name, selector=selector, target=target, not_read=not_read)
 
 
 def read_selected(selector: str, target: Target | None) -> Selected:
@@ -182,12 +188,6 @@ def _is(value: Any, text: str) -> bool:
     return _text(value).lower() == text.lower()
 
 
-def _check_one_kind(group: Group) -> None:
-    """UserError if the runs differ in more than seed and repeat: then they have no mean."""
-    if unlike := settings_that_differ(group.runs):
-        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, group.runs)}")
-
-
 def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict[str, list[str]]:
     """Setting -> its values, for each setting in which these runs differ."""
     known = [run.characteristics for run in runs]
@@ -199,17 +199,22 @@ def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict
     return {name: texts for name, texts in values.items() if len(texts) > 1}
 
 
-def several_kinds(selector: str, unlike: Mapping[str, list[str]], among: Sequence[Run]) -> str:
-    """Why these runs have no mean, and an argument that selects one kind: that of most of those
-    among them that have times.
+def several_kinds(
+    selector: str, unlike: Mapping[str, list[str]], among: Sequence[Run], beside: Sequence[Run] = ()
+) -> str:
+    """Why these runs have no mean, and an argument that selects one kind of those among them that
+    have times: the one that differs least from a run beside them, and of several that of most runs.
     """
     texts = [f"{name} ({listed(values, ', ', MOST_VALUES)})" for name, values in unlike.items()]
     among = [run for run in among if run.measures.get("train_samples_per_s")] or among
     names = dict.fromkeys(unlike)
     if len({run.threads for run in among}) > 1:
         names["threads"] = None
-    kinds = [tuple(_text(_values(run).get(name)) for name in names) for run in among]
-    values = statistics.mode(kinds)
+    kinds, others = (
+        [tuple(_text(_values(run).get(name)) for name in names) for run in runs]
+        for runs in (among, beside)
+    )
+    values = max(kinds, key=lambda kind: (_most_alike(kind, others), kinds.count(kind)))
     # A comma would part a value.
     can_select = all(value and "," not in value for value in values)
     example = among[kinds.index(values)].path
@@ -219,6 +224,11 @@ def several_kinds(selector: str, unlike: Mapping[str, list[str]], among: Sequenc
         f"{selector}: its runs differ in {listed(texts, ', ', MOST_SETTINGS)}: name one kind, for "
         f"example {example}"
     )
+
+
+def _most_alike(kind: Sequence[str], others: Iterable[Sequence[str]]) -> int:
+    """In how many values the most similar of the others agrees."""
+    return max((sum(map(str.__eq__, kind, other)) for other in others), default=0)
 
 
 def selecting(selector: str, conditions: Mapping[str, str]) -> str:
