@@ -21,7 +21,7 @@ from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, we
 pytest.importorskip("hivemind")
 from hivemind.compression import CompressionInfo, serialization
 
-from harness.train.strategy.hivemind import VERSION, Int8, patch_hivemind, session
+from harness.train.strategy.hivemind import VERSION, Int8, optimizer, patch_hivemind, session
 from harness.train.strategy.hivemind.optimizer import state_interval
 from harness.train.strategy.hivemind.session import PEERS
 
@@ -57,14 +57,17 @@ class Diary(TrainerCallback):
 
 def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
     """The result of a toy run, as one process sees it."""
+    # No peer goes here: one that does not answer for seconds only waits for a busy processor.
+    for name in ("ASK_S", "CHUNK_S", "PROGRESS_S"):
+        setattr(optimizer, name, 60.0)
     net = Net(**model)
     diary = Diary(net)
     trainer, run = ours(folder, net, TRAIN, TEST, *flags, callbacks=[diary])
     with run:
         run.train(trainer)
-        optimizer = getattr(run.context.session, "optimizer", None)
+        made_by = getattr(run.context.session, "optimizer", None)
         counted = {
-            name: getattr(optimizer, name, 0)
+            name: getattr(made_by, name, 0)
             for name in ("averaged_rounds", "failed_averages", "dropped_samples", "payload_bytes")
         }
     return {
@@ -200,8 +203,11 @@ def test_local_updates_average_weights(tmp_path: Path) -> None:
     both = ranks(2, trained, str(tmp_path), *FLAGS, "--local_updates", env=ENV)
     assert apart(both[0]["weights"], both[1]["weights"]) < 1e-6
     assert both[0]["rows"][-1]["updates"] == 16
-    assert both[0]["payload_bytes"] == 16 * 4 * len(both[0]["weights"])
-    assert both[0]["failed_averages"] == 0
+    size = 4 * len(both[0]["weights"])
+    counted = [
+        (o["payload_bytes"] / size, o["failed_averages"], o["dropped_samples"]) for o in both
+    ]
+    assert counted == [(16, 0, 0)] * 2
 
 
 @pytest.mark.parametrize("value", [0.0, -0.3, None])
