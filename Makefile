@@ -18,7 +18,7 @@ DEMO := outputs/demo
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
-	@$(BIN)/python -m harness report $(DEMO) >/dev/null
+	$(BIN)/python -m harness report $(DEMO) >/dev/null
 	@echo "open $(DEMO)/report/report.html: its first lines say what was found"
 
 test: .venv/ready-dev lint

@@ -209,6 +209,7 @@ def test_dry_run_prints_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert printed.count("#!/bin/bash") == 2 and printed.count("#SBATCH --mem=2G") == 2
     assert "#SBATCH --comment='it'\"'\"'s two words'" in printed
+    assert printed.endswith("\n# 2 job array(s) with 2 run(s): 1 of 1_1, 1 of 2_1\n")
     assert not (Path("outputs") / "sweeps" / "mine-tiny").exists()
 
 

@@ -134,14 +134,22 @@ def test_the_lines_to_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.process
-def test_a_dry_run_asks_no_host(tmp_path: Path) -> None:
+def test_a_dry_run_asks_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     file = sweep_file(tmp_path, "script: vit\ngrid: {setup: [1_1, 2_1, 3_1]}")
     flags = ["--tiny", "--dry_run", "--launcher", "ssh", "--hosts", "no-such-1,no-such-2"]
     done = sweep(file, tmp_path / "out", *flags, "--ssh", "/no/such/ssh")
     assert done.returncode == 0 and not done.stderr
-    lines = done.stdout.splitlines()
+    threads, *lines = done.stdout.splitlines()
+    assert threads == (
+        "# OMP_NUM_THREADS=1 is for hosts without GPUs: with GPUs the sweep takes a host's cores "
+        "per GPU"
+    )
     assert [line.split()[0] for line in lines[:3]] == ["/no/such/ssh"] * 3
     assert lines[3] == "# skipped: needs 3 nodes: --hosts names 2"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    chosen = Ssh(Options(launcher="ssh", remote=Remote((A,)))).dry_run([], tmp_path)
+    assert chosen == ["# OMP_NUM_THREADS=3 is this shell's, and the sweep takes it, too"]
 
 
 def test_what_hosts_cannot_do(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_answers_replace_what_was_there(root: Path, tmp_path: Path) -> None:
     first, what, measure, *_, last = file.read_text().splitlines()
     assert first == start.strip() and last == "<!-- end of answers -->"
     assert what == "- diloco h25 lr1 m0.5 against ddp:"
-    assert measure.startswith("  - wall time to accuracy 0.9: 0.45 times")
+    assert measure.startswith("  - wall time to accuracy 0.9: 0.45 times as long")
 
 
 def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_factor_with_its_interval(plan: Plan) -> None:
     (answer,) = map(str, answers(read_sweep(plan.write())))
     # Ratios 2 and 2.2: half of the interval of the logarithms is 12.706 * sd / sqrt(2).
     low, high = (math.sqrt(4.4) * math.exp(s * 12.7062 * math.log(1.1) / 2) for s in (-1, 1))
-    assert f"samples/s: 2.10 times ({low:.2f} to {high:.2f})" in answer
+    assert f"samples/s: 2.10 times as many ({low:.2f} to {high:.2f})" in answer
     assert answer.startswith("setup 1_2 against setup 1_1: ") and answer.endswith("; 2 runs each.")
     assert "; accuracy: equal; " in answer
 
@@ -117,8 +117,9 @@ def test_an_interval_of_more_than_tenfold_asks_for_more_runs(plan: Plan) -> None
     with_rates(plan, "1_2", 100.0, 400.0)
     with_rates(plan, "2_1", 100.0, 110.0)
     wide, narrow = map(str, answers(read_sweep(plan.write())))
-    assert "samples/s: 2.00 times, too few runs to tell (more seeds are needed); accuracy" in wide
-    assert "samples/s: 1.05 times (0.57 to 1.92), within the noise; accuracy" in narrow
+    too_few = "too few runs to tell (more seeds are needed)"
+    assert f"samples/s: 2.00 times as many, {too_few}; accuracy" in wide
+    assert "samples/s: 1.05 times as many (0.57 to 1.92), within the noise; accuracy" in narrow
 
 
 def test_an_interval_of_accuracy_that_says_nothing_is_not_printed(plan: Plan) -> None:
@@ -150,7 +151,7 @@ def test_one_run_shows_nothing(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0)
     with_rates(plan, "1_2", 200.0)
     (answer,) = map(str, answers(read_sweep(plan.write())))
-    assert "2.00 times; accuracy: not compared (one seed on a side); " in answer
+    assert "2.00 times as many; accuracy: not compared (one seed on a side); " in answer
     assert answer.endswith("; one run each, so all of it may be chance.")
 
 
@@ -160,10 +161,12 @@ def test_several_cases_are_counted(plan: Plan) -> None:
         with_rates(plan, "1_2", *rates, batch=batch)
     sweep = read_sweep(plan.write())
     (answer,) = map(str, answers(sweep))
-    assert "in 3 cases of batch per GPU: samples/s: 0.50 (b8) to 2.00 (b4) times, " in answer
+    assert (
+        "in 3 cases of batch per GPU: samples/s: 0.50 (b8) to 2.00 (b4) times as many, " in answer
+    )
     assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal (the same " in answer
     (one,) = map(str, answers(sweep, {"per_gpu_batch": "8"}))
-    assert "samples/s: 0.50 times (" in one and "cases" not in one
+    assert "samples/s: 0.50 times as many (" in one and "cases" not in one
     assert answers(sweep, {"per_gpu_batch": "32"}) == []
 
 
@@ -202,13 +205,15 @@ def test_of_two_cases_each_is_named_with_its_own_numbers(plan: Plan) -> None:
         with_rates(plan, "1_2", *rates, label={"script": script})
     sweep = read_sweep(plan.write(axes=["script", "setup"]))
     (answer,) = map(str, answers(sweep))
-    vit, bert = "1.50 times (1.45 to 1.56) for vit", "1.80 times (1.75 to 1.86) for bert"
+    vit = "1.50 times as many (1.45 to 1.56) for vit"
+    bert = "1.80 times as many (1.75 to 1.86) for bert"
     assert answer == (
         "setup 1_2 against setup 1_1 in 2 cases of script: "
         f"samples/s: {vit}, and {bert}; "
         "accuracy: equal (the same values in each of 2 cases); 2 runs each."
     )
-    assert finding(sweep, RATE).endswith(f"samples/s: {vit}, and {bert}")
+    title = f"samples/s: {vit}, and {bert}".replace(" as many", "")  # the axis says it
+    assert finding(sweep, RATE).endswith(title)
 
 
 def test_a_case_without_a_value_is_named_by_its_axis(plan: Plan) -> None:
@@ -217,7 +222,7 @@ def test_a_case_without_a_value_is_named_by_its_axis(plan: Plan) -> None:
         with_rates(plan, "2_1", rate, rate * (1.01 if link else 1), label={"link": link})
     asked = {"axes": ["setup", "link"], "baseline": {"setup": "1_2"}}
     (answer,) = map(str, answers(read_sweep(plan.write(**asked))))
-    assert "samples/s: 0.20 (link none) to 1.00 (link -) times, slower in 2" in answer
+    assert "samples/s: 0.20 (link none) to 1.00 (link -) times as many, slower in 2" in answer
     assert ", equal in 1; accuracy: equal (the same values in each of 3 cases); " in answer
 
 
@@ -229,7 +234,9 @@ def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Pl
     two, missed = map(str, answers(read_sweep(plan.write(target=TARGET))))
     # To the end of the first epoch: half of the wall time (6 of 12 s) and of the training (2 of 4).
     wall, training = "wall time to accuracy 0.9: ", "training time to accuracy 0.9: "
-    assert f"{wall}0.50 times, {NO_SPREAD}; {training}0.50 times, {NO_SPREAD}; " in two
+    assert (
+        f"{wall}0.50 times as long, {NO_SPREAD}; {training}0.50 times as long, {NO_SPREAD}; " in two
+    )
     assert f"{wall}missed by some run; {training}missed by some run" in missed
     # What devices buy is a rate, too; ways to train on the same ones are told apart by the times.
     assert two.startswith("setup 1_2 against setup 1_1: samples/s: equal; wall time")
@@ -278,7 +285,8 @@ def test_batches_are_compared_in_quality_where_they_are_the_question(plan: Plan)
         plan.run("1_1", 8, seed, updates=50, accuracy=0.7, train_samples_per_s=150.0)
         plan.run("1_2", 8, seed, 2, updates=25, accuracy=0.7, train_samples_per_s=300.0)
     (answer,) = map(str, answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4}))))
-    assert answer.startswith("batch per GPU 8 against batch per GPU 4: samples/s: 1.50 times, ")
+    start = "batch per GPU 8 against batch per GPU 4: samples/s: 1.50 times as many, "
+    assert answer.startswith(start)
     assert "accuracy: -20.0 points, " in answer
     # A set-up that changes the batch with the devices is asked for something else.
     both = map(str, answers(read_sweep(plan.write(baseline={"per_gpu_batch": 4, "setup": "1_1"}))))
@@ -293,8 +301,8 @@ def test_number_formats_are_compared_where_they_are_the_question(plan: Plan) -> 
             in_format(plan.run(seed=seed, label={"precision": precision}, **measured), precision)
     asked = {"axes": ["precision"], "baseline": {"precision": "fp32"}}
     (answer,) = map(str, answers(read_sweep(plan.write(**asked, columns=["peak_memory_gib"]))))
-    assert answer.startswith("precision bf16 against precision fp32: samples/s: 2.00 times")
-    assert f"; peak memory: 0.50 times, {NO_SPREAD}; accuracy: equal; 2 runs" in answer
+    assert answer.startswith("precision bf16 against precision fp32: samples/s: 2.00 times as many")
+    assert f"; peak memory: 0.50 times as much, {NO_SPREAD}; accuracy: equal; 2 runs" in answer
     (answer,) = map(str, answers(read_sweep(plan.write(**asked))))
     assert "peak memory" not in answer
 
@@ -377,7 +385,7 @@ def test_an_answer_from_disturbed_runs_alone_says_so_first(plan: Plan, table: Ve
     with_rates(plan, "1_2", 200.0, 201.0, environment=BUSY)
     text = "all runs disturbed (other programs)"
     (answer,) = map(str, answers(read_sweep(plan.write())))
-    assert answer.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times")
+    assert answer.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times as many")
     title = finding(read_sweep(plan.write()), RATE)
     assert title.startswith(f"setup 1_2 against setup 1_1: {text}: samples/s: 2.00 times")
     said = table(plan.write())

@@ -86,7 +86,9 @@ def test_answers_stand_once_with_a_line_a_measure(plan: Plan, tmp_path: Path) ->
         each.write(name=each.folder.name)
     page, *_ = make_report(plan.output_dir, tmp_path / "report")
     html = page.read_text()
-    said = "<li>setup 1_2 against setup 1_1:<ul><li>samples/s: 2.00 times</li><li>accuracy: "
+    said = (
+        "<li>setup 1_2 against setup 1_1:<ul><li>samples/s: 2.00 times as many</li><li>accuracy: "
+    )
     assert html.count(said) == 2 and "of unknown noise" not in html
     assert html.count("so all of it may be chance") == 2  # a section, and no list above them
     assert html.count("<p>Next: which batch per GPU is fastest: <code>python -m harness") == 2

@@ -409,7 +409,7 @@ def test_answers_have_a_line_a_measure_and_their_words_are_defined(plan: Plan) -
     plan.run("1_2", seed=1, train_samples_per_s=120.0)
     _, text, *_ = make_report(plan.write().parent, plan.output_dir / "page")
     assert "- **set-up 1_2**: one node with two processes" in text.read_text()
-    answer = "\n- setup 1_2 against setup 1_1:\n  - samples/s: 1.20 times\n  - accuracy: "
+    answer = "\n- setup 1_2 against setup 1_1:\n  - samples/s: 1.20 times as many\n  - accuracy: "
     assert answer in text.read_text()
     assert "of unknown noise" not in text.read_text()
     plan.run("1_1", seed=2, train_samples_per_s=110.0)

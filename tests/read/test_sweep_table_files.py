@@ -46,7 +46,7 @@ sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
 Against the baseline:
 
 - setup 1_2 against setup 1_1:
-  - samples/s: 1.50 times, of unknown noise
+  - samples/s: 1.50 times as many, of unknown noise
   - wall time to accuracy 0.9: missed by some run
   - training time to accuracy 0.9: missed by some run
   - accuracy: not compared (effective batch, updates, one seed on a side)

@@ -249,10 +249,12 @@ def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> s
 
 
 def dry_run(states: Sequence[State], options: Options, folder: Path) -> list[str]:
-    """The scripts, one after another; runs that no cluster can host as comments."""
+    """The scripts, one after another; as comments runs that no cluster can host, and a summary."""
     lines = [f"# skipped: {s.job}: {s.reason}" for s in states if s.state == SKIPPED]
     jobs = [state.job for state in states if state.state != SKIPPED]
-    for number, group in enumerate(alike(jobs), start=1):
+    arrays = list(alike(jobs))
+    for number, group in enumerate(arrays, start=1):
         name = job_name(folder.name, f"dry-run-{number}")
         lines.append(text_of(group, options, folder, name))
-    return lines
+    parts = ", ".join(f"{len(of)} of {of[0].nodes}_{of[0].processes}" for of in arrays)
+    return [*lines, f"# {len(arrays)} job array(s) with {len(jobs)} run(s): {parts}"]

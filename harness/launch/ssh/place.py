@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.core.links import Link
@@ -18,6 +20,7 @@ from harness.core.records import rows_in
 from harness.core.rules import why_a_gpu
 from harness.core.settings import UserError
 from harness.launch.agents import Node
+from harness.launch.outcome import State
 from harness.launch.places import Devices, Machines, Options, threads_variable
 from harness.launch.plan import PORT, Job, script_of, torchrun
 from harness.launch.ssh import NO_CHECKOUT, SSH_FAILED, Host, Remote
@@ -104,6 +107,12 @@ class Ssh(Machines):
                 + (" &" if node < job.nodes - 1 else "")
             )
         return lines
+
+    def dry_run(self, states: list[State], folder: Path) -> list[str]:
+        which = "1 is for hosts without GPUs: with GPUs the sweep takes a host's cores per GPU"
+        if chosen := os.environ.get("OMP_NUM_THREADS"):
+            which = f"{chosen} is this shell's, and the sweep takes it, too"
+        return [f"# OMP_NUM_THREADS={which}", *super().dry_run(states, folder)]
 
     @property
     def environment(self) -> dict[str, str]:

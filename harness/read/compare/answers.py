@@ -48,6 +48,8 @@ MORE_LESS = {
     MEMORY: (MORE, LESS),
 }
 LONGER_SHORTER = ("longer", "shorter")
+# Measure -> what its ratio multiplies, in words; the title of a figure has an axis that says it.
+AS = {RATE: "as many", MEMORY: "as much", **dict.fromkeys(TIMES_TO_TARGET, "as long")}
 LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 
 TOO_FEW = "too few runs to tell (more seeds are needed)"
@@ -151,7 +153,7 @@ def finding(sweep: SweepResults, *names: str) -> str:
         return ""
     better = [way for way, (_, gain) in gains.items() if gain > 0]
     way = max(better, key=gains.__getitem__) if better else min(gains, key=lambda w: gains[w][1])
-    parts = [_part(sweep, measure, pairs_of[way]) for measure in measures]
+    parts = [_part(sweep, measure, pairs_of[way], brief=True) for measure in measures]
     texts = [*parts, *_other_links(pairs_of[way])]
     return f"{_ways(sweep, way, pairs_of[way])}: {'; '.join(texts)}"
 
@@ -255,7 +257,9 @@ def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
     return f"{TIMES_TO_TARGET[measure.name]} to {sweep.target.short}"
 
 
-def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) -> str:
+def _part(
+    sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair], brief: bool = False
+) -> str:
     """One or two cases: each number and interval. More: the least and the most, and in how many of
     the cases it is faster, slower, within the noise, ... Cases of equal values count once.
     """
@@ -264,12 +268,12 @@ def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) 
     estimates = [each for each in results if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
         return f"{what}: {listed(dict.fromkeys(map(str, results)), ' or ', MOST_TEXTS)}"
-    cases = _names_of_cases(sweep, alike)
+    cases, unit = _names_of_cases(sweep, alike), _unit(measure, brief)
     once = _counted_once(len(alike), len(pairs))
     if len(alike) <= FEW_CASES:
         alone = _runs(pairs) == ALONE
         both = zip(results, cases, strict=True)
-        texts = [_one(measure, result, case, alone) for result, case in both]
+        texts = [_one(measure, result, unit, case, alone) for result, case in both]
         return f"{what}: {', and '.join(texts)}{once}"
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(
@@ -277,7 +281,7 @@ def _part(sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair]) 
     )
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
-    span = [] if {*counts} == {EQUAL} else [_span(measure, results, cases)]
+    span = [] if {*counts} == {EQUAL} else [f"{_span(measure, results, cases)} {unit}"]
     return f"{what}: {', '.join([*span, *texts])}{once}"
 
 
@@ -306,7 +310,9 @@ def _counted_once(different: int, cases: int) -> str:
     return f" ({different} different results in {cases} cases)"
 
 
-def _one(measure: ComparedMeasure, result: Estimate | str, case: str, alone: bool) -> str:
+def _one(
+    measure: ComparedMeasure, result: Estimate | str, unit: str, case: str, alone: bool
+) -> str:
     """The number and interval of one case, which is named if there are several."""
     named = f" for {case}" if case else ""
     judged = result if isinstance(result, str) else _judged(measure, result, "", "")
@@ -314,7 +320,7 @@ def _one(measure: ComparedMeasure, result: Estimate | str, case: str, alone: boo
         judged = ""
     if isinstance(result, str) or judged == EQUAL:
         return f"{judged}{named}"
-    text = f"{_number(measure, result.value)} {_unit(measure)}"
+    text = f"{_number(measure, result.value)} {unit}"
     if result.low is not None and judged not in (TOO_FEW, NO_SPREAD):
         text += f" ({_number(measure, result.low)} to {_number(measure, result.high)})"
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
@@ -327,7 +333,7 @@ def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Se
     ends = {_number(measure, value): cases[n] for value, n in (min(known), max(known))}
     named = len(ends) > 1 or len(known) == 1
     texts = [f"{text} ({case})" if named else text for text, case in ends.items()]
-    return f"{' to '.join(texts)} {_unit(measure)}"
+    return " to ".join(texts)
 
 
 def _names_of_cases(sweep: SweepResults, alike: Sequence[Sequence[Pair]]) -> list[str]:
@@ -370,8 +376,10 @@ def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) 
     return WITHIN_NOISE
 
 
-def _unit(measure: ComparedMeasure) -> str:
-    return "points" if measure.question == QUALITY else "times"
+def _unit(measure: ComparedMeasure, brief: bool) -> str:
+    if measure.question == QUALITY:
+        return "points"
+    return "times" if brief else f"times {AS[measure.name]}"
 
 
 def _number(measure: ComparedMeasure, value: float | None) -> str:
