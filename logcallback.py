@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shlex
 import time
 import weakref
 from contextlib import AbstractContextManager, suppress
@@ -448,3 +449,5 @@ class LogCallback(Recorder):
             self.folder.progress.unlink(missing_ok=True)
         if self.lock is not None:
             self.lock.release()
+            table = shlex.join(["python", "-m", "harness", "table", str(self.folder.path)])
+            print(f"recorded in {self.folder.path}; next: {table}")

@@ -183,3 +183,12 @@ def duration(seconds: float) -> str:
     total_s = round(seconds)
     hours, minutes, left = total_s // 3600, total_s % 3600 // 60, total_s % 60
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s"
+
+
+def file_name(name: str, taken: Collection[str]) -> str:
+    """The name of a folder for what has this name, unlike those that are taken."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "runs"
+    free, number = plain, 2
+    while free in taken:
+        free, number = f"{plain}_{number}", number + 1
+    return free

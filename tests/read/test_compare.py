@@ -355,7 +355,9 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
         _, _, answer = page.partition(
             f"- setup 1_2, batch per GPU {each} against setup 1_1, batch per GPU {whole}: "
         )
-        assert answer.startswith(f"- samples/s: {value:.2f} times ({low:.2f} to {high:.2f})")
+        assert answer.startswith(
+            f"- samples/s: {value:.2f} times as many ({low:.2f} to {high:.2f})"
+        )
         value, low, high = (100 * (end or 0.0) for end in (points.value, points.low, points.high))
         text = f"accuracy: {value:+.1f} points ({low:+.1f} to {high:+.1f})"
         assert text in answer.partition(" runs each")[0]

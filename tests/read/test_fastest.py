@@ -12,7 +12,7 @@ from harness.read.records.sweeps import read_sweep
 from harness.read.report.report import make_report
 from tests.support.drawn import measured
 from tests.support.paired import Verb
-from tests.support.records import Plan, epochs
+from tests.support.records import Plan, epochs, record
 
 
 def batches(plan: Plan, setup: str, rates: dict[int, float], best: int, seeds: int = 2) -> None:
@@ -94,15 +94,23 @@ def test_answers_stand_once_with_a_line_a_measure(plan: Plan, tmp_path: Path) ->
     assert html.count("<p>Next: which batch per GPU is fastest: <code>python -m harness") == 2
 
 
-def test_figures_of_a_folder_that_is_no_sweep_name_those_below(
+def test_figures_of_a_folder_are_those_of_all_sweeps_and_tasks_below(
     plan: Plan, figures: Verb, tmp_path: Path
 ) -> None:
-    plan.run("1_1")
-    assert "draw all runs below it together with --all" in figures.refused(plan.output_dir)
-    folder = plan.write()
-    said = figures.refused(plan.output_dir)
-    assert f"there is no sweep.json: name a sweep below it ({folder}), or draw" in said
-    assert "a sweep writes it to" in figures.refused(tmp_path / "nothing")
+    plan.run("1_1", 4)
+    plan.run("1_1", 8)
+    folder, root = plan.write(), plan.output_dir
+    said = figures(root)
+    assert f"written: {folder / 'epoch_time.png'}" in said and "not drawn" not in said
+    for seed, lr in (("1", "0.01"), ("2", "0.02")):
+        record(root / "bert" / f"alone{seed}", "--lr", lr, "--seed", seed, epochs=2)
+    said = figures(root)
+    (alone,) = (root / "figures").glob("runs_of_bert_*/accuracy.png")
+    assert f"written: {alone}" in said and f"written: {folder / 'epoch_time.png'}" in said
+    said = figures(root, "--out", tmp_path / "drawn")
+    for file in ("sizes/epoch_time.png", f"{alone.parent.name}/accuracy.png"):
+        assert (tmp_path / "drawn" / file).is_file()
+    assert "there is no such folder" in figures.refused(root / "sweeps" / "nothing")
 
 
 @pytest.mark.parametrize("scripts", [("vit",), ("vit", "bert")])

@@ -144,7 +144,7 @@ def test_mistakes(
     for wrong, told in ((["a", "b"], "unexpected b"), (["--out"], "--out needs a value"),
                         (["--every", "a"], "unknown flag --every")):  # fmt: skip
         assert told in figures.refused(*wrong)
-    assert "there is no sweep.json" in figures.refused(tmp_path)
+    assert "no records below" in figures.refused(tmp_path)
     shutil.copytree(root / PUBLISHED, tmp_path / "sweeps" / "mine")
     file = tmp_path / "sweeps" / "mine" / "sweep.json"
     # Its runs are not here.

@@ -124,11 +124,50 @@ def test_each_section_opens_with_what_was_expected(plan: Plan, tmp_path: Path) -
         (None, "none was written down before the runs."),
     ):
         page, text, *_ = make_report(plan.write(hypothesis=told).parents[1], tmp_path / "report")
-        assert page.read_text().count("<p>Hypothesis:") == 1  # none of runs of no sweep
-        assert f"<h2>Which batch?</h2>\n<p>Hypothesis: {said}</p>" in page.read_text()
+        html = page.read_text()
+        assert html.count("<h3>Hypothesis</h3>") == 1  # none of runs of no sweep
+        both = f"<h3>Hypothesis</h3>\n<p>{said}</p>\n<h3>Answer</h3>\n"
+        measured_on = '<p class="small">Measured: sweep sizes (--tiny), a-cpux2</p>'
+        assert both + measured_on in html
+        assert "\n\nMeasured: sweep sizes (--tiny), a-cpux2\n\n- " in text.read_text()
         assert f"Hypothesis: {told or said}".replace("<", r"\<").replace(">", r"\>") in (
             text.read_text()
         )
+
+
+def test_a_disturbed_sweep_names_the_command_that_repeats_it(plan: Plan, tmp_path: Path) -> None:
+    def repeats(command: str | None) -> list[str]:
+        folder = plan.write(command=command).parents[1]
+        page, text, *_ = make_report(folder, tmp_path / "report")
+        on_page = re.findall(r"Repeat when nothing else runs: <code>(.*)</code>", page.read_text())
+        assert on_page == re.findall("\nRepeat when nothing else runs: `(.*)`", text.read_text())
+        return on_page
+
+    command = "python -m harness sweep a.yaml --tiny --pack --rerun failed --select setup=1_1"
+    plan.run("1_1", 4, seed=1, environment={"launch": {"cpu_busy_share": 0.9}})
+    plan.run("1_1", 8)
+    again = "python -m harness sweep a.yaml --tiny --select setup=1_1 --rerun all"
+    assert repeats(command) == [again] and repeats(None) == []
+    plan.run("1_1", 4, seed=2)  # a quiet run of the same row, whose times count
+    assert repeats(command) == []
+
+
+def test_what_was_measured_last_comes_first(plan: Plan, tmp_path: Path) -> None:
+    def titles() -> list[str]:
+        page = make_report(plan.output_dir, tmp_path / "report")[0]
+        return re.findall("<h2>(.*)</h2>", page.read_text())[:2]
+
+    alone, planned = plan.output_dir / "bert" / "alone", plan.run()
+    record(alone, "--seed", "7")
+    plan.write()
+    for folder, unix in ((alone, 1.0), (planned, 2.0)):
+        start = {"event": "start", "attempt": 1, "unix": unix, "from_update": 0}
+        (folder / "attempts.jsonl").write_text(json.dumps(start) + "\n")
+    assert titles()[0] == "Which batch?"
+    start = {"event": "start", "attempt": 1, "unix": 3.0, "from_update": 0}
+    (alone / "attempts.jsonl").write_text(json.dumps(start) + "\n")
+    first, second = titles()
+    assert first.startswith("runs of bert") and second == "Which batch?"
 
 
 @pytest.mark.process
@@ -349,7 +388,7 @@ def test_nothing_to_report_is_one_line(
 def test_figures_of_any_folder(tmp_path: Path, figures: Verb) -> None:
     root = tmp_path / "outputs"
     record(root / "bert" / "one", "--seed", "1", epochs=3)
-    assert "there is no sweep.json" in figures.refused(root)
+    assert "; --all draws all of its runs together" in figures.refused(root)
     assert main(["figures", str(root), "--all", "--out", str(tmp_path / "drawn")]) == 0
     assert (tmp_path / "drawn" / "accuracy-dark.svg").is_file()
     record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")

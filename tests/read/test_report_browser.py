@@ -143,8 +143,10 @@ def test_answers_come_first_then_their_figure_and_the_rest_is_folded(
 ) -> None:
     page.open(four, 1400)
     section = "document.querySelector('section.sweep')"
-    heading, hypothesis, lead, *rest = page.value(f"[...{section}.children].map(e => e.tagName)")
-    assert (heading, hypothesis, lead) == ("H2", "P", "DIV") and {*rest} == {"DETAILS"}
+    heading, lead, *rest = page.value(f"[...{section}.children].map(e => e.tagName)")
+    assert (heading, lead) == ("H2", "DIV") and {*rest} == {"DETAILS"}
+    opening = page.value(f"[...{section}.querySelectorAll('.lead h3')].map(e => e.innerText)")
+    assert opening[:2] == ["Hypothesis", "Answer"]
     answer = page.value(f"{section}.querySelector('.lead li').innerText").split("\n")
     assert answer[0].endswith("against ddp:") and answer[-1].endswith("runs each.")
     assert answer[1].startswith("wall time to accuracy 0.9: ")

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib
 
 from harness.core.command_line import print_json
-from harness.core.records import FINISHED, SWEEP, find_folders, find_runs
+from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import finding
@@ -29,13 +29,12 @@ from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
-from harness.read.labels import STRATEGY, TIMES_TO_TARGET, listed
+from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, disturbed, without_times
 from harness.read.records.selection import (
-    parse_selector,
+    read_all_parts,
     read_results_part,
-    read_sweep_part,
     refuse_part,
 )
 from harness.read.records.sweeps import SweepResults, sweep_file
@@ -59,8 +58,6 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "frontier": (frontier, "What accuracy costs"),
     "prediction": (prediction, "Prediction against measurement"),
 }
-
-MOST_NAMED = 4  # sweeps, in an error
 
 TIMELESS = ("accuracy", "loss", "own_metrics")
 # Figures that draw runs and not their means, or name what they leave out one by one.
@@ -188,12 +185,10 @@ def missing(sweep: SweepResults) -> str | None:
 def run(options: argparse.Namespace) -> int:
     if options.out is None:
         refuse_part(str(options.folder), "give --out DIR for the figures of a part")
-    draw, kinds = (_every, KINDS) if options.all else (_one, ("png",))
+    draw, kinds = (_every, KINDS) if options.all else (_answering, ("png",))
     with page_width(options.width):
         kinds = (options.format,) if options.format else kinds
-        files, sweep, left_out = draw(options.folder, options.out, kinds)
-    not_drawn = (f"not drawn: {FIGURES[name][1]}: {reason}" for name, reason in left_out.items())
-    notes = [*filter(None, (*sweep.problems, missing(sweep))), *not_drawn]
+        files, notes = draw(options.folder, options.out, kinds)
     if options.json:
         print_json({"written": files, "notes": notes})
     else:
@@ -201,25 +196,30 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-Saved = tuple[list[Path], SweepResults, dict[str, str]]
+Saved = tuple[list[Path], list[str]]  # files, and lines on what they do not show
 
 
-def _check_sweep(folder: Path) -> None:
-    """Of another folder, what there is to draw below it."""
-    path = parse_selector(str(folder))[0]
-    if not path.is_dir() or sweep_file(path) is not None or not find_runs(path):
-        return
-    below = (str(each.path) for each in find_folders(SWEEP, path) if each.problem is None)
-    named = listed(below, ", ", MOST_NAMED)
-    one = f"name a sweep below it ({named}), or draw" if named else "draw"
-    raise UserError(f"{path}: there is no {SWEEP}: {one} all runs below it together with --all")
-
-
-def _one(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
-    _check_sweep(folder)
-    sweep = read_sweep_part(str(folder))
-    name = figure_for(sweep)
-    return save(draw(name, sweep), out or sweep.folder, name, kinds), sweep, {}
+def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
+    """The figure that answers the question of each sweep, and of the runs of none by task."""
+    sweeps, notes = read_all_parts(str(folder))
+    files, taken, errors = list[Path](), list[str](), list[UserError]()
+    for sweep in sweeps:
+        is_planned, name = sweep_file(sweep.folder) is not None, figure_for(sweep)
+        into = out or (sweep.folder if is_planned else folder / "figures")
+        if len(sweeps) > 1 and into != sweep.folder:
+            taken.append(file_name(sweep.name, taken))
+            into /= taken[-1]
+        whose = f"{sweep.name}: " if len(sweeps) > 1 else ""
+        try:
+            files += save(draw(name, sweep), into, name, kinds)
+        except UserError as error:
+            notes.append(f"{whose}{_not_drawn(name, error)}")
+            errors.append(error)
+        notes += [f"{whose}{line}" for line in _missing_lines(sweep)]
+    if not files:
+        more = "; --all draws all of its runs together" if taken or not is_planned else ""
+        raise UserError(f"{errors[0]}{more}")
+    return files, notes
 
 
 def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
@@ -233,4 +233,12 @@ def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
             files += save(figure, out or folder / "figures", name, kinds)
         except UserError as error:
             left_out[name] = str(error)
-    return files, sweep, left_out
+    return files, [*_missing_lines(sweep), *(_not_drawn(n, why) for n, why in left_out.items())]
+
+
+def _missing_lines(sweep: SweepResults) -> list[str]:
+    return [*filter(None, (*sweep.problems, missing(sweep)))]
+
+
+def _not_drawn(name: str, why: object) -> str:
+    return f"not drawn: {FIGURES[name][1]}: {why}"

@@ -60,11 +60,8 @@ def _controls() -> Iterator[str]:
 
 def _section(section: Section) -> Iterator[str]:
     yield f'<section id="{section.name}" class="sweep">\n<h2>{_text(section.table.title)}</h2>'
-    if section.hypothesis:
-        yield f"<p>{_text(section.hypothesis)}</p>"
     yield '<div class="lead"><div>'
     yield from _answers(section)
-    yield f'<p class="small">{_text(section.table.about)}</p>'
     for title, items in section.lists.items():
         if title in OPEN:
             yield f"<h3>{title}</h3>"
@@ -142,8 +139,13 @@ def _figure(section: Section, name: str) -> Iterator[str]:
 
 
 def _answers(section: Section) -> Iterator[str]:
-    yield "<h3>Answer</h3>"
+    if section.hypothesis:
+        heading, _, text = section.hypothesis.partition(": ")
+        yield f"<h3>{_text(heading)}</h3>\n<p>{_text(text)}</p>"
+    yield f'<h3>Answer</h3>\n<p class="small">Measured: {_text(section.table.about)}</p>'
     yield html_list(section.answers)
+    if section.repeat:
+        yield f"<p>Repeat when nothing else runs: <code>{_text(section.repeat)}</code></p>"
     if section.next_question:
         question, _, command = section.next_question.partition(": ")
         yield f"<p>Next: {_text(question)}: <code>{_text(command)}</code></p>"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
+import shlex
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -26,10 +26,10 @@ from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
 from harness.read.figures.panels import Styles
-from harness.read.labels import counted, label_text
+from harness.read.labels import counted, file_name, label_text
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.recorded import warn
-from harness.read.records.selection import read_all_parts, refuse_part
+from harness.read.records.selection import read_all_parts, refuse_part, without_flags
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import Section, Shown, definitions
@@ -57,9 +57,10 @@ def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below out; the page and the text are named last, when all is there."""
     sweeps, problems = read_all_parts(str(folder))
     warn([*problems, *(line for sweep in sweeps for line in sweep.problems)])
+    sweeps.sort(key=_last_unix, reverse=True)  # what was measured last is asked for first
     names = list[str]()
     for sweep in sweeps:
-        names.append(_file_name(sweep.name, names))
+        names.append(file_name(sweep.name, names))
     sections = list[Section]()
     for sweep, made in zip(sweeps, _sections(sweeps, names, out), strict=True):
         if isinstance(made, Section):
@@ -71,6 +72,12 @@ def make_report(folder: Path, out: Path) -> list[Path]:
     _write(page_file, page(str(folder), sections, problems))
     _write(text_file, markdown_report(str(folder), sections, problems))
     return [page_file, text_file, *(out / section.name for section in sections)]
+
+
+def _last_unix(sweep: SweepResults) -> float:
+    """When something of it was measured last; 0 where no record says."""
+    times = (attempt.get("unix") for run in sweep.runs for attempt in run.attempts)
+    return max((time for time in times if time), default=0.0)
 
 
 def _sections(
@@ -168,6 +175,7 @@ def _section_of(
         hypothesis=_hypothesis(sweep),
         answers=_answers(sweep, table),
         next_question=next_question(sweep),
+        repeat=_repeat(sweep),
         results=results(sweep),
         nodes=by_node(sweep),
         not_finished=_not_finished(sweep, table),
@@ -182,6 +190,15 @@ def _hypothesis(sweep: SweepResults) -> str:
     if sweep.hypothesis:
         return f"Hypothesis: {sweep.hypothesis}"
     return "Hypothesis: none was written down before the runs." if sweep.has_question else ""
+
+
+def _repeat(sweep: SweepResults) -> str:
+    """The command that measures it again; "" unless other programs disturbed all runs of a row."""
+    disturbed = (g.finished and all(r.is_beside_others for r in g.finished) for g in sweep.groups)
+    if not sweep.command or not any(disturbed):
+        return ""
+    words = [word for word in shlex.split(sweep.command) if word != "--pack"]
+    return shlex.join([*without_flags(words, ["--rerun"]), "--rerun", "all"])
 
 
 def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
@@ -217,14 +234,6 @@ def _uncompared(sweep: SweepResults) -> str:
     return f"Nothing is compared: no finished run {which} the baseline ({named})."
 
 
-def _file_name(name: str, taken: Collection[str]) -> str:
-    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "runs"
-    free, number = plain, 2
-    while free in taken:
-        free, number = f"{plain}_{number}", number + 1
-    return free
-
-
 def _write(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +255,10 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         yield f"\n**{escaped(section.table.title)}**\n"
         if section.hypothesis:
             yield f"{escaped(section.hypothesis)}\n"
+        yield f"Measured: {escaped(section.table.about)}\n"
         yield from markdown_list(section.answers)
+        if section.repeat:
+            yield f"\nRepeat when nothing else runs: `{section.repeat}`"
         if section.next_question:
             yield f"\nNext: {escaped(section.next_question)}"
     for section in sections:

@@ -31,6 +31,7 @@ class Section:
     hypothesis: str  # in a sentence; nothing for runs of no sweep
     answers: list[Item]
     next_question: str  # which its records or another sweep answer, with the command
+    repeat: str  # the command, where other programs disturbed what was measured
     results: Table
     nodes: Table
     not_finished: Table
