@@ -218,15 +218,6 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
     )
 
 
-# How running out of memory reads, from allocators, libraries and the kernel. oneDNN does not say
-# what it lacks; without a primitive descriptor it has no such operation.
-NO_MEMORY = re.compile(
-    r"can't allocate memory|cannot allocate memory|could not create a primitive(?! descriptor)|"
-    r"bad_alloc|MemoryError|out of memory|not enough memory|_STATUS_ALLOC_FAILED",
-    re.IGNORECASE,
-)
-
-
 def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: RunFolder) -> str:
     """A reason with what to try where the memory did not do for a training step."""
     batch, ends = last_batch(folder, settings), ends_of(believed(folder))

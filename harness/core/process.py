@@ -1,5 +1,5 @@
-"""How processes end: children with their parent, even after kill -9; mistakes and signals with one
-line.
+"""How processes end: children with their parent, even after kill -9; mistakes, signals and a lack
+of memory with one line.
 
     python -m harness.core.process PID COMMAND...    becomes COMMAND, and ends with process PID
     python -m harness.core.process - COMMAND...      runs COMMAND; asks it to end at end of input
@@ -12,6 +12,7 @@ measurement.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 GRACE_S = 20.0  # for a process to record and exit, before it is killed
@@ -37,11 +39,26 @@ OOM, COUNT = re.compile(r"^oom (\d+)$", re.MULTILINE), re.compile(r"^(\d+)$", re
 PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
 
 
-def install_quit_handlers() -> None:
-    """Until other handlers are set, Ctrl-C and a hangup end this process with one line.
+# How running out of memory reads, from allocators, libraries, their loader and the kernel. oneDNN
+# does not say what it lacks; without a primitive descriptor it has no such operation.
+NO_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory(?! in static TLS)|bad_alloc|MemoryError|"
+    r"could not create a primitive(?! descriptor)|out of memory|not enough memory|"
+    r"_STATUS_ALLOC_FAILED|failed to map segment from shared object(?!:)|"
+    r"Memory allocation still failed",
+    re.IGNORECASE,
+)
+# How Python says that a library has failed and not said why, as where it was refused memory.
+UNSAID = re.compile(r"without (setting an exception|exception set)|can't start new thread")
 
-    Imports take seconds, and a KeyboardInterrupt inside them is pages of traceback.
+
+def install_quit_handlers() -> None:
+    """Until other handlers are set, Ctrl-C, a hangup and a lack of memory end this process with one
+    line.
+
+    Imports take seconds, and an error inside them is pages of traceback.
     """
+    sys.excepthook = _tell_lack_of_memory
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays what it is
             signal.signal(number, _end)
@@ -87,6 +104,50 @@ def print_if_possible() -> None:
         )  # fmt: skip
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it says so, or is one that says nothing where the shell limits the memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    says = isinstance(error, (ImportError, RuntimeError)) and NO_MEMORY.search(str(error))
+    return isinstance(error, MemoryError) or bool(says) or is_unsaid(error)
+
+
+def is_unsaid(error: BaseException) -> bool:
+    unsaid = isinstance(error, (RuntimeError, SystemError)) and UNSAID.search(str(error))
+    return bool(unsaid) and limits_memory()
+
+
+def causes_of(error: BaseException | None) -> list[BaseException]:
+    """The error first, then what it was raised from."""
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
+
+
+def lack_of_memory(error: BaseException) -> BaseException | None:
+    """It, or that from which a library has raised it; None if memory was not why."""
+    return next(filter(lacks_memory, causes_of(error)), None)
+
+
+def _tell_lack_of_memory(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """What nobody has caught, such as an error of an import."""
+    if (lack := lack_of_memory(error)) is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    why = f"{type(lack).__name__}: {lack}".strip(": ")
+    complain(Path(sys.argv[0]).name, MemoryError(f"out of memory while loading: {why}"))
+
+
+def expect_lack_of_memory_no_more() -> None:
+    """From now on the outcome of a run tells it."""
+    if sys.excepthook is _tell_lack_of_memory:
+        sys.excepthook = sys.__excepthook__
 
 
 def restore_interrupt() -> None:

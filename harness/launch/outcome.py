@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.core import attempts
-from harness.core.attempts import NO_MEMORY, with_smaller_batch, write_summary
+from harness.core.attempts import with_smaller_batch, write_summary
 from harness.core.locks import Lock
-from harness.core.process import last_line, text_of
+from harness.core.process import NO_MEMORY, last_line, text_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
 from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.checks import believable

@@ -225,3 +225,36 @@ def test_a_limit_of_the_shell_is_seen(root: Path) -> None:
         words = ["sh", "-c", f'{limit}exec "$0" -c "$1"', sys.executable, tell]
         said = subprocess.run(words, cwd=root, capture_output=True, text=True)
         assert said.stdout == f"{seen}\n", said.stderr
+
+
+def test_imports_that_lack_memory_end_with_one_line(root: Path) -> None:
+    for words in ("vit.py --tiny", "-m harness.train.torchrun --standalone vit.py --tiny"):
+        command = ["sh", "-c", f'ulimit -v 300000; exec "$0" {words}', sys.executable]
+        said = subprocess.run(command, cwd=root, capture_output=True, text=True)
+        assert said.returncode == 1 and said.stderr.count("\n") == 1, said.stderr
+        assert "error: out of memory while loading: ImportError: " in said.stderr
+
+
+def test_what_lacks_memory_is_told_from_what_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parent, "limits_memory", lambda: False)
+    segment = "libx.so: failed to map segment from shared object"
+    unsaid = RuntimeError("can't start new thread")
+    assert parent.lacks_memory(ImportError(segment)) and parent.lacks_memory(MemoryError())
+    assert not parent.lacks_memory(ImportError(f"{segment}: Operation not permitted"))
+    assert not parent.lacks_memory(ImportError("cannot allocate memory in static TLS block"))
+    assert not parent.lacks_memory(unsaid)
+    monkeypatch.setattr(parent, "limits_memory", lambda: True)
+    assert parent.lacks_memory(unsaid)
+    monkeypatch.setattr(sys, "argv", ["a/vit.py"])
+    wrapped = ValueError("could not import")
+    wrapped.__cause__ = MemoryError()
+    parent._tell_lack_of_memory(ValueError, wrapped, None)
+    line = "vit.py: error: out of memory while loading: MemoryError\n"
+    assert capsys.readouterr().err == line
+    parent._tell_lack_of_memory(ValueError, ValueError("another"), None)
+    assert capsys.readouterr().err == "ValueError: another\n"
+    monkeypatch.setattr(sys, "excepthook", parent._tell_lack_of_memory)
+    parent.expect_lack_of_memory_no_more()
+    assert sys.excepthook is sys.__excepthook__

@@ -220,7 +220,9 @@ def test_a_peer_that_is_killed_at_any_write(number: int, tmp_path: Path) -> None
     if code:
         assert abs(code) in (getattr(signal, how), 128 + getattr(signal, how)), victim.err
         last = peer("again", struck, NEVER, address)
-    assert (last.code(), other.code()) == (0, 0), last.err + other.err
+    # On a busy machine the recorder may have trained to the end before the other is back.
+    late = struck and last.code() == 2 and "that run is over" in last.err
+    assert (2 if late else 0, 0) == (last.code(), other.code()), last.err + other.err
     folder = only_run(tmp_path / "out")
     assert recorded(folder).problem is None, recorded(folder).line
     epochs = [row["epoch"] for row in peers.rows(folder)]

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ class Peer:
         return psutil.Process(self.pid).children(recursive=True)
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
-        psutil.Process(self.pid).send_signal(signum)
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            psutil.Process(self.pid).send_signal(signum)
 
 
 def script(folder: Path, name: str, *argv: str, env: Any = None) -> Peer:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
-from harness.core.process import is_leader
+from harness.core.process import causes_of, is_leader, lack_of_memory
 from harness.core.provenance import check_model
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import task_of
@@ -352,12 +352,14 @@ def explain(kind: str, name: str) -> Iterator[None]:
         raise
     except errors.HFValidationError:
         raise UserError(NO_NAME.format(kind=kind, name=name)) from None
-    except ImportError as error:
-        missing = getattr(error, "name", None) or " ".join(str(error).split())[:200]
-        raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
-    except FAILURES as e:
+    except (ImportError, *FAILURES) as e:
+        if (lack := lack_of_memory(e)) is not None:
+            raise lack from None
+        if isinstance(e, ImportError):
+            missing = getattr(e, "name", None) or " ".join(str(e).split())[:200]
+            raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
         check_hub_files(kind, name)  # a damaged file raises whatever it leads to
-        causes = _causes(e)
+        causes = causes_of(e)
         text = " ".join(str(causes[-1] if isinstance(e, DatasetGenerationError) else e).split())
         template = _template(name, causes, text.lower())
         if template == NO_NETWORK and constants.HF_HUB_OFFLINE and not offline:
@@ -403,11 +405,3 @@ def check_hub_files(kind: str, name: str) -> None:
     """The first process of a node checks what the others read, too."""
     if from_hub(name) and world_of(os.environ).local_rank == 0:
         check_downloads(kind, name)
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    causes: list[BaseException] = []
-    while error is not None and error not in causes:
-        causes.append(error)
-        error = error.__cause__ or error.__context__
-    return causes

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 import threading
@@ -24,7 +23,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.process import limits_memory, report_to_torchrun
+from harness.core.process import is_unsaid, lacks_memory, report_to_torchrun
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
@@ -39,8 +38,6 @@ from harness.train.run.watchdog import Hung, is_beside_steps
 from harness.train.session import OtherFailed, end_group
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
-# How Python says that a library has failed and not said why, as where it was refused memory.
-UNSAID = re.compile(r"without (setting an exception|exception set)")
 LOOK_EVERY_S = 1.0
 AHEAD = 3  # updates; the ranks of one run are never more than one apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
@@ -62,15 +59,12 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     """(outcome, reason) of what ended a run."""
     message = redacted(" ".join(str(error).split()))
     text = message[:300] or type(error).__name__
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return "oom", text
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return "oom", text
-    if isinstance(error, RuntimeError) and attempts.NO_MEMORY.search(message):
+    if is_unsaid(error):
+        return "oom", f"{type(error).__name__}: {text}: probably out of memory, as ulimit -v is set"
+    if isinstance(error, torch.OutOfMemoryError) or lacks_memory(error):
         # As oneDNN says it: "could not create a primitive".
-        return "oom", text if "memory" in text.lower() else f"out of memory: {text}"
-    if isinstance(error, SystemError) and UNSAID.search(message) and limits_memory():
-        return "oom", f"SystemError: {text}: probably out of memory, as ulimit -v is set"
+        says = not isinstance(error, (ImportError, RuntimeError)) or "memory" in text.lower()
+        return "oom", text if says else f"out of memory: {text}"
     if isinstance(error, Diverged):
         return "diverged", text
     if isinstance(error, KeyboardInterrupt):

@@ -66,6 +66,13 @@ def test_each_error_is_explained(error: Exception, words: list[str]) -> None:
     assert "\n" not in message and ("--dataset a/b" in message or error is raised.value)
 
 
+def test_a_lack_of_memory_is_none_of_the_data() -> None:
+    for lack in (MemoryError(), ImportError("libx.so: failed to map segment from shared object")):
+        with pytest.raises(type(lack)) as raised, explain("dataset", "a/b"):
+            raise OSError("cannot load it") from lack
+        assert raised.value is lack
+
+
 def test_an_error_is_known_by_what_caused_it() -> None:
     for cause, words in ((errors.OfflineModeIsEnabled("x"), OFFLINE),
                          (answered(errors.RepositoryNotFoundError, "401"), MISSING)):  # fmt: skip

@@ -18,13 +18,12 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from harness.core import attempts
+from harness.core import attempts, process
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
 from harness.core.settings import Settings
 from harness.read.records.recorded import recorded
-from harness.train.run import failures
 from harness.train.run.checkpoints import require_space
 from harness.train.run.failures import outcome_of
 from harness.train.run.start import remove_log_folder
@@ -275,7 +274,7 @@ def test_what_to_try_where_memory_lacks(tmp_path: Path) -> None:
 def test_an_error_without_a_reason_is_a_lack_of_memory_where_the_shell_limits_it(
     limited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "limits_memory", lambda: limited)
+    monkeypatch.setattr(process, "limits_memory", lambda: limited)
     for unsaid in (
         "error return without exception set",
         "f returned NULL without setting an exception",
