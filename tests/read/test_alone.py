@@ -53,6 +53,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_its_last_line_says_where_the_record_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: Verb
+) -> None:
+    folder = trained(tmp_path / "mine", 8).path
+    line = f"recorded in {folder}; next: python -m harness table {folder}"
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+    assert "0.01" in table(folder)  # its learning rate
+
+
 def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:
     folder = RunFolder(runs / "new" / "a")
     settings = read_json(folder.settings) or {}

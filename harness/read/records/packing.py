@@ -18,6 +18,7 @@ from harness.core.records.archives import (
 )
 from harness.core.records.disk import draft_of, writing_to
 from harness.core.settings import UserError
+from harness.read.labels import counted
 from harness.read.records.copies import texts
 from harness.read.records.recorded import existing
 from harness.read.records.sweeps import NO_RECORDS, read_sweep, sweep_file
@@ -41,7 +42,9 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
     if as_json:
         print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
     else:
-        print(f"{runs} runs in {file}, {file.stat().st_size / 1e6:.2f} MB; their folders stay")
+        print(
+            f"{counted(runs, 'run')} in {file}, {file.stat().st_size / 1e6:.2f} MB; their folders stay"
+        )
     return 0
 
 

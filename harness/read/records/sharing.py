@@ -22,6 +22,7 @@ from harness.core.records.archives import SUFFIX, is_archive, read_archive
 from harness.core.records.disk import writing_to
 from harness.core.records.redact import first_line
 from harness.core.settings import UserError
+from harness.read.labels import counted
 from harness.read.records.packing import pack_into
 
 NAME = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")
@@ -60,11 +61,11 @@ def _push(options: argparse.Namespace) -> tuple[dict[str, object], str]:
             files["README.md"] = CARD.format(repo=repo).encode()
         done = api.create_commit(
             repo, [CommitOperationAdd(path, content) for path, content in files.items()],
-            commit_message=f"{runs} runs of {name}", repo_type="dataset",
+            commit_message=f"{counted(runs, 'run')} of {name}", repo_type="dataset",
         )  # fmt: skip
     who = "as its settings on the Hub say, at first " + ("all" if options.public else "only you")
     facts = {"repository": repo, "file": name, "runs": runs, "commit": done.oid}
-    return facts, f"{runs} runs in {name} of the dataset {repo}; who reads it: {who}"
+    return facts, f"{counted(runs, 'run')} in {name} of the dataset {repo}; who reads it: {who}"
 
 
 def _pull(options: argparse.Namespace) -> tuple[dict[str, object], str]:
@@ -101,7 +102,7 @@ def _pull(options: argparse.Namespace) -> tuple[dict[str, object], str]:
                 raise UserError(f"{there} has other content: move it away, or pull elsewhere")
         for file in fetched:
             file.replace(into / file.name)
-    text = f"{runs} runs of {repo} in {', '.join(str(into / f) for f in files)}"
+    text = f"{counted(runs, 'run')} of {repo} in {', '.join(str(into / f) for f in files)}"
     written = {"repository": repo, "commit": commit, "files": files, "runs": runs}
     return written, f"{text}\nnext: python -m harness table {into}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import json
 import os
 import platform
@@ -101,18 +100,6 @@ def test_five_lines_record_a_run(tmp_path: Path) -> None:
     assert environment["versions"]["torch"] == torch.__version__
     assert environment["nodes"] == environment["processes_per_node"] == 1
     assert environment["effective_batch"] == 8 and environment["updates"] == 6
-
-
-def printed(folder: str, output_dir: str) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        five_lines(folder, output_dir)
-    return out.getvalue()
-
-
-def test_its_last_line_says_where_the_record_is(tmp_path: Path) -> None:
-    folder, said = alone(tmp_path, printed, str(tmp_path / "out"))
-    line = f"recorded in {folder}; next: python -m harness table {folder}"
-    assert said.splitlines().count(line) == 1
 
 
 def test_without_evaluation(tmp_path: Path) -> None:
