@@ -42,9 +42,8 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
     if as_json:
         print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
     else:
-        print(
-            f"{counted(runs, 'run')} in {file}, {file.stat().st_size / 1e6:.2f} MB; their folders stay"
-        )
+        size_mb = file.stat().st_size / 1e6
+        print(f"{counted(runs, 'run')} in {file}, {size_mb:.2f} MB; their folders stay")
     return 0
 
 
