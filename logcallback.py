@@ -23,9 +23,9 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
-from harness.core.locks import Lock
 from harness.core.records import FINISHED, RunFolder, write_json
 from harness.core.records.disk import DiskError
+from harness.core.records.locks import Lock
 from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of

@@ -14,9 +14,9 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 
+from harness.core.collectives import GLOO
 from harness.core.strategies import SENT_DIRECTLY
 from harness.read.predict.cases import PredictedGroup, as_timed, scenario_of, workloads_of
-from harness.read.predict.exchange import GLOO
 from harness.read.predict.model import APART, EXCHANGE, Model, fit_line, predict
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import read_results, read_sweep

@@ -25,9 +25,10 @@ from pathlib import Path
 from benchmarks.prediction_real import real_rows
 from benchmarks.prediction_table import Row, compared, table
 from benchmarks.standin import MARK
+from harness.core.collectives import GLOO, Shape, wire_of
 from harness.core.links import plain_link
 from harness.core.records import read_json, write_json
-from harness.read.predict.exchange import GLOO, Reduction, Shape, wire_of
+from harness.read.predict.exchange import Reduction
 from harness.read.predict.model import Model, Scenario, fit_line, fit_sharing
 
 ROOT = Path(__file__).resolve().parents[1]

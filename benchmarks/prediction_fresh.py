@@ -16,11 +16,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.core.collectives import Shape, wire_of
 from harness.core.links import Link
 from harness.core.settings import UserError
 from harness.launch.plan import Job, plan
 from harness.launch.sweepfile import load
-from harness.read.predict.exchange import Shape, wire_of
 from harness.read.predict.fitting import Overrides, fit_records, step_s
 from harness.read.predict.model import Scenario, predict
 from harness.read.records.runs import Run

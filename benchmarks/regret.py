@@ -18,11 +18,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from harness.core.collectives import Wire, wire_of
 from harness.core.links import link_of
 from harness.core.settings import UserError
 from harness.read.predict.candidates import Candidate, candidates
 from harness.read.predict.cases import workloads_of
-from harness.read.predict.exchange import Wire, wire_of
 from harness.read.predict.fitting import Overrides, all_reduces_of, fit_on, shape_of, wire_between
 from harness.read.predict.model import EXPOSED, Scenario
 from harness.read.records.groups import Group

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from harness.core import attempts
 from harness.core.attempts import with_smaller_batch, write_summary
-from harness.core.locks import Lock
 from harness.core.process import NO_MEMORY, last_line, text_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
+from harness.core.records.locks import Lock
 from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.checks import believable
 from harness.core.schema.rows import SummaryRecord

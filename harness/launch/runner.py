@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.core import attempts
-from harness.core.locks import Lock
 from harness.core.process import GRACE_S
 from harness.core.records import LOGS, RUNNING, WAITING
+from harness.core.records.locks import Lock
 from harness.core.records.redact import redact_logs
 from harness.core.records.summary import disturbance
 from harness.core.schema.checks import believable

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.locks import Lock
 from harness.core.records import append_row, read_rows
 from harness.core.records.disk import DiskError
+from harness.core.records.locks import Lock
 from harness.core.settings import UserError
 from tests.support.sweeps import ROOT
 
@@ -22,7 +22,7 @@ from tests.support.sweeps import ROOT
 def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
     lock = Lock(tmp_path / "a" / "lock")
     code = (
-        "import sys, time; from pathlib import Path; from harness.core.locks import Lock; "
+        "import sys, time; from pathlib import Path; from harness.core.records.locks import Lock; "
         "assert Lock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
@@ -48,7 +48,7 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
 def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
     """Many processes take and give back one lock, whose file and folder come and go."""
     code = (
-        "import sys; from pathlib import Path; from harness.core.locks import Lock\n"
+        "import sys; from pathlib import Path; from harness.core.records.locks import Lock\n"
         "count = Path(sys.argv[2])\n"
         "for _ in range(150):\n"
         "    lock = Lock(Path(sys.argv[1]))\n"
@@ -71,7 +71,7 @@ def test_a_file_system_without_locks_is_said(
     def without(file: int, how: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("harness.core.locks.fcntl.flock", without)
+    monkeypatch.setattr("harness.core.records.locks.fcntl.flock", without)
     assert Lock(tmp_path / "lock").take()
     assert "file system without locks (Operation not supported)" in capsys.readouterr().err
 
@@ -82,7 +82,7 @@ def test_the_lock_of_another_user_is_one_line(
     def refuse(*args: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("harness.core.locks.os.open", refuse)
+    monkeypatch.setattr("harness.core.records.locks.os.open", refuse)
     with pytest.raises(UserError, match=r"lock cannot be locked \(Permission denied\): the folder"):
         Lock(tmp_path / "lock").take()
 
@@ -104,7 +104,7 @@ def test_a_full_disk_is_no_reason_against_a_lock(
     def full(*args: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("harness.core.locks.os.pwrite", full)
+    monkeypatch.setattr("harness.core.records.locks.os.pwrite", full)
     lock = Lock(tmp_path / "lock")
     assert lock.take() and lock.holder() == "another process"
     lock.release()

@@ -19,9 +19,9 @@ import pytest
 
 from harness.core.attempts import only_follows
 from harness.core.links import link_of
-from harness.core.locks import Lock
 from harness.core.provenance import cache_root
 from harness.core.records import FINISHED, RunFolder, find_runs, read_json
+from harness.core.records.locks import Lock
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.read.records.recorded import recorded
 from tests.support import peers

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harness.core import attempts
-from harness.core.locks import Lock
 from harness.core.records import COMPLETE, read_json, write_json
+from harness.core.records.locks import Lock
 from harness.launch.ahead import ahead
 from harness.launch.launcher import Exit
 from harness.launch.outcome import ELSEWHERE, Began, State, settle

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from harness.core.locks import Lock
 from harness.core.records import WAITING, RunFolder, read_json, write_json
+from harness.core.records.locks import Lock
 from harness.core.settings import UserError
 from harness.launch import sweep as sweep_module
 from harness.launch.outcome import ELSEWHERE, State

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.links import Link
-from harness.core.settings import UserError
-from harness.read.predict.exchange import (
+from harness.core.collectives import (
     GLOO,
     NCCL,
     TCP_SHARE,
@@ -20,16 +18,14 @@ from harness.read.predict.exchange import (
     Wire,
     all_to_all_mean,
     allreduce,
-    alpha_beta,
-    buckets,
     coded_mean,
     direct_mean,
     gloo_round_trips,
-    last_end,
-    ready_times,
-    restart_s,
     wire_of,
 )
+from harness.core.links import Link
+from harness.core.settings import UserError
+from harness.read.predict.exchange import alpha_beta, buckets, last_end, ready_times, restart_s
 from harness.read.predict.model import (
     EXCHANGE,
     WIRE_SHARES,

@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 
 from benchmarks.prediction_fresh import KEY, TABLE, key
+from harness.core.collectives import GLOO, Shape, allreduce, wire_of
 from harness.core.links import Link
 from harness.launch.plan import axes_of, plan
 from harness.launch.sweepfile import load
 from harness.read.drawing import FAINT, Drawn, NothingToDraw
 from harness.read.figures.catalogue import draw, figure_for
 from harness.read.predict.cases import workloads_of
-from harness.read.predict.exchange import GLOO, Reduction, Shape, allreduce, wire_of
+from harness.read.predict.exchange import Reduction
 from harness.read.predict.model import Model, Scenario, fit_line, predict
 from harness.read.records.sweeps import PlannedRun, read_results
 from tests.support.paired import GRADIENT, measured, planted_s, timed

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.core.collectives import Shape, Wire
 from harness.core.records import RunFolder
-from harness.read.predict.exchange import Shape, Wire
 from harness.read.predict.phases import (
     EPOCH_END,
     EVALUATION,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.regret import took, wire_over
+from harness.core.collectives import GLOO, Shape, Wire, allreduce, wire_of
 from harness.core.links import Link
-from harness.read.predict.exchange import GLOO, Shape, Wire, allreduce, wire_of
 from harness.read.predict.model import Model, Scenario, fit_line, predict
 from harness.read.predict.phases import OverLinks
 from harness.read.records.runs import Target

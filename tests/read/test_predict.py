@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main, parser_of
+from harness.core.collectives import GLOO, NCCL, Shape, Wire
 from harness.core.command_line import parse
 from harness.core.strategies import STRATEGIES
-from harness.read.predict.exchange import GLOO, NCCL, Shape, Wire
 from harness.read.predict.fitting import Overrides, fit_records
 from harness.read.predict.model import EXPOSED
 from harness.read.predict.phases import EVALUATION

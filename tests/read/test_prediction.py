@@ -11,21 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.core.collectives import GLOO, NCCL, Shape, Wire, allreduce, wire_of
 from harness.core.links import plain_link
 from harness.core.settings import UserError
 from harness.read.predict.cases import workloads_of
-from harness.read.predict.exchange import (
-    GLOO,
-    NCCL,
-    TRAINING_FREEDOM,
-    TRAINING_SPREAD,
-    Reduction,
-    Shape,
-    Wire,
-    allreduce,
-    correction,
-    wire_of,
-)
+from harness.read.predict.exchange import TRAINING_FREEDOM, TRAINING_SPREAD, Reduction, correction
 from harness.read.predict.fitting import Overrides, all_reduces_of, step_s
 from harness.read.predict.model import (
     COMPUTE,

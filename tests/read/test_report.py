@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
-from harness.core.locks import Lock, is_held
 from harness.core.records import SCHEMA, RunFolder
+from harness.core.records.locks import Lock, is_held
 from harness.core.settings import UserError
 from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from harness.cli import main
+from harness.core.collectives import GLOO, Shape, allreduce, wire_of
 from harness.core.command_line import parse
 from harness.core.links import Link
 from harness.core.records import SCHEMA
 from harness.core.settings import as_mapping
-from harness.read.predict.exchange import GLOO, Shape, allreduce, wire_of
 from tests.support.records import bare_epochs, lines
 
 DATA = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.read.predict.exchange import GLOO, Wire
+from harness.core.collectives import GLOO, Wire
 from harness.read.predict.model import Model, fit_line
 
 MB = 1e6

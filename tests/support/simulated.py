@@ -18,8 +18,8 @@ import pytest
 
 from harness.core import attempts, locks, records
 from harness.core.attempts import Opened
-from harness.core.locks import Lock
 from harness.core.records import FINISHED, append_row, read_json, write_json
+from harness.core.records.locks import Lock
 from harness.core.records.redact import settings_of
 from harness.launch import runner
 from harness.launch.agents import Event, LaunchRequest, Node, Rendezvous, WarmAgent

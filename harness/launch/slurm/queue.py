@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core.locks import Lock
 from harness.core.records import FINISHED, RUNNING, SKIPPED, WAITING
+from harness.core.records.locks import Lock
 from harness.core.records.submitted import Entry
 from harness.core.settings import UserError
 from harness.launch import outcome

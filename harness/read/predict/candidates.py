@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.core.collectives import Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import chooses_exchange
 from harness.core.topology import effective_batch
 from harness.read.predict.cases import as_timed, scenario_of
-from harness.read.predict.exchange import Wire, joined
+from harness.read.predict.exchange import joined
 from harness.read.predict.fitting import Fitted, Overrides, shape_of, step_s, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, Scenario, predict
 from harness.read.predict.phases import (

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from harness.core.collectives import Wire
 from harness.core.settings import UserError
 from harness.core.strategies import STRATEGIES
-from harness.read.predict.exchange import Wire
 from harness.read.predict.fitting import (
     PREDICTED_OVER,
     Fitted,

@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib.artist import Artist
 
+from harness.core.collectives import Shape, wire_of
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError, parse_setup
@@ -20,7 +21,6 @@ from harness.core.topology import effective_batch
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
 from harness.read.labels import UNKNOWN, duration
-from harness.read.predict.exchange import Shape, wire_of
 from harness.read.predict.fitting import Fitted, Overrides, fit_records
 from harness.read.predict.model import (
     APART,

@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from harness.core.collectives import GLOO, NCCL, Shape, Wire, wire_of
 from harness.core.links import Link
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.records.archives import parsed
@@ -25,7 +26,7 @@ from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
 from harness.core.topology import effective_batch
 from harness.read.labels import counted
-from harness.read.predict.exchange import BACKENDS, GLOO, NCCL, Reduction, Shape, Wire, wire_of
+from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.model import APART, Model, StepTime, fit_line, fit_sharing
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.records.comparable import THREADS

@@ -13,12 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from harness.core.collectives import (
+    Cost,
+    Shape,
+    Wire,
+    all_to_all_mean,
+    allreduce,
+    coded_mean,
+    direct_mean,
+)
 from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import GRADIENT_CODES, STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
-from harness.read.predict.exchange import Correction, Cost, Reduction, Shape, Wire
+from harness.read.predict.exchange import Correction, Reduction
 from harness.read.statistics import student_t
 
 # Backward passes take twice the operations of the forward pass.
@@ -33,7 +42,7 @@ WIRE_SHARES = {
     "int4": 0.125 + 1 / 256,
 }
 # --exchange without the backend.
-MEANS = {"direct": exchange.direct_mean, "all_to_all": exchange.all_to_all_mean}
+MEANS = {"direct": direct_mean, "all_to_all": all_to_all_mean}
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 APART = ("local_sgd", "diloco")
 
@@ -379,7 +388,7 @@ def _inside(model: Model, plan: Scenario) -> float:
 
 
 def _coded(size: float, shape: Shape, plan: Scenario) -> Cost:
-    return MEANS.get(plan.exchange, exchange.coded_mean)(size, shape, plan.wire, plan.emulated)
+    return MEANS.get(plan.exchange, coded_mean)(size, shape, plan.wire, plan.emulated)
 
 
 def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction) -> Cost:
@@ -387,7 +396,7 @@ def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Co
         return MEANS[plan.exchange](size, shape, plan.wire, plan.emulated)
     if plan.compress.startswith("powersgd"):
         return exchange.powersgd_mean(size, shape, plan.wire).scaled(factors.at(size))
-    return exchange.allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
+    return allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
 
 
 def is_untested(plan: Scenario) -> bool:

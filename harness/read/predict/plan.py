@@ -7,12 +7,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from harness.core.collectives import wire_of
 from harness.core.command_line import print_json
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.candidates import STEPS, Candidate, Candidates, candidates
 from harness.read.predict.command import link_without_losses
-from harness.read.predict.exchange import wire_of
 from harness.read.predict.fitting import Overrides, fit_records
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import command_on

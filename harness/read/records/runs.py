@@ -16,8 +16,8 @@ from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
-from harness.core.locks import is_held
 from harness.core.records import FAILURES, FINISHED, RUNNING, SKIPPED, WAITING, RunFolder
+from harness.core.records.locks import is_held
 from harness.core.records.summary import disturbance, mean_of, others_share_of_run, total_of
 from harness.core.schema.checks import check_fields
 from harness.core.schema.environment import (

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.core.locks import Lock
 from harness.core.provenance import cache_root
 from harness.core.records import write_json
 from harness.core.records.checksums import OWN, is_changed, vouched
+from harness.core.records.locks import Lock
 from harness.core.settings import UserError
 from harness.train.data import probes
 from harness.train.measure.environment import cpu_name

@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
-from harness.core.locks import Lock
 from harness.core.process import ending_signals, expect_lack_of_memory_no_more, forked
 from harness.core.records import read_json
 from harness.core.records.disk import DiskError
+from harness.core.records.locks import Lock
 from harness.core.settings import UserError
 from harness.train.context import COMPLETE, Context, Position
 from harness.train.data.models import loading

@@ -27,10 +27,10 @@ from harness.core import attempts
 from harness.core.attempts import larger_is_better, metric_name
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
-from harness.core.locks import Lock
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
 from harness.core.records import FINISHED, RunFolder, read_json
 from harness.core.records.disk import check_writable
+from harness.core.records.locks import Lock
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import STRATEGIES, own_strategy

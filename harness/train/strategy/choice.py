@@ -8,7 +8,17 @@ from typing import Any
 
 import torch.distributed as dist
 
+from harness.core.collectives import (
+    GLOO,
+    Shape,
+    Wire,
+    all_to_all_mean,
+    allreduce,
+    coded_mean,
+    direct_mean,
+)
 from harness.core.strategies import GRADIENT_CODES, SENT_DIRECTLY, STRATEGIES, is_apart
+from harness.core.topology import World
 from harness.train.context import HALF_PRECISION, Context
 from harness.train.session import broadcast
 from harness.train.strategy.base import Exchange
@@ -66,41 +76,27 @@ def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
     if coded:
         share = CODECS[settings.compress].bits / 32
     size = share * link["gradient_bytes"] / (settings.fragments or 1)
-    expected = estimates(link, context.world.nodes, size, coded)
+    expected = estimates(link, context.world, size, coded)
     best = min(expected, key=expected.__getitem__)
     worth = expected[best] < WORTH * expected[BACKEND]
     return {"exchange": best if worth else BACKEND, "exchange_estimates_s": expected}
 
 
 def estimates(
-    link: Mapping[str, Any], nodes: int, size: float, coded: bool = False
+    link: Mapping[str, Any], world: World, size: float, coded: bool = False
 ) -> dict[str, float]:
-    """Seconds by way, of so many bytes: delays, and bytes at the rate of the slowest pair. Emulated
-    nodes have a link to each other node, each with the whole rate; of real ones all leave by one.
-    """
-    delay_s = link["rtt_min_ms"] / 2000
-    rate = (link["bandwidth_mbit"] or math.inf) * 1e6 / 8  # bytes a second
-    others = 1 if link["asked"] is not None else nodes - 1
-    part_s = others * size / nodes / rate  # for a part of the row from each to each
-    direct_s = delay_s + part_s * nodes if nodes == 2 else 2 * (delay_s + part_s)
-    # Codes do not take the backend's all-reduce: they go to those who add them up, and then round
-    # the ring.
-    round_s = (nodes - 1) * size / nodes / rate
-    codes_s = 2 * nodes * delay_s + part_s + round_s
-    result = {BACKEND: codes_s if coded else _backend_s(link, nodes, size), "direct": direct_s}
-    if nodes > 2:  # two send each other everything in any case
-        result["all_to_all"] = delay_s + part_s * nodes
+    """Seconds by way, of so many bytes, at the delay and the rate of the slowest pair."""
+    wire = Wire(link["rtt_min_ms"] / 2000, (link["bandwidth_mbit"] or math.inf) * 1e6 / 8)
+    processes, nodes = Shape(world.nodes, world.per_node), Shape(world.nodes)
+    # Emulated nodes have a link to each other node; of real ones all bytes leave by one.
+    of_pairs = link["asked"] is not None
+    if coded:  # which do not take the backend's all-reduce
+        backend_s = coded_mean(size, nodes, wire, of_pairs).alone_s
+    else:  # as much longer than its form says as the all-reduce was that has been measured
+        measured_s = allreduce(GLOO, link["allreduce_bytes"], processes, wire).alone_s
+        form_s = allreduce(GLOO, size, processes, wire).alone_s
+        backend_s = max(wire.delay_s, form_s * link["allreduce_s"] / measured_s)
+    result = {BACKEND: backend_s, "direct": direct_mean(size, nodes, wire, of_pairs).alone_s}
+    if world.nodes > 2:  # two send each other everything in any case
+        result["all_to_all"] = all_to_all_mean(size, nodes, wire, of_pairs).alone_s
     return result
-
-
-def _backend_s(link: Mapping[str, Any], nodes: int, size: float) -> float:
-    """From the measured all-reduce: what it waited beside its bytes are round trips, one for so
-    many bytes. But gloo's ring always makes two to each other node, which bytes may hide.
-    """
-    delay_s: float = link["rtt_min_ms"] / 2000
-    byte_s: float = 2 * (nodes - 1) / nodes / ((link["bandwidth_mbit"] or math.inf) * 1e6 / 8)
-    measured_s: float = link["allreduce_s"]
-    measured: float = link["allreduce_bytes"]
-    waited_s, least_s = max(0.0, measured_s - measured * byte_s), 4 * (nodes - 1) * delay_s
-    waits_s = max(min(waited_s, least_s), waited_s * size / measured)
-    return max(delay_s, min(measured_s, least_s), waits_s + size * byte_s)

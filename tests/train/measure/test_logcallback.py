@@ -22,8 +22,8 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from harness.core.attempts import best_of
-from harness.core.locks import Lock
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records.locks import Lock
 from harness.core.settings import UserError
 from harness.read.records.recorded import recorded
 from harness.train.measure.rows import NoNumbers, no_numbers

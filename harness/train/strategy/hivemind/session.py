@@ -21,8 +21,8 @@ import torch.distributed as dist
 from transformers import IntervalStrategy, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
-from harness.core.locks import Lock
 from harness.core.records import FINISHED, RunFolder
+from harness.core.records.locks import Lock
 from harness.core.rules import addresses_to_join
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.topology import World, asked_processes
