@@ -21,10 +21,12 @@ from harness.core.records import (
     SCHEMA,
     RunFolder,
     append_row,
+    plain,
     read_json,
     total,
     write_json,
 )
+from harness.core.records.checksums import vouched, without_changed
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
 from harness.core.records.summary import Rows, of_rows, sum_of
@@ -66,8 +68,8 @@ def begin(
         _close_killed(folder, killed, opened.unix)
     rows = believed(folder)
     attempt = len(starts_of(rows)) + 1
-    append_row(
-        folder.attempts,
+    _append(
+        folder,
         {
             "event": "start",
             "attempt": attempt,
@@ -85,9 +87,13 @@ def begin(
 
 def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows as far as they can be believed: an odd one never stands in the way of a restart."""
-    rows = folder.read_attempts()
+    rows = without_changed(folder.read_attempts(), kept=("event", "attempt"))
     known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
     return cast(list[AttemptStart | AttemptEnd], known)
+
+
+def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:
+    append_row(folder.attempts, vouched(plain(row)))
 
 
 def require(folder: RunFolder) -> None:
@@ -203,8 +209,8 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
     last = progress if progress.get("attempt") == start.get("attempt") else {}
     since_unix = start.get("unix") or 0.0
     failure = first_failure(folder, lambda f: since_unix <= f["unix"] < before_unix)
-    append_row(
-        folder.attempts,
+    _append(
+        folder,
         {
             "event": "end",
             "attempt": start.get("attempt"),
@@ -350,8 +356,8 @@ def end(
     if open_start is not None and not begun:
         _close_killed(folder, open_start, time.time() - wall_s)  # not this one: it died before
         open_start = None
-    append_row(
-        folder.attempts,
+    _append(
+        folder,
         {
             "event": "end",
             "attempt": None if open_start is None else open_start.get("attempt"),
@@ -396,9 +402,12 @@ def wall_s_before(folder: RunFolder) -> float | None:
 
 
 def _are_lost(rows: Attempts) -> bool:
-    """Whether the first attempt that is known went on from an earlier one."""
-    starts = starts_of(rows)
-    return bool(starts and starts[0].get("from_update"))
+    """Whether the first attempt that is known went on from an earlier one, or one that was not
+    killed does not say its time.
+    """
+    starts, ends = starts_of(rows), ends_of(rows)
+    unsaid = any(row.get("wall_s") is None and not row.get("as_reported") for row in ends)
+    return unsaid or bool(starts and starts[0].get("from_update"))
 
 
 def total_cpu_time(rows: Attempts) -> dict[str, Any]:
@@ -417,7 +426,7 @@ def total_cpu_time(rows: Attempts) -> dict[str, Any]:
 def write_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     """How far the attempt is: for whoever watches, and for its time should it be killed."""
     require(folder)
-    write_json(folder.progress, {**facts, "unix": time.time()}, durable=False)
+    write_json(folder.progress, vouched(plain({**facts, "unix": time.time()})), durable=False)
 
 
 def write_summary(

@@ -170,6 +170,27 @@ def test_a_run_that_lost_its_attempts_does_not_know_its_time(tmp_path: Path) -> 
     assert summary["wall_s"] is None and summary["train_time_s"] == 3.0
 
 
+def test_times_that_were_changed_are_not_believed(tmp_path: Path) -> None:
+    """Whatever they say: the run goes on, and knows its time no more."""
+    folder = RunFolder(tmp_path)
+    folder.write_settings({})
+    attempts.begin(folder, 0, 1, 16)
+    append_row(folder.epochs, {**EPOCH, "wall_s": 25.0})
+    attempts.end(folder, "interrupted", "SIGTERM", 30.0)
+    attempts.begin(folder, 8, 1, 16)
+    attempts.write_progress(folder, {"attempt": 2, "update": 9, "wall_s": 2.0})
+    assert (folder.read_progress() or {})["wall_s"] == 2.0
+    for file in (folder.attempts, folder.progress):
+        file.write_text(file.read_text().replace('"wall_s": ', '"wall_s": 5'))
+    assert folder.read_progress() is None
+    assert attempts.wall_s_before(folder) == 25.0
+    assert attempts.begin(folder, 8, 1, 16) == 3
+    attempts.end(folder, "finished", None, 2.0)
+    attempts.write_summary(folder, "finished")
+    assert (folder.read_summary() or {})["wall_s"] is None
+    assert folder.read_attempts()[3]["wall_s"] is None  # of the second one, which was killed
+
+
 @pytest.mark.parametrize(("reported", "redone"), [(6, 2), (4, None), (None, None)])
 def test_what_a_killed_attempt_did_not_report_is_unknown(
     reported: int | None, redone: int | None, tmp_path: Path

@@ -33,6 +33,7 @@ from harness.core.records.archives import (
     same_files,
     unpacked,
 )
+from harness.core.records.checksums import OWN, is_changed
 from harness.core.records.disk import draft_of, make_folder, sync, unused, writing_to
 from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
@@ -156,7 +157,10 @@ class RunFolder:
         return cast(SummaryRecord | None, self.read_json(self.summary))
 
     def read_progress(self) -> ProgressRecord | None:
-        return cast(ProgressRecord | None, self.read_json(self.progress))
+        """None where there is none, and where it was changed."""
+        last = self.read_json(self.progress)
+        changed = last is None or (OWN in last and is_changed(last))
+        return None if changed else cast(ProgressRecord, last)
 
     def read_failure(self, rank: int) -> FailureRecord | None:
         return cast(FailureRecord | None, self.read_json(self.failure(rank)))

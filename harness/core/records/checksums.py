@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 OWN = "checksum"  # of the other fields
@@ -20,15 +20,28 @@ def is_changed(content: Mapping[str, Any]) -> bool:
 
 
 def changed_row(rows: Iterable[Mapping[str, Any]]) -> int | None:
-    """The number of the first row that is not as it was written. Rows of earlier versions have no
-    checksum; one after a row that has is none of them.
+    """The number of the first row that is not as it was written."""
+    return next((number for number, row in enumerate(_as_written(rows), 1) if row is None), None)
+
+
+def without_changed(
+    rows: Sequence[Mapping[str, Any]], kept: Sequence[str]
+) -> list[Mapping[str, Any]]:
+    """The rows; of one that was changed these fields alone."""
+    return [
+        {name: row.get(name) for name in kept} if written is None else written
+        for row, written in zip(rows, _as_written(rows), strict=True)
+    ]
+
+
+def _as_written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | None]:
+    """Each row, None in place of one that was changed. Rows of earlier versions have no checksum;
+    one after a row that has is none of them.
     """
     vouching = False
-    for number, row in enumerate(rows, 1):
+    for row in rows:
         vouching = vouching or OWN in row
-        if vouching and (OWN not in row or is_changed(row)):
-            return number
-    return None
+        yield None if vouching and (OWN not in row or is_changed(row)) else row
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:

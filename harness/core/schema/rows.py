@@ -269,6 +269,7 @@ class AttemptStart(TypedDict):
         "attempt had made them, and that are made again; at least, where that end is "
         "`as_reported`, and null where it had reported none of them; null for the first, and where "
         "unknown"]
+    checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
 
 
 class AttemptEnd(TypedDict):
@@ -293,6 +294,7 @@ class AttemptEnd(TypedDict):
         "how long it took; null where a killed process had reported nothing"]
     user_s_per_rank: CPU_OF_ATTEMPT
     system_s_per_rank: CPU_OF_ATTEMPT
+    checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
 
 
 OF_LAST_EPOCH = "of the last epoch, on the evaluation set"
@@ -411,6 +413,7 @@ class ProgressRecord(TypedDict):
     user_s_per_rank: CPU_OF_ATTEMPT
     system_s_per_rank: CPU_OF_ATTEMPT
     unix: Annotated[Unix, "when it was written"]
+    checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
 
 
 class FailureRecord(TypedDict):

@@ -22,7 +22,7 @@ from harness.core.identity import stem
 from harness.core.process import printable
 from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
-from harness.core.records.checksums import changed_row
+from harness.core.records.checksums import changed_row, without_changed
 from harness.core.records.summary import of_rows, rate_of
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
@@ -310,6 +310,9 @@ def _check_attempts(
 ) -> None:
     """The summary says of times and interruptions what attempts.jsonl says."""
     starts, ends = starts_of(record.attempts), ends_of(record.attempts)
+    number = changed_row(record.folder.read_attempts())
+    if number is not None and summary.get("wall_s") is not None:  # null if it was found before
+        raise UserError(f"attempts.jsonl: row {number} is not as it was written: restore the file")
     if not starts or len(starts) != sum(end.get("attempt") is not None for end in ends):
         return  # one is not closed, or its row is lost
     known = times_of_attempts(record.attempts, train_time_s)
@@ -380,14 +383,14 @@ def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
 
 
 def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
-    """The rows that are as declared; none where one is not."""
-    rows = folder.read_attempts()
+    """The rows that are as declared, none where one is not; of a changed one only that it was."""
+    rows: Any = without_changed(folder.read_attempts(), kept=("event", "attempt"))
     try:
         for row in rows:
             check_fields("start" if row.get("event") == "start" else "end", row, folder.attempts)
     except UserError:
         return []
-    return rows
+    return rows  # type: ignore[no-any-return]
 
 
 def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
