@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.process import is_unsaid, lacks_memory, report_to_torchrun
+from harness.core.process import causes_of, is_unsaid, lacks_memory, report_to_torchrun
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
@@ -74,13 +74,35 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
 
 
 def what_ended(error: BaseException | None, context: Context) -> BaseException | None:
-    """It, or the error of the disk where that of the run refused a write of any library."""
+    """It, or what is behind it: damaged code of a compiled step, or the disk of the run, where that
+    refused a write of any library.
+    """
+    if context.args.torch_compile and (damaged := of_compiled_code(error)):
+        return damaged
     if not isinstance(error, OSError):
         return error
     folder = context.folder.path
     if error.errno == errno.ENOENT and folder.exists():
         return error  # a file that was to be read
     return of_disk(error, folder) or error
+
+
+def of_compiled_code(error: BaseException | None) -> UserError | None:
+    """Removes a library that torch has compiled and cannot load, as a kill while it was written
+    leaves it: torch would find it again each time.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # seconds, where it is not used
+
+    for cause in causes_of(error):
+        if not isinstance(cause, ImportError) or lacks_memory(cause) or cause.path is None:
+            continue
+        if Path(cause.path).is_relative_to(cache_dir()):
+            Path(cause.path).unlink(missing_ok=True)
+            return UserError(
+                f"{cause.path}, which torch compiled, is damaged and was removed: the same command "
+                "compiles it again"
+            )
+    return None
 
 
 def was_at_step(error: BaseException) -> bool | None:

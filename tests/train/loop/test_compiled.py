@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
+from harness.core.records.redact import redacted
+from harness.core.settings import UserError
 from harness.train.loop.host_overhead import Compiled
+from harness.train.run.failures import outcome_of, what_ended
 from tests.support.broken_runs import only_run
 from tests.support.ranks import script
 
@@ -51,6 +56,37 @@ def test_compiled_once_and_trained_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_compiled_to_code_of_the_machine(count: int, tmp_path: Path) -> None:
     check(tmp_path, count)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_code_that_was_cut_off_is_removed(
+    inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kill leaves it while the linker writes. torch wraps the error of its loader."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    library = tmp_path / ("cache/ab/cut.main.so" if inside else "cut.main.so")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    library.write_bytes(b"\x7fELF")
+    spec = importlib.util.spec_from_file_location("cut", library)
+    assert spec is not None
+    with pytest.raises(ImportError) as refused:
+        importlib.util.module_from_spec(spec)
+    raised = RuntimeError("InductorError")
+    raised.__cause__ = refused.value
+    context: Any = SimpleNamespace(
+        args=SimpleNamespace(torch_compile=True), folder=SimpleNamespace(path=tmp_path)
+    )
+    ended = what_ended(raised, context)
+    assert library.exists() != inside
+    if inside:
+        assert isinstance(ended, UserError)
+        assert str(ended) == (
+            f"{library}, which torch compiled, is damaged and was removed: the same command "
+            "compiles it again"
+        )
+        assert outcome_of(ended) == ("failed", redacted(str(ended)))
+    else:
+        assert ended is raised
 
 
 def test_a_model_that_is_not_compiled_is_not_recorded_as_one() -> None:
