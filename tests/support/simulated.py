@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from harness.core import attempts, locks, records
+from harness.core import attempts, records
 from harness.core.attempts import Opened
-from harness.core.records import FINISHED, append_row, read_json, write_json
+from harness.core.records import FINISHED, append_row, locks, read_json, write_json
 from harness.core.records.locks import Lock
 from harness.core.records.redact import settings_of
 from harness.launch import runner
