@@ -14,8 +14,10 @@ import pytest
 from benchmarks.regret import took, wire_over
 from harness.core.collectives import GLOO, Shape, Wire, allreduce, wire_of
 from harness.core.links import Link
+from harness.read.predict.candidates import STEPS, Candidate
 from harness.read.predict.model import Model, Scenario, fit_line, predict
 from harness.read.predict.phases import OverLinks
+from harness.read.predict.plan import reasons
 from harness.read.records.runs import Target
 from harness.read.records.selection import read_selected
 from tests.support.paired import GRADIENT, Verb, measured, planted_s, timed
@@ -191,6 +193,37 @@ def test_deadlines_and_budgets(records: Path, plan: Verb) -> None:
     assert "nothing keeps the limit: the fastest, diloco every 10, batch 16 on 4_1" in text
     money = ("--budget", f"{4 * hours}", "--cost_per_gpu_hour", "2", "--json")
     assert json.loads(plan(records, *TO_ASK, *money, code=1))["choices"] == []
+
+
+def test_repeats_of_a_seed_are_no_further_seeds(records: Path, plan: Verb) -> None:
+    before = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    for seed in (1, 2):
+        reaching(records, "diloco", 20.0, 2 + seed, seed, flags=("--repeat", "2"))
+    after = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    for one, other in zip(before, after, strict=True):
+        ends = ("wall_low_s", "wall_high_s")
+        assert [other[end] for end in ends] == pytest.approx([one[end] for end in ends])
+
+
+def test_of_one_seed_there_is_no_interval(records: Path, plan: Verb) -> None:
+    """How many epochs another seed needs is not known."""
+    text = plan.in_one_line(f"{records}:seed=1", *TO_ASK)
+    assert "95 % interval" not in text.partition("take diloco")[2]
+    assert "an interval is not known, so it is open which is faster" in text
+    found = json.loads(plan(f"{records}:seed=1", *TO_ASK, "--json"))["choices"]
+    assert {each["wall_low_s"] for each in found} == {None}
+
+
+def test_a_faster_second_choice_overlaps_only_where_intervals_do() -> None:
+    """With a deadline that with the fewest node-hours is first."""
+
+    def choice(nodes: int, wall_s: float, half_s: float) -> Candidate:
+        return Candidate(Scenario(Shape(nodes), 16), 64, 3, 2.0, {STEPS: wall_s}, 0.1, half_s,
+                         3, True, None)  # fmt: skip
+
+    for faster_s, overlap in ((60.0, False), (85.0, True)):
+        text = reasons([choice(2, 100.0, 10.0), choice(4, faster_s, 6.0)], 2, "accuracy", "link")
+        assert ("their intervals overlap" in text) == overlap, faster_s
 
 
 def test_what_missed_or_cannot_be_predicted_is_named(records: Path, plan: Verb) -> None:

@@ -184,12 +184,14 @@ def _add(
 
 
 def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
-    """Seed -> epochs to the target; a miss is infinite, a run without the metric is left out."""
+    """Seed -> epochs to the target, the mean of its repeats; a miss is infinite, a run without the
+    metric is left out.
+    """
     by_seed: dict[Any, list[float]] = {}
     for run in runs:
         needed = time_to_target(run.epochs, target).get("tta_epochs")
         if needed is not None:
-            by_seed.setdefault(run.repetition, []).append(needed)
+            by_seed.setdefault(run.seed, []).append(needed)
     return {seed: statistics.mean(many) for seed, many in by_seed.items()}
 
 
@@ -268,19 +270,21 @@ def _direct_s(
     return sum(parts.values()) - longer * saved_s
 
 
-def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float:
-    """Half of the interval over seeds."""
+def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float | None:
+    """Half of the interval over seeds; of one seed nobody knows it."""
     mean = spread(epochs)
-    return 0.0 if mean.high is None or mean.mean is None else (mean.high - mean.mean) * epoch_s
+    return None if mean.high is None or mean.mean is None else (mean.high - mean.mean) * epoch_s
 
 
 def _half(
     prediction: Prediction, ratios: OverLinks, phases: Mapping[str, PhaseFit],
-    parts: Mapping[str, float], seeds_s: float,
+    parts: Mapping[str, float], seeds_s: float | None,
 ) -> float | None:  # fmt: skip
     """Errors of parts are independent. Of steps: how far each recorded link is from what the others
     say of it, or else the interval of the prediction; of phases: how far links are from the line.
     """
+    if seeds_s is None:
+        return None
     squares = [seeds_s**2]
     off, freedom = ratios.spread
     if off is not None:

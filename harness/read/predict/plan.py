@@ -158,7 +158,9 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     ends, theirs = best.interval, other.interval
     if ends is None or theirs is None:
         return f"{text}; an interval is not known, so it is open which is faster"
-    return f"{text}; their intervals overlap" if theirs[0] < ends[1] else text
+    # With a deadline the second may be the faster one.
+    overlap = theirs[0] < ends[1] and ends[0] < theirs[1]
+    return f"{text}; their intervals overlap" if overlap else text
 
 
 def is_open(kept: list[Candidate]) -> bool:
