@@ -294,6 +294,7 @@ def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str)
     monkeypatch.setattr(lifecycle.os, "_exit", leave)
     context: Any = SimpleNamespace(
         sampler=None,
+        args=SimpleNamespace(torch_compile=False),
         session=SimpleNamespace(fail=lambda *_: None),
         settings=SimpleNamespace(hang_after=0.0, strategy="ddp"),
         world=WORLD,
@@ -320,8 +321,8 @@ def test_a_mistake_of_any_rank_is_recorded_once_training_has_begun(
     recorded: list[BaseException] = []
     monkeypatch.setattr(lifecycle, "record_failure", lambda *args: recorded.append(args[2]))
     context: Any = SimpleNamespace(
-        sampler=None, session=SimpleNamespace(fail=lambda *_: None), is_rank0=False,
-        settings=SimpleNamespace(script="vit"), world=SimpleNamespace(launched=True),
+        sampler=None, args=SimpleNamespace(torch_compile=False), session=SimpleNamespace(fail=lambda *_: None),
+        is_rank0=False, settings=SimpleNamespace(script="vit"), world=SimpleNamespace(launched=True),
     )  # fmt: skip
     recorder, error = lifecycle.Recorder(), UserError("a mistake")
     recorder.update = update
