@@ -321,9 +321,13 @@ def test_a_mistake_of_any_rank_is_recorded_once_training_has_begun(
     recorded: list[BaseException] = []
     monkeypatch.setattr(lifecycle, "record_failure", lambda *args: recorded.append(args[2]))
     context: Any = SimpleNamespace(
-        sampler=None, args=SimpleNamespace(torch_compile=False), session=SimpleNamespace(fail=lambda *_: None),
-        is_rank0=False, settings=SimpleNamespace(script="vit"), world=SimpleNamespace(launched=True),
-    )  # fmt: skip
+        sampler=None,
+        args=SimpleNamespace(torch_compile=False),
+        session=SimpleNamespace(fail=lambda *_: None),
+        is_rank0=False,
+        settings=SimpleNamespace(script="vit"),
+        world=SimpleNamespace(launched=True),
+    )
     recorder, error = lifecycle.Recorder(), UserError("a mistake")
     recorder.update = update
     dog: Any = SimpleNamespace(close=lambda done: None)
