@@ -184,6 +184,8 @@ def test_what_limits_an_exchange() -> None:
     assert "limit" not in text_of(**link)
     assert "diloco or local_sgd with --sync_scope rank" in text_of(nodes=1)
     assert "local_sgd" in text_of(**link) and "--sync_scope" not in text_of(**link)
+    sharded = text_of(nodes=2, strategy="fsdp")
+    assert "--grad_acc" not in sharded and "a larger --per_gpu_batch" in sharded
     assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
 
 

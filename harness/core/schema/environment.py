@@ -57,8 +57,8 @@ class LaunchRecord(TypedDict):
 
 class CommProbeRecord(TypedDict):
     with_s: Annotated[list[Seconds],
-        "of each pair of passes forward and backward over one batch: how long the one that "
-        "exchanges gradients took, until the last rank had finished"]
+        "of each pair of passes forward and backward over one batch, with fsdp of all passes of an "
+        "update: how long the one that exchanges gradients took, until the last rank had finished"]
     without_s: Annotated[list[Seconds], "likewise, the one that exchanges nothing"]
     step_s: Annotated[Seconds | None,
         "`step_time_median_s` of the first epoch that ended after the probe; null before"]

@@ -335,6 +335,8 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     if limit is not None:
         text += f". The {limit} is the limit"
     less_often = "communicating less often: a larger batch or --grad_acc (a different training)"
+    if context.strategy == "fsdp":  # whose weights are gathered in each pass
+        less_often = f"{LARGER_BATCH}, or --strategy ddp where memory allows it"
     if context.strategy == "ddp":
         less_often += ", --strategy diloco or local_sgd"
         if context.nodes == 1:  # whose processes are one replica otherwise

@@ -230,6 +230,8 @@ class CommProbe(EpochMeasure, TrainerCallback):
     def _pairs(self, sharded: bool) -> list[tuple[float, float]]:
         """Seconds with and without exchange, of the last rank to finish each."""
         pairs: list[tuple[float, float]] = []
+        # DDP exchanges with the last pass of an update; shards gather the weights in each of them.
+        passes = self.context.settings.grad_acc if sharded else 1
         left_s = LIMIT_S
         while len(pairs) < PAIRS and left_s > 0:
             began_s = time.perf_counter()
@@ -239,7 +241,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
                 self._seconds(exchange=True)
             both = [0.0, 0.0]
             for number in (0, 1) if sharded or len(pairs) % 2 == 0 else (1, 0):
-                both[number] = self._seconds(exchange=number == 0)
+                both[number] = self._seconds(number == 0, passes)
             numbers = gather([*both, time.perf_counter() - began_s])
             with_s, without_s, took_s = map(max, zip(*numbers, strict=True))
             pairs.append((with_s, without_s))
@@ -248,13 +250,19 @@ class CommProbe(EpochMeasure, TrainerCallback):
             self._seconds(exchange=True)
         return pairs
 
-    def _seconds(self, exchange: bool) -> float:
-        """One forward and backward pass, which all ranks begin after a barrier."""
+    def _seconds(self, exchange: bool, passes: int = 1) -> float:
+        """Forward and backward passes, which all ranks begin after a barrier; gradients are
+        exchanged with the last one.
+        """
+        trainer = self.trainer
         with nullcontext() if exchange else without_exchange(self.model, self.context.settings):
             self._synchronise()
             barrier()
             began_s = time.perf_counter()
-            self.trainer.training_step(self.model, self.batch)
+            for _ in range(passes - 1):
+                with trainer._defer_fsdp_gradient_reduction() if exchange else nullcontext():
+                    trainer.training_step(self.model, self.batch)
+            trainer.training_step(self.model, self.batch)
             self._synchronise()
             return time.perf_counter() - began_s
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +131,7 @@ def test_it_is_bounded_in_time_and_memory(tmp_path: Path) -> None:
 
 
 def run_of(folder: Path, **more: Any) -> Any:
-    settings = {"strategy": "ddp", "comm_probe": "auto", "fsdp_offload": False}
+    settings = {"strategy": "ddp", "comm_probe": "auto", "fsdp_offload": False, "grad_acc": 1}
     args = {"torch_compile": False, "ddp_static_graph": None}
     values: dict[str, Any] = {"size": 2, **settings, **args, **more}
     return SimpleNamespace(
@@ -172,3 +174,32 @@ def test_what_an_earlier_start_of_the_run_has_found_stays(tmp_path: Path) -> Non
     assert off.facts() == {"comm_probe": None, "comm_probe_missing": "--comm_probe off"}
     probe.result, probe.missing = {"comm_share": 0.5}, None
     assert probe.facts()["comm_probe"] == {"comm_share": 0.5}
+
+
+@pytest.mark.parametrize(("strategy", "passes"), [("ddp", 1), ("fsdp", 3)])
+def test_all_passes_of_an_update_that_exchange_are_measured(
+    strategy: str, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With accumulation, shards gather the weights in each pass."""
+    state, made = {"exchanges": True, "reduces": True}, []
+
+    @contextmanager
+    def off(name: str) -> Iterator[None]:
+        state[name] = False
+        yield
+        state[name] = True
+
+    trainer = SimpleNamespace(
+        context=run_of(tmp_path, strategy=strategy, grad_acc=3),
+        training_step=lambda model, batch: made.append((state["exchanges"], state["reduces"])),
+        _defer_fsdp_gradient_reduction=lambda: off("reduces"),
+    )
+    probe = CommProbe(trainer)
+    monkeypatch.setattr(probe, "_synchronise", lambda: None)
+    monkeypatch.setattr(communication, "without_exchange", lambda *of: off("exchanges"))
+    monkeypatch.setattr(communication, "PAIRS", 1)
+    assert len(probe._pairs(strategy == "fsdp")) == 1
+    restoring = [(True, True)]
+    with_it = [(True, False)] * (passes - 1) + [(True, True)]
+    ends = restoring if strategy == "fsdp" else []
+    assert made == restoring + with_it + [(False, True)] * passes + ends
