@@ -238,6 +238,26 @@ def test_a_trainer_state_has_a_row_an_evaluation(tmp_path: Path) -> None:
     assert text == {"train_runtime": 12.5, "train_steps_per_second": 1.6}
 
 
+def test_evaluations_at_one_update_are_one_row(tmp_path: Path) -> None:
+    """Of two test sets, before the training, and once more after it, on the best weights."""
+    history: list[dict[str, Any]] = [{"eval_loss": 9.0, "eval_runtime": 1.0, "epoch": 0, "step": 0}]
+    for entry in state()["log_history"]:
+        history.append(entry)
+        if "eval_loss" in entry:
+            at = {"epoch": entry["epoch"], "step": entry["step"]}
+            history.append({"eval_other_accuracy": 0.25, "eval_other_runtime": 0.5, **at})
+    history.append({"eval_loss": 0.125, "eval_accuracy": 0.75, "epoch": 2.0, "step": 20})
+    assert take(tmp_path, state_file(tmp_path, state(log_history=history)), *PLACE) == 0
+    rows, _ = read_rows(only(tmp_path).epochs)
+    assert [row["epoch"] for row in rows] == [0.5, 1.0, 1.5, 2.0]
+    assert [row["accuracy"] for row in rows] == [0.5, 0.625, 0.75, 0.7]
+    assert [row["eval_loss"] for row in rows] == [3.0, 2.5, 2.0, 1.0]
+    assert [row["train_loss"] for row in rows] == [1.5, 1.25, 1.0, 0.5]
+    assert {row["other_accuracy"] for row in rows} == {0.25} and "other_runtime" not in rows[0]
+    (run,) = load_runs(tmp_path / "out").to_dict("records")
+    assert run["outcome"] == "finished" and run["accuracy"] == 0.7
+
+
 def test_a_state_of_the_middle_of_a_run_is_not_a_finished_one(tmp_path: Path) -> None:
     middle = state(global_step=5, epoch=0.5, log_history=state()["log_history"][:2])
     assert take(tmp_path, state_file(tmp_path, middle), *PLACE) == 0

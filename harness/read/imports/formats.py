@@ -13,8 +13,10 @@ The callback that wrote them cut the first two characters off the learning rate:
 and of 2e-05 only -05 is left, which may have been any number of that size.
 
 trainer-state: trainer_state.json, as the Hugging Face Trainer leaves it beside a checkpoint. A row
-for each evaluation, so there are several an epoch where it evaluated several times. Its times hold
-evaluation, saving and warm-up: none of them is taken for a time of ours.
+for each evaluation, so there are several an epoch where it evaluated several times. Those at one
+update, of several test sets or once more after the training, are one row: of numbers with one name
+the first. One before the training is left out. Its times hold evaluation, saving and warm-up: none
+of them is taken for a time of ours.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def _read_state(file: Path, text: str, sha256: str) -> Foreign:
     for entry in history:
         if not isinstance(entry, dict):
             raise UserError(f"{file}: log_history holds {str(entry)[:40]!r}, which is no entry")
-    rows = list(_rows(file, history))
+    rows = _rows(file, history)
     end: dict[str, Any] = next((e for e in history if "train_runtime" in e), {})
     updates, planned = _count(file, state, "global_step"), _count(file, state, "max_steps")
     outcome, reason = _outcome(history, updates, planned, bool(end))
@@ -262,23 +263,27 @@ def _count(file: Path, state: dict[str, Any], name: str) -> int | None:
     raise UserError(f"{file}: {name} is {str(value)[:40]}: a whole number is expected")
 
 
-def _rows(file: Path, history: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One for each evaluation; without any, one for the whole."""
+def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each update with an evaluation; without any, one for the whole."""
     losses: list[float] = []
     last: dict[str, Any] = {}
-    evaluated = False
+    rows: list[dict[str, Any]] = []
     for number, entry in enumerate(history):
         where = f"{file} log_history[{number}]"
         if "loss" in entry:
             losses.append(_value(where, "loss", entry["loss"]))
         if any(name.startswith("eval_") for name in entry):
-            loss = statistics.fmean(losses) if losses else None
-            yield {**_at(where, entry), "train_loss": loss, **_quality(where, entry)}
-            losses, evaluated = [], True
+            row = {**_at(where, entry), **_quality(where, entry)}
+            if rows and rows[-1]["epoch"] == row["epoch"]:
+                rows[-1] |= {n: v for n, v in row.items() if rows[-1].get(n) is None}
+            elif row["epoch"] > 0:
+                rows.append(row | {"train_loss": statistics.fmean(losses) if losses else None})
+                losses = []
         last = entry if "epoch" in entry else last
-    if not evaluated:
-        loss = statistics.fmean(losses) if losses else None
-        yield {**_at(f"{file} log_history", last), "train_loss": loss}
+    if rows:
+        return rows
+    loss = statistics.fmean(losses) if losses else None
+    return [{**_at(f"{file} log_history", last), "train_loss": loss}]
 
 
 def _at(where: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +300,7 @@ def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
         "eval_samples_per_s": _finite(values.get("samples_per_second")),
     }
     for name, value in values.items():
-        if name not in TIMING and isinstance(value, (int, float)):
+        if not name.endswith(TIMING) and isinstance(value, (int, float)):
             row[_column(name)] = _value(where, name, value)
     return row
 
