@@ -94,14 +94,16 @@ def test_torchrun_ends_ranks_that_stop_before_they_have_met(root: Path, count: i
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("restarts", [0, 3])
+@pytest.mark.parametrize(("restarts", "hz"), [(0, 0), (3, 1)])
 def test_the_only_rank_that_torchrun_started_is_ended_on_record(
-    tmp_path: Path, restarts: int
+    tmp_path: Path, restarts: int, hz: int
 ) -> None:
-    """By its own sampler. torchrun starts it again where it may: the run has no outcome yet."""
+    """By its own sampler, which also runs where it reads nothing. torchrun starts the rank again
+    where it may: the run has no outcome yet.
+    """
     argv = ["--tiny", "--train_size", "64", "--test_size", "16", "--b", "16", "--epochs", "4000",
             "--setup", "1_1", "--save_steps", "8", "--hang_after", "2", "--o",
-            str(tmp_path)]  # fmt: skip
+            str(tmp_path), "--telemetry_hz", str(hz)]  # fmt: skip
     env = alone() | {"TORCHELASTIC_MAX_RESTARTS": str(restarts)}
     rank = peers.script(tmp_path / "printed", "vit", *argv, env=env)
     wait_for(lambda: rank.ended() or any(read_rows(r.epochs)[0] for r in find_runs(tmp_path)))

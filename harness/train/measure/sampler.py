@@ -353,8 +353,8 @@ class OnlyRank:
                 attempts.write_summary(folder, "failed", reason, metric)
 
 
-def serve(sampler: Sampler, period_s: float, only_rank: OnlyRank | None = None) -> None:
-    """Sample periodically and answer each line of the input, until that ends."""
+def serve(sampler: Sampler | None, period_s: float, only_rank: OnlyRank | None = None) -> None:
+    """Sample periodically and answer each line of the input, until that ends; or only watch."""
     requests = selectors.DefaultSelector()
     requests.register(0, selectors.EVENT_READ)
     incomplete = b""  # the beginning of a line whose end has not come yet
@@ -367,9 +367,11 @@ def serve(sampler: Sampler, period_s: float, only_rank: OnlyRank | None = None) 
                 return
             *lines, incomplete = (incomplete + chunk).split(b"\n")
             for line in lines:
-                handle(sampler, line.decode())
+                if sampler is not None:
+                    handle(sampler, line.decode())
             continue
-        sampler.sample()
+        if sampler is not None:
+            sampler.sample()
         # Readings that were missed are not caught up on.
         next_s = max(next_s + period_s, time.monotonic())
 
@@ -386,15 +388,15 @@ def handle(sampler: Sampler, line: str) -> None:
 def main(argv: list[str]) -> int:
     options = json.loads(argv[0])
     end_with_parent(options["parent"])
+    watch, period_s = options["watch"], options["period_s"]
+    only_rank = OnlyRank(options["parent"], every_s=period_s, **watch) if watch else None
+    if not options["samples"]:
+        serve(None, period_s, only_rank)
+        return 0
     gpus = Gpus(options["uuids"])
     try:
-        sensors = NodeSensors(options["interface"])
-        watch = options["watch"]
-        only_rank = (
-            OnlyRank(options["parent"], every_s=options["period_s"], **watch) if watch else None
-        )
-        processors = Processors(options["pids"])
-        serve(Sampler(gpus, sensors, processors), options["period_s"], only_rank)
+        sampler = Sampler(gpus, NodeSensors(options["interface"]), Processors(options["pids"]))
+        serve(sampler, period_s, only_rank)
     finally:
         gpus.close()
     return 0

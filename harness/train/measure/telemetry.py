@@ -34,15 +34,19 @@ Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]  # a row -> those of a
 
 
 class SamplerClient:
-    """Starts a sampler and asks it at the edges of epochs, never inside a step."""
+    """Starts a sampler and asks it at the edges of epochs, never inside a step.
+
+    samples: False for one that only watches.
+    """
 
     def __init__(
         self, uuids: list[str], period_s: float, interface: str | None = None,
-        pids: Sequence[int] = (), watch: Mapping[str, Any] | None = None,
+        pids: Sequence[int] = (), watch: Mapping[str, Any] | None = None, samples: bool = True,
     ) -> None:  # fmt: skip
         stderr = os.dup(2) if watch else None
         options = {
             "uuids": uuids,
+            "samples": samples,
             "period_s": period_s,
             "interface": interface,
             "parent": os.getpid(),
@@ -127,7 +131,7 @@ def start_sampler(
     ends this process where that is stopped.
     """
     if not hz:
-        return None
+        return SamplerClient([], 1 / HZ, watch=watch, samples=False) if watch else None
     processes = session.gather([uuids(devices), os.getpid()])
     if world.local_rank != 0:
         return None
@@ -159,7 +163,8 @@ class Telemetry(EpochMeasure):
         self.world = world
         self.gather = gather or session.gather
         self.hz = HZ if context is None else context.settings.telemetry_hz
-        self.sampler = start_sampler(HZ, world, devices) if context is None else context.sampler
+        own = start_sampler(HZ, world, devices) if context is None else context.sampler
+        self.sampler = own if self.hz else None  # without a rate it only watches
         self.before = _energy_before(context)  # of this node, in this epoch
         self.before_training: list[dict[str, Any]] = []  # of all nodes
 
