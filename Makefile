@@ -25,7 +25,7 @@ test: .venv/ready-dev lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 faults: .venv/ready-dev
-	HARNESS_FAULTS=whole $(BIN)/python -m pytest -n 2 --dist load --timeout 3600 tests/faults
+	HARNESS_FAULTS=whole $(BIN)/python -m pytest -n 2 --dist load --timeout 3600 -m 'slow or not slow' tests/faults
 
 models: .venv/ready-dev
 	HARNESS_MODELS=whole $(BIN)/python -m pytest -m slow tests/train/loop/test_matrix.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,9 @@ def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
         if killed < kills and time.monotonic() >= next_s:
             everyone = [p for kind in family(process.pid).values() for p in kind]
             for victim in victims(process.pid, draw):
-                victim.kill()
-                killed += 1
+                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    victim.kill()
+                    killed += 1
                 if victim.pid == process.pid:
                     process.wait()
                     assert gone(everyone), f"kill {killed}: {list(alive(everyone))} live on"
