@@ -48,7 +48,8 @@ NO_MEMORY = re.compile(
     r"Memory allocation still failed",
     re.IGNORECASE,
 )
-# How Python says that a library has failed and not said why, as where it was refused memory.
+# How Python says that a library has failed and not said why, as where it was refused memory, or
+# that there is no thread, whose stack takes some.
 UNSAID = re.compile(r"without (setting an exception|exception set)|can't start new thread")
 
 
@@ -129,8 +130,8 @@ def causes_of(error: BaseException | None) -> list[BaseException]:
 
 
 def lack_of_memory(error: BaseException) -> BaseException | None:
-    """It, or that from which a library has raised it; None if memory was not why."""
-    return next(filter(lacks_memory, causes_of(error)), None)
+    """It, or the first one from which libraries have raised it; None if memory was not why."""
+    return next(filter(lacks_memory, reversed(causes_of(error))), None)
 
 
 def _tell_lack_of_memory(
@@ -140,8 +141,9 @@ def _tell_lack_of_memory(
     if (lack := lack_of_memory(error)) is None:
         sys.__excepthook__(kind, error, trace)
         return
-    why = f"{type(lack).__name__}: {lack}".strip(": ")
-    complain(Path(sys.argv[0]).name, MemoryError(f"out of memory while loading: {why}"))
+    file, why = Path(sys.argv[0]), f"{type(lack).__name__}: {lack}".strip(": ")
+    program = file.parent.name if file.name == "__main__.py" else file.name
+    complain(program, MemoryError(f"out of memory: {why}"))
 
 
 def expect_lack_of_memory_no_more() -> None:
