@@ -87,9 +87,15 @@ def begin(
 
 def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows as far as they can be believed: an odd one never stands in the way of a restart."""
-    rows = without_changed(folder.read_attempts(), kept=("event", "attempt"))
+    rows = as_written(folder)
     known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
     return cast(list[AttemptStart | AttemptEnd], known)
+
+
+def as_written(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
+    """The rows; of one that was changed only that it was."""
+    rows = without_changed(folder.read_attempts(), kept=("event", "attempt"))
+    return cast(list[AttemptStart | AttemptEnd], rows)
 
 
 def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:

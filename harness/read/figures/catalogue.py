@@ -33,6 +33,7 @@ from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, disturbed, without_times
 from harness.read.records.selection import (
+    parse_selector,
     read_all_parts,
     read_results_part,
     refuse_part,
@@ -204,8 +205,8 @@ def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     sweeps, notes = read_all_parts(str(folder))
     files, taken, errors = list[Path](), list[str](), list[UserError]()
     for sweep in sweeps:
-        is_planned, name = sweep_file(sweep.folder) is not None, figure_for(sweep)
-        into = out or (sweep.folder if is_planned else folder / "figures")
+        name, planned = figure_for(sweep), sweep_file(sweep.folder)
+        into = out or (folder / "figures" if planned is None else sweep.folder)
         if len(sweeps) > 1 and into != sweep.folder:
             taken.append(file_name(sweep.name, taken))
             into /= taken[-1]
@@ -217,7 +218,8 @@ def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
             errors.append(error)
         notes += [f"{whose}{line}" for line in _missing_lines(sweep)]
     if not files:
-        more = "; --all draws all of its runs together" if taken or not is_planned else ""
+        is_sweep = sweep_file(parse_selector(str(folder))[0]) is not None
+        more = "" if is_sweep else "; --all draws all of its runs together"
         raise UserError(f"{errors[0]}{more}")
     return files, notes
 

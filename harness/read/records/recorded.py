@@ -17,12 +17,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from harness.core.attempts import best_of, ends_of, own_metrics, starts_of, times_of_attempts
+from harness.core.attempts import (
+    as_written,
+    best_of,
+    ends_of,
+    own_metrics,
+    starts_of,
+    times_of_attempts,
+)
 from harness.core.identity import stem
 from harness.core.process import printable
 from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
-from harness.core.records.checksums import changed_row, without_changed
+from harness.core.records.checksums import changed_row
 from harness.core.records.summary import of_rows, rate_of
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
@@ -384,13 +391,13 @@ def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
 
 def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows that are as declared, none where one is not; of a changed one only that it was."""
-    rows: Any = without_changed(folder.read_attempts(), kept=("event", "attempt"))
+    rows = as_written(folder)
     try:
         for row in rows:
             check_fields("start" if row.get("event") == "start" else "end", row, folder.attempts)
     except UserError:
         return []
-    return rows  # type: ignore[no-any-return]
+    return rows
 
 
 def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:

@@ -140,8 +140,7 @@ def _figure(section: Section, name: str) -> Iterator[str]:
 
 def _answers(section: Section) -> Iterator[str]:
     if section.hypothesis:
-        heading, _, text = section.hypothesis.partition(": ")
-        yield f"<h3>{_text(heading)}</h3>\n<p>{_text(text)}</p>"
+        yield f"<h3>Hypothesis</h3>\n<p>{_text(section.hypothesis)}</p>"
     yield f'<h3>Answer</h3>\n<p class="small">Measured: {_text(section.table.about)}</p>'
     yield html_list(section.answers)
     if section.repeat:

@@ -39,6 +39,7 @@ from harness.read.tables.marks import marks_of
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import SweepTable, sweep_table
 
+NO_HYPOTHESIS = "none was written down before the runs."
 MANY_RUNS = 100  # whose figures take longer than another process takes to start
 
 
@@ -172,7 +173,7 @@ def _section_of(
     return Section(
         name=name,
         table=table,
-        hypothesis=_hypothesis(sweep),
+        hypothesis=sweep.hypothesis or (NO_HYPOTHESIS if sweep.has_question else ""),
         answers=_answers(sweep, table),
         next_question=next_question(sweep),
         repeat=_repeat(sweep),
@@ -184,12 +185,6 @@ def _section_of(
         not_drawn=not_drawn,
         lists={title: items for title, items in lists.items() if items},
     )
-
-
-def _hypothesis(sweep: SweepResults) -> str:
-    if sweep.hypothesis:
-        return f"Hypothesis: {sweep.hypothesis}"
-    return "Hypothesis: none was written down before the runs." if sweep.has_question else ""
 
 
 def _repeat(sweep: SweepResults) -> str:
@@ -254,7 +249,7 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
     for section in sections:
         yield f"\n**{escaped(section.table.title)}**\n"
         if section.hypothesis:
-            yield f"{escaped(section.hypothesis)}\n"
+            yield f"Hypothesis: {escaped(section.hypothesis)}\n"
         yield f"Measured: {escaped(section.table.about)}\n"
         yield from markdown_list(section.answers)
         if section.repeat:

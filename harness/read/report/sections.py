@@ -28,7 +28,7 @@ class Section:
 
     name: str  # of its folder of files
     table: SweepTable
-    hypothesis: str  # in a sentence; nothing for runs of no sweep
+    hypothesis: str  # or that there is none; nothing for runs of no sweep
     answers: list[Item]
     next_question: str  # which its records or another sweep answer, with the command
     repeat: str  # the command, where other programs disturbed what was measured
