@@ -77,7 +77,7 @@ def ahead(
     line, left_s = f"{known} done before, {len(to_go)} to go", 0.0
     if took_s and to_go:
         left_s = statistics.median(took_s) * len(to_go)
-        line += f", about {short(left_s)} besides loading libraries"
+        line += f", about {short(left_s)} plus loading libraries"
     elif expected_s and to_go:
         left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
         # The header may count the runs that are skipped here.

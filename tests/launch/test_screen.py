@@ -214,11 +214,11 @@ def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
     for state, outcome in zip(states, ("finished", "failed", "interrupted"), strict=False):
         state.job.folder.write_settings({})
         write_json(state.job.folder.summary, {"outcome": outcome, "wall_s": 100.0})
-    besides = "besides loading libraries"
-    assert ahead(states, None)[0] == f"2 done before, 2 to go, about 3:20 {besides}"
-    assert ahead(states, "all")[0] == f"0 done before, 4 to go, about 6:40 {besides}"
+    plus = "plus loading libraries"
+    assert ahead(states, None)[0] == f"2 done before, 2 to go, about 3:20 {plus}"
+    assert ahead(states, "all")[0] == f"0 done before, 4 to go, about 6:40 {plus}"
     states[3].state = "skipped"
-    assert ahead(states, None)[0] == f"2 done before, 1 to go, about 1:40 {besides}"
+    assert ahead(states, None)[0] == f"2 done before, 1 to go, about 1:40 {plus}"
 
 
 def test_the_time_of_the_header_is_a_bound_where_runs_are_skipped(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ MORE_LESS = {
     MEMORY: (MORE, LESS),
 }
 LONGER_SHORTER = ("longer", "shorter")
-# Measure -> what its ratio multiplies, in words; the title of a figure has an axis that says it.
+# Measure -> the words after "times"; the title of a figure lacks them, as an axis says it.
 AS = {RATE: "as many", MEMORY: "as much", **dict.fromkeys(TIMES_TO_TARGET, "as long")}
 LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 
