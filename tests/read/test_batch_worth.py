@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -113,15 +114,15 @@ def test_what_the_data_do_not_determine() -> None:
 
 def sweep_of(
     folder: Path, critical: float = 40.0, batches: tuple[int, ...] = BATCHES, lr: str = "3e-3",
-    rate: float = 100.0, machine: str = "a-cpux2",
+    rate: float = 100.0, machine: str = "a-cpux2", repeat: str = "1",
 ) -> Path:  # fmt: skip
     """Runs whose accuracy grows in a straight line, and reaches 0.8 where the plan has it."""
     for batch in batches:
         for seed, noise in ((1, 0.98), (2, 1.0), (3, 1.02)):
             samples = 1000 * (1 + batch / critical) * noise
             path = pair(
-                folder, seed, "--b", str(batch // 2), "--lr", lr, rate=rate * batch**0.5,
-                environment={"effective_batch": batch, "machine": machine},
+                folder, seed, "--b", str(batch // 2), "--lr", lr, "--repeat", repeat,
+                rate=rate * batch**0.5, environment={"effective_batch": batch, "machine": machine},
             )  # fmt: skip
             epochs = [
                 {
@@ -152,6 +153,17 @@ def test_a_planted_sweep(tmp_path: Path, batches: Verb) -> None:
     # To the end of an epoch of 400 samples: 2000 / 566 at batch 32, 2800 / 800 at 64.
     assert "least training time to the target: 3.50 s, at batch 64; batch 128 takes 3.89 s" in text
     assert "Bcrit: the batch at which twice the least samples are needed" in text
+
+
+def test_repeats_of_a_seed_are_no_further_seeds(tmp_path: Path, batches: Verb) -> None:
+    """They need as many samples, and would make the interval narrower."""
+    once, twice = (
+        json.loads(batches(sweep_of(tmp_path, repeat=repeat), *AT, "--json"))["families"][0]
+        for repeat in ("1", "2")
+    )
+    for name, value in once["critical_batch"].items():
+        assert twice["critical_batch"][name] == pytest.approx(value), name
+    assert [len(batch["interpolated_samples"]) for batch in twice["batches"]] == [3] * 5
 
 
 def test_beyond_what_was_measured(tmp_path: Path, batches: Verb) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -82,7 +82,7 @@ def interpolated(rows: Sequence[Mapping[str, object]], target: Target) -> Interp
 
 
 def fit(values: Mapping[float, Sequence[float]]) -> Fit:
-    """By least squares over all runs; each batch counts by its relative error.
+    """By least squares over all seeds; each batch counts by its relative error.
 
     The interval is Fieller's, of a ratio of two estimates: it is open where the data do not show
     that samples grow with the batch at all.
@@ -141,7 +141,7 @@ LEGEND = (
     "samples to target, train s: to the end of the first epoch that reaches it, mean ± sd; "
     "interpolated: between the two evaluations around the target; Bcrit: the batch at which twice "
     "the least samples are needed, of E = Emin (1 + B / Bcrit) fitted by least squares over the "
-    "interpolated samples of all runs (arXiv 1812.06162); a batch is only as good as its learning "
+    "interpolated samples of all seeds (arXiv 1812.06162); a batch is only as good as its learning "
     "rate, so Bcrit is that of these rates"
 )
 HEADINGS = (
@@ -158,7 +158,11 @@ class Batch:
     size: int
     lr: float | None
     group: Group
-    passed: tuple[Interpolated, ...]  # of the finished runs whose records hold enough
+    by_seed: Mapping[Hashable, Sequence[Interpolated]]  # of the finished runs that record enough
+
+    @property
+    def passed(self) -> list[Interpolated]:
+        return [at for repeats in self.by_seed.values() for at in repeats]
 
     @property
     def failed(self) -> int:
@@ -177,7 +181,9 @@ class Batch:
 
     @property
     def interpolated_samples(self) -> list[float]:
-        return [at.samples for at in self.passed]
+        """Of each seed the mean of its repeats, which need as many: they are no further seeds."""
+        seeds = self.by_seed.values()
+        return [statistics.fmean(at.samples for at in repeats) for repeats in seeds]
 
     def measured(self, name: str) -> dict[Any, float]:
         """Time or samples to the end of the first epoch that reached it, by seed."""
@@ -304,11 +310,13 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
         by_size.setdefault(run.effective_batch or 0, []).append(run)
     batches = []
     for size, own in sorted(by_size.items()):
-        done = [run for run in own if run.state == FINISHED]
-        passed = (interpolated(run.epochs, target) for run in done)
-        known = tuple(at for at in passed if at is not None)
+        by_seed: dict[Hashable, list[Interpolated]] = {}
+        for run in own:
+            at = interpolated(run.epochs, target) if run.state == FINISHED else None
+            if at is not None:
+                by_seed.setdefault(run.path if run.seed is None else run.seed, []).append(at)
         group = Group(tuple(own), name=f"batch {size}", target=target)
-        batches.append(Batch(size, own[0].identity["lr"], group, known))
+        batches.append(Batch(size, own[0].identity["lr"], group, by_seed))
     return Family(name, tuple(batches))
 
 
