@@ -146,8 +146,8 @@ def _tell_lack_of_memory(
     complain(program, MemoryError(f"out of memory: {why}"))
 
 
-def expect_lack_of_memory_no_more() -> None:
-    """From now on the outcome of a run tells it."""
+def restore_excepthook() -> None:
+    """What it was before install_quit_handlers(): the outcome of a run tells a lack of memory."""
     if sys.excepthook is _tell_lack_of_memory:
         sys.excepthook = sys.__excepthook__
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
-from harness.core.process import ending_signals, expect_lack_of_memory_no_more, forked
+from harness.core.process import ending_signals, forked, restore_excepthook
 from harness.core.records import read_json
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
@@ -135,7 +135,7 @@ class Lifecycle:
         os.close(signals)
 
     def __enter__(self) -> Self:
-        expect_lack_of_memory_no_more()
+        restore_excepthook()
         self.watchdog = Watchdog.of(self.context, self._end_hung)
         self.watchdog.start()
 
