@@ -148,7 +148,9 @@ def test_mistakes(
     shutil.copytree(root / PUBLISHED, tmp_path / "sweeps" / "mine")
     file = tmp_path / "sweeps" / "mine" / "sweep.json"
     # Its runs are not here.
-    assert "no finished run has a link" in figures.refused(file.parent)
+    assert "no finished run has a link" in (said := figures.refused(file.parent))
+    all_runs = "; --all draws all of its runs together"  # of a folder that is no sweep
+    assert all_runs not in said and all_runs in figures.refused(tmp_path)
     plan = json.loads(file.read_text())
     for run in plan["runs"]:
         run["label"].pop("link", None)
