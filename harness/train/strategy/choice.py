@@ -72,20 +72,23 @@ def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"exchange": BACKEND}
     settings = context.settings
     share = 0.5 if settings.compress in HALF_PRECISION else 1.0
-    coded = settings.compress in (CODECS if is_apart(settings) else GRADIENT_CODES)
+    apart = is_apart(settings)
+    coded = settings.compress in (CODECS if apart else GRADIENT_CODES)
     if coded:
         share = CODECS[settings.compress].bits / 32
     size = share * link["gradient_bytes"] / (settings.fragments or 1)
-    expected = estimates(link, context.world, size, coded)
+    expected = estimates(link, context.world, size, coded, apart)
     best = min(expected, key=expected.__getitem__)
     worth = expected[best] < WORTH * expected[BACKEND]
     return {"exchange": best if worth else BACKEND, "exchange_estimates_s": expected}
 
 
 def estimates(
-    link: Mapping[str, Any], world: World, size: float, coded: bool = False
+    link: Mapping[str, Any], world: World, size: float, coded: bool = False, apart: bool = False
 ) -> dict[str, float]:
-    """Seconds by way, of so many bytes, at the delay and the rate of the slowest pair."""
+    """Seconds by way, of so many bytes, at the delay and the rate of the slowest pair. One process
+    of each node sends; of the backend all do, unless nodes train apart.
+    """
     wire = Wire(link["rtt_min_ms"] / 2000, (link["bandwidth_mbit"] or math.inf) * 1e6 / 8)
     processes, nodes = Shape(world.nodes, world.per_node), Shape(world.nodes)
     # Emulated nodes have a link to each other node; of real ones all bytes leave by one.
@@ -94,7 +97,7 @@ def estimates(
         backend_s = coded_mean(size, nodes, wire, of_pairs).alone_s
     else:  # as much longer than its form says as the all-reduce was that has been measured
         measured_s = allreduce(GLOO, link["allreduce_bytes"], processes, wire).alone_s
-        form_s = allreduce(GLOO, size, processes, wire).alone_s
+        form_s = allreduce(GLOO, size, nodes if apart else processes, wire).alone_s
         backend_s = max(wire.delay_s, form_s * link["allreduce_s"] / measured_s)
     result = {BACKEND: backend_s, "direct": direct_mean(size, nodes, wire, of_pairs).alone_s}
     if world.nodes > 2:  # two send each other everything in any case

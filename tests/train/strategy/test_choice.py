@@ -72,6 +72,15 @@ def test_more_bytes_than_the_probe_took_do_not_wait_in_proportion(
     assert 0.8 < estimates(link, world, size)["backend"] / update_s < 1
 
 
+def test_of_nodes_that_train_apart_one_process_each_takes_part() -> None:
+    world, size = World(2, 2), 412_712
+    link = link_of(41.0, 192.0, 0.299, allreduce_bytes=size)
+    all_s, apart_s = (estimates(link, world, size, apart=a)["backend"] for a in (False, True))
+    wire = Wire(0.0205, 24e6)
+    form = [allreduce(GLOO, size, shape, wire).alone_s for shape in (Shape(2, 2), Shape(2))]
+    assert all_s == 0.299 and apart_s == pytest.approx(all_s * form[1] / form[0])
+
+
 # Nodes, the link, flags: what is chosen.
 CHOICES: dict[str, tuple[int, dict[str, Any] | None, str, str]] = {
     "far": (2, link_of(80, 1000, 0.3), "", "direct"),
