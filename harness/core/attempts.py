@@ -26,7 +26,7 @@ from harness.core.records import (
     total,
     write_json,
 )
-from harness.core.records.checksums import vouched, without_changed
+from harness.core.records.checksums import vouched
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
 from harness.core.records.summary import Rows, of_rows, sum_of
@@ -87,15 +87,9 @@ def begin(
 
 def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows as far as they can be believed: an odd one never stands in the way of a restart."""
-    rows = as_written(folder)
+    rows = folder.attempts_as_written()
     known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
     return cast(list[AttemptStart | AttemptEnd], known)
-
-
-def as_written(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
-    """The rows; of one that was changed only that it was."""
-    rows = without_changed(folder.read_attempts(), kept=("event", "attempt"))
-    return cast(list[AttemptStart | AttemptEnd], rows)
 
 
 def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:

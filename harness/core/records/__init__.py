@@ -33,7 +33,7 @@ from harness.core.records.archives import (
     same_files,
     unpacked,
 )
-from harness.core.records.checksums import OWN, is_changed
+from harness.core.records.checksums import OWN, is_changed, without_changed
 from harness.core.records.disk import draft_of, make_folder, sync, unused, writing_to
 from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
@@ -179,6 +179,11 @@ class RunFolder:
 
     def read_attempts(self) -> list[AttemptStart | AttemptEnd]:
         return cast(list[AttemptStart | AttemptEnd], self.read_rows(self.attempts)[0])
+
+    def attempts_as_written(self) -> list[AttemptStart | AttemptEnd]:
+        """The rows; of one that was changed only that it was."""
+        rows = without_changed(self.read_attempts(), kept=("event", "attempt"))
+        return cast(list[AttemptStart | AttemptEnd], rows)
 
     def read_ranks(self) -> dict[int, list[RankRow]]:
         """The rows of each rank that has any, in the order of the ranks."""

@@ -17,14 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from harness.core.attempts import (
-    as_written,
-    best_of,
-    ends_of,
-    own_metrics,
-    starts_of,
-    times_of_attempts,
-)
+from harness.core.attempts import best_of, ends_of, own_metrics, starts_of, times_of_attempts
 from harness.core.identity import stem
 from harness.core.process import printable
 from harness.core.records import FINISHED, SCHEMA, RunFolder
@@ -391,7 +384,7 @@ def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
 
 def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows that are as declared, none where one is not; of a changed one only that it was."""
-    rows = as_written(folder)
+    rows = folder.attempts_as_written()
     try:
         for row in rows:
             check_fields("start" if row.get("event") == "start" else "end", row, folder.attempts)
