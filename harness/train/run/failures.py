@@ -97,11 +97,12 @@ def of_compiled_code(error: BaseException | None) -> UserError | None:
         if not isinstance(cause, ImportError) or lacks_memory(cause) or cause.path is None:
             continue
         if Path(cause.path).is_relative_to(cache_dir()):
-            Path(cause.path).unlink(missing_ok=True)
-            return UserError(
-                f"{cause.path}, which torch compiled, is damaged and was removed: the same command "
-                "compiles it again"
-            )
+            with suppress(OSError):  # somebody else's, or on a disk that cannot be written
+                Path(cause.path).unlink(missing_ok=True)
+                return UserError(
+                    f"{cause.path}, which torch compiled, is damaged and was removed: the same "
+                    "command compiles it again"
+                )
     return None
 
 

@@ -76,6 +76,13 @@ def test_code_that_was_cut_off_is_removed(
     context: Any = SimpleNamespace(
         args=SimpleNamespace(torch_compile=True), folder=SimpleNamespace(path=tmp_path)
     )
+
+    def refuse(*args: object, **more: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        assert what_ended(raised, context) is raised
     ended = what_ended(raised, context)
     assert library.exists() != inside
     if inside:
