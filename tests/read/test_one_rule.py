@@ -93,6 +93,18 @@ def test_a_batch_that_the_sweep_asks_about_is_compared(plan: Plan) -> None:
     assert row[POINTS] == pytest.approx(-10)
 
 
+def test_repeats_of_seeds_are_no_further_seeds(plan: Plan) -> None:
+    """A seed that is measured again ends with the same weights: it says nothing of other seeds."""
+    for seed, accuracy in ((1, 0.90), (2, 0.92), (3, 0.94)):
+        for repeat in (1, 2):
+            plan.run("1_2", 8, seed=seed, accuracy=accuracy, label={"repeat": repeat})
+    (row,) = plan.groups()
+    assert (row["finished"], row["accuracy_n"]) == (6, 3)
+    assert row["accuracy"] == pytest.approx(0.92) and row["accuracy_sd"] == pytest.approx(0.02)
+    assert row["accuracy_low"] == pytest.approx(0.8703, abs=1e-4)
+    assert row["accuracy_high"] == pytest.approx(0.9697, abs=1e-4)
+
+
 @pytest.mark.parametrize(("seeds", "known"), [((1,), False), ((1, 1), False), ((1, 2), True)])
 def test_one_seed_shows_no_points(seeds: tuple[int, ...], known: bool, plan: Plan) -> None:
     """Repeats of one seed are one value of its quality."""

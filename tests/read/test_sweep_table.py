@@ -32,8 +32,11 @@ def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
     assert (first["planned"], first["finished"], first["outcome"]) == (3, 3, "finished")
     assert first["seeds"] == [1, 2, 2] and first["repeats"] == [None, None, 2]
     assert first["accuracy_values"] == [0.8, 0.9, 1.0]
-    assert first["accuracy"] == pytest.approx(0.9) and first["accuracy_sd"] == pytest.approx(0.1)
-    assert first["accuracy_n"] == 3 and first["epoch_time_s"] == 15  # 30 s in 2 epochs
+    # Of quality one value for each seed, of times one for each run.
+    assert first["accuracy"] == pytest.approx(0.875) and first["accuracy_n"] == 2
+    assert first["accuracy_sd"] == pytest.approx(0.15 / 2**0.5)
+    assert first["train_samples_per_s_n"] == 3
+    assert first["epoch_time_s"] == 15  # 30 s in 2 epochs
     assert (second["accuracy"], second["accuracy_sd"], second["accuracy_low"]) == (0.5, None, None)
 
 

@@ -29,7 +29,7 @@ from harness.read.figures.panels import (
 )
 from harness.read.labels import STRATEGY, heading_of
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency, is_single_of
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, repeats_of
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
@@ -117,9 +117,9 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
             if not curves:
                 continue
             values += [value for _, curve in curves for value in curve.values()]
-            bars += _mean(axes, [c for _, c in curves], styles[name], share)
+            bars += _mean(axes, curves, metric, styles[name], share)
             _runs(drawn, axes, curves, name, styles[name])
-            ends = [curve[max(curve)] for _, curve in curves]
+            ends = repeats_of(metric, ((run, curve[max(curve)]) for run, curve in curves))
             last.append(f"{name or 'all runs'} {kit.numbers_of(ends)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not values:
@@ -128,13 +128,16 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
     return f"{panel.title}, {_title(metric)} at the end: {kit.listed(last)}."
 
 
-def _mean(axes: Axes, curves: list[Curve], style: Style, share: bool) -> list[float]:
-    """The mean over the runs that have an epoch, and its 95 % interval as a band.
+def _mean(
+    axes: Axes, curves: Sequence[tuple[Run, Curve]], metric: str, style: Style, share: bool
+) -> list[float]:
+    """The mean over what has an epoch, and its 95 % interval as a band.
 
     share: no mean of the measure is below 0 or above 1, whatever Student's t says.
     """
-    epochs = sorted({epoch for curve in curves for epoch in curve})
-    spreads = [spread([curve[e] for curve in curves if e in curve]) for e in epochs]
+    epochs = sorted({epoch for _, curve in curves for epoch in curve})
+    at = ([(run, curve[e]) for run, curve in curves if e in curve] for e in epochs)
+    spreads = [spread(repeats_of(metric, each)) for each in at]
     means = [float(s.mean or 0.0) for s in spreads]
     lows, highs = map(list, zip(*(s.ends for s in spreads), strict=True))
     if share:

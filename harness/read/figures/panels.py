@@ -230,7 +230,7 @@ def draw_group(
     drawn: Drawn, axes: Axes, x: float, group: Group, measure: str, line: str, style: Style,
     aside: float = 1.0,
 ) -> Point | None:  # fmt: skip
-    """Each run as a point, their mean with its interval; None where no run has the measure.
+    """Each run as a point, the group's mean with its interval; None where no run has the measure.
 
     aside: factor from x to where it is drawn.
     """
@@ -240,9 +240,9 @@ def draw_group(
     values = [value for _, value in by_run]
     tips = [f"{line}, {x:g}, {run_name(run)}: {value:,.4g}" for run, value in by_run]
     kit.run_points(drawn, axes, [aside * x] * len(values), values, style, tips)
-    rate = is_rate(measure)
-    mean, low, high = kit.mean_with_interval(axes, aside * x, values, style, rate)
-    text = f"{line or 'all'} at {x:g} {kit.numbers_of(values, rate)}"
+    rate, repeats = is_rate(measure), group.values(measure)
+    mean, low, high = kit.mean_with_interval(axes, aside * x, repeats, style, rate)
+    text = f"{line or 'all'} at {x:g} {kit.numbers_of(repeats, rate)}"
     return Point(x, mean, low, high, values, text)
 
 

@@ -236,21 +236,21 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
         "link_warnings": sum(run.link_warning is not None for run in group.finished),
     }
     if sweep.target:
-        row["reached"] = sum(map(math.isfinite, group.values("tta_epochs")))
+        row["reached"] = sum(math.isfinite(epochs) for _, epochs in group.by_run("tta_epochs"))
         row |= against_target(group, base)
     for name in names:
         # By their identity: comparing two runs compares everything that was read of them.
         counted = {id(run) for run in group.measured(name)}
         values = (r.measures.get(name) if id(r) in counted else None for r in group.finished)
-        row |= _statistics(name, [*values])
+        row |= _statistics(name, group.values(name), [*values])
     if sweep.per_node:
         row |= per_node(group)
     return row
 
 
-def _statistics(name: str, values: list[float | None]) -> dict[str, Any]:
-    """The single values stand in the order of the seeds; one that is unknown keeps its place."""
-    stats = spread([value for value in values if value is not None], is_rate(name))
+def _statistics(name: str, repeats: list[float], values: list[float | None]) -> dict[str, Any]:
+    """The values of the runs stand in the order of the seeds; an unknown one keeps its place."""
+    stats = spread(repeats, is_rate(name))
     median = {f"{name}_median": stats.median} if name in TO_TARGET else {}
     return {
         name: stats.mean,

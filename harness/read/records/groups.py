@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +109,8 @@ class Group:
         return [(run, run.measures[measure]) for run in runs if measure in run.measures]
 
     def values(self, measure: str) -> list[float]:
-        return [value for _, value in self.by_run(measure)]
+        """What a mean and its interval are made of."""
+        return repeats_of(measure, self.by_run(measure))
 
     def fact(self, name: str) -> Any:
         """A property of Run that is the same wherever it is known; None where it differs."""
@@ -117,6 +119,18 @@ class Group:
 
     def mean(self, measure: str) -> float | None:
         return spread(self.values(measure), is_rate(measure)).mean
+
+
+def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]]) -> list[float]:
+    """Of a time the number of each run; of all else one for each seed, the mean of its repeats:
+    these show the noise of times, but not of quality.
+    """
+    if is_timed(measure):
+        return [value for _, value in by_run]
+    by_seed: dict[Hashable, list[float]] = {}
+    for run, value in by_run:
+        by_seed.setdefault(run.path if run.seed is None else run.seed, []).append(value)
+    return [statistics.mean(values) for values in by_seed.values()]
 
 
 def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
