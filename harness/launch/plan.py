@@ -157,6 +157,7 @@ def _has(point: Point, partial: Point) -> bool:
 
 def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> Job:
     values = _scaled(sweep, point)
+    _check_given(sweep, label, values)
     link: Link | Network = values.pop("link", Link())
     script = values.pop("script")
     setup = values.get("setup", "1_1")
@@ -208,6 +209,17 @@ def _scaled(sweep: Sweep, point: Point) -> Point:
     if sweep.lr_rule != "none" and factor != 1:
         scaled["lr"] = lr * (factor if sweep.lr_rule == "linear" else math.sqrt(factor))
     return scaled
+
+
+def _check_given(sweep: Sweep, label: Point, scaled: Point) -> None:
+    """A run has the values of its label, by which its record is read and its baseline is found."""
+    rules = {"per_gpu_batch": f"hold {sweep.hold}", "lr": f"lr_rule {sweep.lr_rule}"}
+    for name, rule in rules.items():
+        if name in label and scaled[name] != label[name]:
+            raise UserError(
+                f"{rule} gives {name} {number(scaled[name])}: name {name} under settings, as that "
+                "of the baseline, and not under grid or runs"
+            )
 
 
 def _sizes(sweep: Sweep, point: Point) -> tuple[int, int, float]:

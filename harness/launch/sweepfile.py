@@ -16,7 +16,7 @@
     order: [seed, setup]          outermost first; without it seeds are outermost
     baseline: {setup: 1_1}        what the tables compare with
     target: {metric: accuracy, value: 0.9}
-    hold: per_gpu_batch           or effective_batch: per_gpu_batch is then the baseline's
+    hold: per_gpu_batch           or effective_batch: per_gpu_batch follows from the baseline's
     lr_rule: none                 or linear, sqrt: lr is the baseline's, scaled by effective batch
     columns: [accuracy, wall_s]   of the table, where the usual ones do not fit
     per_node: false               true: the table has a row for each node

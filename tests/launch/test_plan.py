@@ -101,6 +101,16 @@ lr_rule: linear
     assert pairs == [(48, 0.001), (24, 0.001), (8, 0.001)]
 
 
+def test_a_batch_that_agrees_with_hold_may_be_named(tmp_path: Path) -> None:
+    text = """
+script: vit
+runs: [{setup: 1_1, per_gpu_batch: 32}, {setup: 1_2, per_gpu_batch: 16}]
+baseline: {setup: 1_1, per_gpu_batch: 32}
+hold: effective_batch
+"""
+    assert [job.settings.per_gpu_batch for job in jobs_of(tmp_path, text)] == [32, 16]
+
+
 @pytest.mark.parametrize(
     ("rule", "rates"), [("none", [0.001] * 3), ("linear", [0.001, 0.002, 0.004]),
                         ("sqrt", [0.001, 0.001 * 2**0.5, 0.002])]
@@ -190,6 +200,17 @@ WRONG = {
     "rule without baseline": (
         "script: vit\ngrid: {setup: [1_1, 1_2]}\nlr_rule: linear",
         "lr_rule linear start from a baseline",
+    ),
+    "batch beside hold": (
+        "script: vit\nruns: [{setup: 1_1, per_gpu_batch: 32}, {setup: 1_2, per_gpu_batch: 16}]\n"
+        "baseline: {setup: 1_1}\nhold: effective_batch",
+        "setup=1_2 per_gpu_batch=16: hold effective_batch gives per_gpu_batch 8: name "
+        "per_gpu_batch under settings, as that of the baseline, and not under grid or runs",
+    ),
+    "lr beside its rule": (
+        "script: vit\ngrid: {setup: [1_1, 1_2], lr: [0.001]}\nbaseline: {setup: 1_1}\n"
+        "lr_rule: linear",
+        "setup=1_2 lr=0.001: lr_rule linear gives lr 0.002: name lr under settings",
     ),
     "uploads": (
         "script: vit\nsettings: {push_to_hub: true, hub_model_id: me/one}\ngrid: {lr: [1, 2]}",
