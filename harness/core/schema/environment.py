@@ -232,6 +232,9 @@ class DataRecord(TypedDict, total=False):
     alike_classes: Annotated[list[str],
         "classes whose names differ in case, blanks or the form of a number (`1`, `1.0`) alone, "
         "with their samples; left out without any"]
+    rare_classes: Annotated[list[str],
+        "classes with less than a fiftieth of the mean number of samples of a class, with theirs; "
+        "left out without any"]
     untrained_classes: Annotated[list[str],
         "classes of test or validation samples that no training sample has, with these samples; "
         "left out without any"]

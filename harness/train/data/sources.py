@@ -35,6 +35,7 @@ EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.di
 LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
+RARE_SHARE = 1 / 50  # of the mean number of samples of a class
 FEW = 50  # a column of text with no more values is one of classes
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -101,6 +102,7 @@ def load(settings: Settings) -> Source:
         "label_column": label,
         "classes": len(labels),
         **({"alike_classes": alike} if (alike := _alike(labels, classes)) else {}),
+        **({"rare_classes": rare} if (rare := _rare(labels, classes)) else {}),
         **({"untrained_classes": new} if (new := _untrained(labels, classes)) else {}),
         **origins,
         **{
@@ -328,6 +330,13 @@ def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
         key = float(name) if _is_number(name) else "".join(name.split()).casefold()
         same.setdefault(key, []).append(f"{name!r} ({count:,})")
     return [", ".join(each) for each in same.values() if len(each) > 1]
+
+
+def _rare(names: list[str], classes: list[np.ndarray]) -> list[str]:
+    """The classes with so few samples that their names may be slips, with these."""
+    counts = np.bincount(np.concatenate(classes), minlength=len(names))
+    least = RARE_SHARE * counts.mean()
+    return [f"{name!r} ({n:,})" for name, n in zip(names, counts, strict=True) if 0 < n < least]
 
 
 def _untrained(names: list[str], classes: list[np.ndarray]) -> list[str]:

@@ -81,6 +81,7 @@ class Console(TrainerCallback):
             yield f"input from {inputs}, classes from {data['label_column']}"
         for field, which in (
             ("alike_classes", "classes that differ in case, blanks or as 1, 1.0 alone (samples)"),
+            ("rare_classes", "classes with very few samples"),
             ("untrained_classes", "classes without a training sample (test, validation samples)"),
         ):
             if named := data.get(field):

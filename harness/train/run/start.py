@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -269,6 +270,11 @@ def _refuse_changed_inputs(context: Context) -> None:
         change = changed_inputs(earlier, now)
         if earlier.get("code", now["code"]) != now["code"]:
             unlike = "with other code than now, "
+        environment: Mapping[str, Any] = folder.read_environment() or {}
+        threads = environment.get("threads")
+        of_cpu = context.args.device.type == "cpu"
+        if of_cpu and threads not in (None, torch.get_num_threads()):
+            unlike += f"with OMP_NUM_THREADS={threads}, "
         asked = context.settings.best_metric
         metric = (read_json(folder.settings) or {}).get("best_metric", asked)
         if metric != asked:  # no part of a run's name unless it chooses the weights

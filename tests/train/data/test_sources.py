@@ -334,11 +334,14 @@ def test_a_run_warns_of_classes_that_are_alike(tmp_path: Path) -> None:
     labels = ["[b]Good", "[b]good"]
     table = [{"text": f"t {i}", "label": labels[i % 2]} for i in range(60)]
     write_csv(tmp_path / "train.csv", table)
-    write_csv(tmp_path / "test.csv", [*table[:20], {"text": "new", "label": "NEW"}])
+    odd = [{"text": "new", "label": "NEW"}, *({"text": f"s {i}", "label": "slip"} for i in (1, 2))]
+    write_csv(tmp_path / "test.csv", [*table[:20], odd[0]])
+    write_csv(tmp_path / "train.csv", [*(table * 8), odd[1]])
     sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
     done = script("bert", "--tiny", "--dataset", str(tmp_path), *sizes, cwd=tmp_path)
     said = "warning: classes that differ in case, blanks or as 1, 1.0 alone (samples): "
-    assert done.code == 0 and f"  {said}'[b]Good' (40), '[b]good' (40)\n" in done.out
+    assert done.code == 0 and f"  {said}'[b]Good' (250), '[b]good' (250)\n" in done.out
+    assert "  warning: classes with very few samples: 'NEW' (1); 'slip' (1)\n" in done.out
     new = "warning: classes without a training sample (test, validation samples): 'NEW' (1)"
     assert f"  {new}\n" in done.out
     (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")

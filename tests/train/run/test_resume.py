@@ -258,8 +258,9 @@ def test_a_finished_run_does_not_answer_for_other_data(count: int, tmp_path: Pat
 
     environment = json.loads(folder.environment.read_text())
     environment["inputs"]["code"] = "another"
-    folder.environment.write_text(json.dumps(environment))
-    assert "(with other code than now, --rerun" in script("bert", *argv, count=count).out
+    folder.environment.write_text(json.dumps(environment | {"threads": 7}))
+    unlike = "(with other code than now, with OMP_NUM_THREADS=7, --rerun"
+    assert unlike in script("bert", *argv, count=count).out
 
 
 def test_rerun_on_two_ranks_runs_on_both(tmp_path: Path) -> None:
