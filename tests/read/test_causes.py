@@ -429,7 +429,12 @@ def test_notes(tmp_path: Path) -> None:
     run = read_group("RUN", str(path.parent), None)
     text = " ".join(explain(run, read_group("BASELINE", str(base), None)).sentences)
     assert "They also differ in dropout." in text
-    assert "took 45 s of 60 s" in text
+    assert "took 45 s of 60 s" in text and "Measuring the link" not in text
+    linked = written(tmp_path / "d", wall_s=60.0, environment={"link": {"took_s": 10.0}})
+    assert (
+        "45 s of 60 s: a fixed cost, independent of run length. Measuring the link took 10 s "
+        in (" ".join(explain(read_group("RUN", str(linked), None)).sentences))
+    )
     assert "1 run(s) were interrupted and resumed: 3 s lost." in text
     unknown = read_group("RUN", str(written(tmp_path / "c", attempts=2, lost_s=None)), None)
     said = " ".join(explain(unknown).sentences)

@@ -36,10 +36,11 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
 from harness.read.records.groups import Group
-from harness.read.records.recorded import is_ours
+from harness.read.records.recorded import is_number, is_ours
 from harness.read.records.runs import Run
 from harness.read.records.selection import differing, read_group, several_kinds
 from harness.read.records.sweeps import SweepResults
+from harness.read.statistics import spread
 
 MOST_CAUSES = 2  # beside the main cause
 LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
@@ -296,9 +297,12 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
     wall_s = sum(value or 0 for value in breakdown.parts.values())
     if startup_s is not None and startup_s > LONG_STARTUP * wall_s:
         startup, wall = (seconds(value * breakdown.updates) for value in (startup_s, wall_s))
+        links = ((run.environment.get("link") or {}).get("took_s") for run in group.finished)
+        probe_s = spread([*filter(is_number, links)]).mean
+        of_link = f" Measuring the link took {seconds(probe_s)} of it." if probe_s else ""
         yield (
             f"Startup and time outside epochs took {startup} of {wall}: a fixed cost, independent "
-            "of run length."
+            f"of run length.{of_link}"
         )
     gains = [gain for run in group.finished if (gain := run.calibration.get("bf16_gain"))]
     if gains and min(gains) >= WORTH_HALF:
