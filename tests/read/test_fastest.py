@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from harness.cli import main
 from harness.read.compare.fastest import fastest_batch, next_question
 from harness.read.figures.catalogue import draw
-from harness.read.records.sweeps import read_sweep
+from harness.read.records.sweeps import read_all, read_sweep
 from harness.read.report.report import make_report
 from tests.support.drawn import measured
 from tests.support.paired import Verb
-from tests.support.records import Plan, epochs, record
+from tests.support.records import ENVIRONMENT, Plan, epochs, record
 
 
 def batches(plan: Plan, setup: str, rates: dict[int, float], best: int, seeds: int = 2) -> None:
@@ -60,6 +62,24 @@ def test_a_sweep_over_set_ups_names_the_sweep_over_batches(plan: Plan) -> None:
     )
     del plan.content["runs"][1]
     assert next_question(measured(plan)) == ""
+
+
+def test_batches_is_named_with_the_folder_read_where_the_batch_varies(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of no sweep lie in a folder that has none of its own."""
+    root = plan.output_dir
+    plan.run("1_1", 4, epochs=epochs(0.5, 0.9))
+    plan.run("1_2", 2, devices=2, epochs=epochs(0.5, 0.9))
+    assert next_question(measured(plan)) == ""  # both train with 4 samples an update
+    for batch in (8, 16):
+        folder = record(root / "bert" / f"alone{batch}", "--per_gpu_batch", str(batch))
+        folder.environment.write_text(json.dumps({**ENVIRONMENT, "effective_batch": batch}))
+    *_, of_none = read_all(root)[0]
+    command = next_question(of_none).removeprefix("up to which batch larger ones pay: ")
+    assert command == f"python -m harness batches {root} --target accuracy=VALUE"
+    assert main(command.replace("VALUE", "0.6").split()[3:]) == 0
+    assert "bert" in capsys.readouterr().out
 
 
 def test_a_page_shows_what_began_and_counts_the_rest(plan: Plan, tmp_path: Path) -> None:

@@ -236,7 +236,8 @@ def test_durations(seconds: float, text: str) -> None:
     ("baseline", "setups", "said"),
     [
         (None, ["1_1", "1_2"], "no baseline is named"),
-        (None, ["1_1"], "all runs have the same settings"),
+        (None, ["1_1", "1_1"], "all runs have the same settings"),
+        (None, ["1_1"], "there is one run"),
         ({"setup": "4_1"}, ["1_1", "1_2"], "no finished run of the baseline (setup 4_1)"),
         ({"setup": "1_1"}, ["1_1"], "no finished run beside the baseline (setup 1_1)"),
     ],
@@ -245,8 +246,8 @@ def test_durations(seconds: float, text: str) -> None:
 def test_why_nothing_is_compared_is_one_line(
     baseline: dict[str, str] | None, setups: list[str], said: str, plan: Plan, tmp_path: Path
 ) -> None:
-    for setup in setups:
-        plan.run(setup, 4)
+    for seed, setup in enumerate(setups):
+        plan.run(setup, 4, seed)
     plan.write(axes=["setup"], baseline=baseline)
     _, text, *_ = make_report(plan.output_dir, tmp_path / "report")
     assert f"- Nothing is compared: {said}." in text.read_text().splitlines()

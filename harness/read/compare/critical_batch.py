@@ -267,13 +267,22 @@ def notes(family: Family, curve: Fit, target: Target) -> list[str]:
     return [*left_out(family, target), verdict(family, curve), *fastest(family), *disturbed(runs)]
 
 
-def families_of(records: list[Run], target: Target) -> list[Family]:
+def families_of(records: Iterable[Run], target: Target) -> list[Family]:
     """Those with two batches or more; one for each learning rate if a batch ran with several."""
+    return [_family(name, own, target) for name, own in _of_several_batches(records)]
+
+
+def batch_varies(records: Iterable[Run]) -> bool:
+    """Whether there is a family."""
+    return any(True for _ in _of_several_batches(records))
+
+
+def _of_several_batches(records: Iterable[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """Name and runs of each family."""
     by_key: dict[Any, list[Run]] = {}
     for run in records:
         if run.effective_batch is not None:
             by_key.setdefault(_key(run), []).append(run)
-    families = []
     for key, together in by_key.items():
         rates = {run.identity["lr"] for run in together}
         apart = len({(run.effective_batch, run.identity["lr"]) for run in together}) > len(
@@ -282,8 +291,7 @@ def families_of(records: list[Run], target: Target) -> list[Family]:
         for lr in sorted(rates, key=str) if apart else [None]:
             own = [r for r in together if lr is None or r.identity["lr"] == lr]
             if len({run.effective_batch for run in own}) > 1:
-                families.append(_family(_name(key, by_key, lr), own, target))
-    return families
+                yield _name(key, by_key, lr), own
 
 
 def _key(run: Run) -> tuple[tuple[str, Any], ...]:

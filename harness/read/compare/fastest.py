@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
+from harness.read.compare.critical_batch import batch_varies
 from harness.read.labels import heading_of, plain_text, shown_axes
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, SPEED, refused, values_of
@@ -44,14 +45,13 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
 
 
 def next_question(sweep: SweepResults) -> str:
-    """What a sweep over batches, or over set-ups with one batch, leaves open, and its command."""
+    """What runs of several batches, or a sweep over set-ups with one, leave open; its command."""
     tiny = " --tiny" if sweep.tiny else ""
-    if BATCH in sweep.varied:
+    if batch_varies(run for group in sweep.groups for run in group.finished):
         target = "" if sweep.target else " --target accuracy=VALUE"
-        return (
-            f"up to which batch larger ones pay: python -m harness batches {sweep.folder}{target}"
-        )
-    if "setup" in sweep.varied and sweep.has_question:
+        command = f"python -m harness batches {sweep.folder_read}{target}"
+        return f"up to which batch larger ones pay: {command}"
+    if "setup" in sweep.varied and BATCH not in sweep.varied and sweep.has_question:
         command = f"python -m harness sweep experiments/batch_size.yaml{tiny}"
         return f"which batch per GPU is fastest: {command}"
     return ""

@@ -71,6 +71,11 @@ class SweepResults:
         return self.file.parent
 
     @property
+    def folder_read(self) -> Path:
+        """What other verbs take: the folder of the sweep, or the one that holds runs of none."""
+        return self.folder.parents[1] if sweep_file(self.folder) is None else self.folder
+
+    @property
     def output_dir(self) -> Path:
         return self.folder.absolute().parents[1]
 

@@ -220,8 +220,8 @@ def _not_finished(sweep: SweepResults, table: SweepTable) -> Table:
 
 def _uncompared(sweep: SweepResults) -> str:
     if sweep.baseline is None:
-        alike = len(sweep.groups) == 1
-        why = "all runs have the same settings" if alike else "no baseline is named"
+        alike = "all runs have the same settings" if len(sweep.runs) > 1 else "there is one run"
+        why = alike if len(sweep.groups) == 1 else "no baseline is named"
         return f"Nothing is compared: {why}."
     has_baseline = any(g.finished and baseline_of(sweep, g) is g for g in sweep.groups)
     named = label_text(sweep.baseline, sweep.axes)
