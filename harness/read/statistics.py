@@ -1,8 +1,8 @@
 """Means, ratios and their 95 % intervals over runs that repeat one measurement.
 
-There is one interval: Student's t over the repeats. Two groups with the same seeds are compared
-pair by pair, others by Welch's test; ratios are compared by their logarithms. A single value has
-no spread: standard deviation and interval are then None, never zero.
+There is one interval: Student's t over the repeats. Two groups are compared pair by pair over the
+seeds that both have; by Welch's test where they share none. Ratios are compared by their
+logarithms. A single value has no spread: standard deviation and interval are then None, never zero.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class SampleStatistics:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference or ratio of two groups, with its 95 % interval where both have several runs."""
+    """A difference or ratio of two groups, with its 95 % interval where there are several pairs, or
+    several runs on both sides.
+    """
 
     value: float | None = None
     low: float | None = None
@@ -137,11 +139,12 @@ def difference(one: Repeats, other: Repeats) -> Estimate:
     """mean(one) - mean(other), of finite values."""
     if not one or not other:
         return Estimate()
-    ones, others = list(one.values()), list(other.values())
+    one, other = _in_both(one, other)
+    ones, others, paired = list(one.values()), list(other.values()), set(one) == set(other)
     value, n = statistics.mean(ones) - statistics.mean(others), min(len(ones), len(others))
     if n < 2:
-        return Estimate(value, n=n)
-    if set(one) == set(other):
+        return Estimate(value, n=n, paired=paired)
+    if paired:
         pairs = spread([one[key] - other[key] for key in one])
         low, high = pairs.ends
         if high - low < ROUNDING:
@@ -156,7 +159,7 @@ def ratio(upper: Repeats, lower: Repeats) -> Estimate:
     """The geometric mean of upper / that of lower: of pairs, the geometric mean of their ratios.
 
     The interval is that of the difference of the logarithms. Where a value has no logarithm, as
-    the infinite time of a miss, it is the ratio of the means, without an interval.
+    the infinite time of a miss, it is the ratio of all means, without an interval.
     """
     if not upper or not lower:
         return Estimate()
@@ -165,14 +168,23 @@ def ratio(upper: Repeats, lower: Repeats) -> Estimate:
         above, below = (statistics.mean(values.values()) for values in (upper, lower))
         unknown = below == 0 or (math.isinf(above) and math.isinf(below))
         return Estimate() if unknown else Estimate(above / below, n=n)
+    upper, lower = _in_both(upper, lower)
     value = _geometric_mean(upper.values()) / _geometric_mean(lower.values())
     logs = difference(*({k: math.log(v) for k, v in values.items()} for values in (upper, lower)))
     if logs.low is None or logs.high is None:
-        return Estimate(value, n=n)
+        return Estimate(value, n=logs.n, paired=logs.paired)
     low, high = math.exp(logs.low), math.exp(logs.high)
     if logs.high - logs.low < ROUNDING:
         low = high = value
-    return Estimate(value, low, high, n, logs.paired)
+    return Estimate(value, low, high, logs.n, logs.paired)
+
+
+def _in_both(one: Repeats, other: Repeats) -> tuple[Repeats, Repeats]:
+    """The values with a partner, as seeds may differ more than the groups do; all if none has."""
+    keys = [key for key in one if key in other]
+    if not keys:
+        return one, other
+    return {key: one[key] for key in keys}, {key: other[key] for key in keys}
 
 
 def _geometric_mean(values: Collection[float]) -> float:

@@ -407,7 +407,7 @@ def test_an_answer_says_which_side_was_disturbed(disturbed: Plan) -> None:
 
 def test_an_answer_says_how_many_runs_had_another_link(plan: Plan) -> None:
     warned = {"link": {"warning": "asked for 50 Mbit/s, measured 29"}}
-    with_rates(plan, "1_2", 100.0, 100.0)
+    with_rates(plan, "1_2", 100.0, 101.0)
     with_rates(plan, "2_1", 50.0, 50.0)
     plan.run("2_1", seed=2, train_samples_per_s=40.0, environment=warned)
     sweep = read_sweep(plan.write(baseline={"setup": "1_2"}))

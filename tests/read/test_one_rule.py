@@ -13,7 +13,8 @@ import pytest
 from harness.cli import main
 from harness.core.records import RunFolder
 from harness.core.settings import UserError
-from harness.read.compare.compare import compare
+from harness.read.compare.answers import answers
+from harness.read.compare.compare import compare, sentence
 from harness.read.drawing import NothingToDraw
 from harness.read.explain.explain import group_breakdown
 from harness.read.figures.catalogue import draw
@@ -103,6 +104,34 @@ def test_repeats_of_seeds_are_no_further_seeds(plan: Plan) -> None:
     assert row["accuracy"] == pytest.approx(0.92) and row["accuracy_sd"] == pytest.approx(0.02)
     assert row["accuracy_low"] == pytest.approx(0.8703, abs=1e-4)
     assert row["accuracy_high"] == pytest.approx(0.9697, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("busy", "noted", "said"),
+    [
+        ((1, 2), "of unknown noise (of 1 pair with the same seed)",
+         "; with one pair of the same seed its noise is unknown"),
+        ((1,), "no spread to judge noise by (of 2 pairs with the same seed)",
+         ", 95 % interval 1.100 to 1.100, 2 seeds paired by seed: no spread to judge noise by"),
+    ],
+)  # fmt: skip
+def test_a_ratio_is_that_of_the_seeds_of_both_sides(
+    busy: tuple[int, ...], noted: str, said: str, plan: Plan
+) -> None:
+    """The seeds take 2, 4 and 8 s, and 1.1 times as long."""
+    for seed in (1, 2, 3):
+        facts = BUSY if seed in busy else {}
+        plan.run("1_1", seed=seed, environment=facts, epochs=epochs(0.95, seconds=2.0**seed))
+        rows = epochs(0.95, seconds=1.1 * 2.0**seed)
+        plan.run("1_2", seed=seed, devices=2, epochs=rows)
+    sweep = read_sweep(plan.write(target=TARGET))
+    (answer,) = map(str, answers(sweep))
+    assert f"training time to accuracy 0.9: 1.10 times as long, {noted}; " in answer
+    one, other = (replace(group, target=sweep.target) for group in sweep.groups)
+    sides = replace(one, name="A"), replace(other, name="B")
+    (row,) = [row for row in compare(*sides).rows if row.measure.name == "tta_train_s"]
+    assert sentence(row, sides).endswith(f": B has 1.100 times that of A{said}")
+    assert plan.groups(target=TARGET)[1]["tta_train_s_ratio_n"] == 3 - len(busy)
 
 
 @pytest.mark.parametrize(("seeds", "known"), [((1,), False), ((1, 1), False), ((1, 2), True)])

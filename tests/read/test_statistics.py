@@ -64,7 +64,7 @@ def test_a_welch_interval() -> None:
     # Squared standard errors 6 / 3 = 2 and 2 / 2 = 1, degrees of freedom 3^2 / (2^2/2 + 1^2/1) = 3,
     # t of 3 degrees 3.182446: 9 -+ 3.182446 sqrt(3).
     root = math.sqrt(6)
-    found = difference({1: 10 - root, 2: 10.0, 3: 10 + root}, {1: 0.0, 2: 2.0})
+    found = difference({1: 10 - root, 2: 10.0, 3: 10 + root}, {4: 0.0, 5: 2.0})
     assert not found.paired and found.value == pytest.approx(9)
     assert found.low == pytest.approx(9 - 5.512158, abs=1e-5)
     assert found.high == pytest.approx(9 + 5.512158, abs=1e-5)
@@ -78,8 +78,23 @@ def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
     assert found.low == pytest.approx(1 - 2.776445 * math.sqrt(2 / 3), abs=1e-5)
 
 
+def test_seeds_of_one_side_alone_do_not_count_beside_pairs() -> None:
+    """A slow seed that only one side has would make that side slow."""
+    lower = {1: 10.0, 2: 20.0, 3: 40.0}
+    (one, alone), (two, both) = (
+        (ratio(upper, lower), difference(upper, lower))
+        for upper in ({3: 44.0}, {2: 22.0, 3: 44.0, 7: 900.0})
+    )
+    assert one.value == pytest.approx(1.1) and alone.value == 4
+    assert (one.n, one.paired, one.low) == (alone.n, alone.paired, alone.low) == (1, True, None)
+    assert two.value == two.low == pytest.approx(1.1) and both.value == 3
+    assert (two.n, two.paired) == (both.n, both.paired) == (2, True)
+    # A miss is not left out with its seed.
+    assert ratio({3: 44.0, 7: math.inf}, lower).value == math.inf
+
+
 def test_one_value_on_a_side_has_no_interval() -> None:
-    found = difference({1: 2.0}, {1: 1.0, 2: 1.5})
+    found = difference({3: 2.0}, {1: 1.0, 2: 1.5})
     assert (found.value, found.low, found.high, found.is_beyond_noise()) == (0.75, None, None, None)
 
 
@@ -104,7 +119,7 @@ def test_a_ratio_is_compared_in_pairs_where_the_seeds_are_the_same() -> None:
 
 
 def test_a_single_run_gives_a_ratio_without_interval() -> None:
-    one = ratio({1: 3.0}, {1: 2.0, 2: 4.0})
+    one = ratio({3: 3.0}, {1: 2.0, 2: 4.0})
     assert one.value == pytest.approx(3 / math.sqrt(8))
     assert (one.low, one.high, one.n) == (None, None, 1)
     assert ratio({}, {1: 2.0}).value is None

@@ -82,6 +82,11 @@ class Pair:
             return difference(ours, theirs).scaled(measure.factor)
         return ratio(ours, theirs)
 
+    def has_others(self, measure: ComparedMeasure, estimate: Estimate) -> bool:
+        """Whether a side has values without a pair, which an estimate of pairs leaves out."""
+        sides = (values_of(g, measure.name, measure.question) for g in (self.group, self.base))
+        return estimate.paired and max(map(len, sides)) > estimate.n
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -270,6 +275,7 @@ def _part(
         return f"{what}: {listed(dict.fromkeys(map(str, results)), ' or ', MOST_TEXTS)}"
     cases, unit = _names_of_cases(sweep, alike), _unit(measure, brief)
     once = _counted_once(len(alike), len(pairs))
+    once += "" if brief else _of_pairs(measure, alike, results)
     if len(alike) <= FEW_CASES:
         alone = _runs(pairs) == ALONE
         both = zip(results, cases, strict=True)
@@ -308,6 +314,20 @@ def _counted_once(different: int, cases: int) -> str:
     if different == 1:
         return f" (the same values in each of {cases} cases)"
     return f" ({different} different results in {cases} cases)"
+
+
+def _of_pairs(
+    measure: ComparedMeasure, alike: Sequence[Sequence[Pair]], results: Sequence[Estimate | str]
+) -> str:
+    """What says that some cases leave out seeds that one side alone has."""
+    counts = [
+        result.n for (pair, *_), result in zip(alike, results, strict=True)
+        if isinstance(result, Estimate) and pair.has_others(measure, result)
+    ]  # fmt: skip
+    if not counts:
+        return ""
+    cases = f"in {len(counts)} of {len(alike)} cases " if len(alike) > 1 else ""
+    return f" ({cases}of {_from_to(counts)} pair{'s' * (max(counts) > 1)} with the same seed)"
 
 
 def _one(

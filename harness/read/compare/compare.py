@@ -182,16 +182,24 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
         text = f"{other.name} has {size} {more} than {one.name}"
     text = f"{measure.title}: {text}"
     if estimate.low is None:
-        return f"{text}; with one value on a side its noise is unknown"
+        few = "one pair of the same seed" if _pairs(row) else "one value on a side"
+        return f"{text}; with {few} its noise is unknown"
     return f"{text}, 95 % interval {row.interval}{_repeats(row)}: {judgement(row)}"
 
 
 def _repeats(row: Row) -> str:
-    assert row.estimate is not None
     one, other = map(len, row.values)
-    if row.estimate.paired:
-        return f", {one} {'runs' if row.measure.question == SPEED else 'seeds'} paired by seed"
+    if pairs := _pairs(row):
+        what = "run" if row.measure.question == SPEED else "seed"
+        return f", {counted(pairs, what)} paired by seed"
     return f", {one} and {other} values, not paired" if min(one, other) > 1 else ""
+
+
+def _pairs(row: Row) -> int:
+    """How many seeds both sides have; 0 where neither has more than one value."""
+    assert row.estimate is not None
+    several = max(map(len, row.values)) > 1
+    return row.estimate.n if row.estimate.paired and several else 0
 
 
 def judgement(row: Row) -> str:
@@ -205,8 +213,8 @@ def judgement(row: Row) -> str:
 
 LEGEND = (
     "A and B: mean ± sample standard deviation, of rates the harmonic mean; B against A: B less A "
-    "of quality, of all else the ratio of geometric means; interval: 95 %, Student's t, of pairs "
-    "where A and B have the same seeds, else Welch's, of a ratio by its logarithm; each measure is "
+    "of quality, of all else the ratio of geometric means; interval: 95 %, Student's t, of the "
+    "seeds that A and B share as pairs, else Welch's, of a ratio by its logarithm; each measure is "
     "judged by itself: of twenty without any difference one looks like more than noise"
 )
 HEADINGS = ("", "A", "B", "B against A", "95 % interval", "")
