@@ -77,6 +77,10 @@ class Estimate:
             self.value if self.high is None else self.high,
         )
 
+    def is_exactly(self, equal: float) -> bool:
+        """Whether no run differs, as far as there are several."""
+        return self.value == equal and {self.low, self.high} <= {None, equal}
+
     def is_beyond_noise(self, equal: float = 0.0) -> bool | None:
         """Whether the interval excludes what the estimate is where nothing differs; None without an
         interval, or without any spread.

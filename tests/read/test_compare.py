@@ -62,7 +62,8 @@ def test_identical_runs_are_equal(tmp_path: Path, compared: Verb) -> None:
         text = compared.in_one_line(*sides)
         assert "training settings that differ: none" in text
         assert "accuracy: B is equal to A, 3 seeds paired by seed" in text
-        assert "epoch time: B is equal to A" in text
+        assert "+0.00 points +0.00 to +0.00 equal" in text
+        assert "epoch time: B is equal to A" in text and "1.000 times 1.000 to 1.000 equal" in text
         assert "more than the noise" not in text
 
 

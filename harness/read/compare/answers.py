@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import MEASURES, NO_SPREAD, ComparedMeasure
+from harness.read.compare.compare import EQUAL, MEASURES, NO_SPREAD, ComparedMeasure
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -55,7 +55,7 @@ LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 TOO_FEW = "too few runs to tell (more seeds are needed)"
 # Between the ends of an interval that does not exclude "no difference": a wider one says nothing.
 WIDEST, WIDEST_POINTS = 10.0, 20.0
-EQUAL, WITHIN_NOISE, UNKNOWN_NOISE = "equal", "within the noise", "of unknown noise"
+WITHIN_NOISE, UNKNOWN_NOISE = "within the noise", "of unknown noise"
 ALONE = "one run each, so all of it may be chance"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
 NOT_RECORDED = "not recorded on a side"
@@ -378,7 +378,7 @@ def _value(label: Mapping[str, Any], axis: str) -> str:
 
 def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) -> str:
     none = _none(measure)
-    if estimate.value == none and {estimate.low, estimate.high} <= {None, none}:
+    if estimate.is_exactly(none):
         return EQUAL
     if estimate.low is None or estimate.high is None:
         return UNKNOWN_NOISE

@@ -31,7 +31,7 @@ from harness.read.records.selection import (
 )
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
-NO_SPREAD = "no spread to judge noise by"
+EQUAL, NO_SPREAD = "equal", "no spread to judge noise by"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
             "nothing can be computed"
         )
     assert estimate.value is not None
-    if estimate.value == row.equal and estimate.low in (None, row.equal):
+    if estimate.is_exactly(row.equal):
         return f"{measure.title}: {other.name} is equal to {one.name}{_repeats(row)}"
     if row.is_ratio:
         text = f"{other.name} has {row.text(estimate.value)} times that of {one.name}"
@@ -204,6 +204,8 @@ def _pairs(row: Row) -> int:
 
 def judgement(row: Row) -> str:
     assert row.estimate is not None
+    if row.estimate.is_exactly(row.equal):
+        return EQUAL
     noise = "the noise of runs" if row.measure.question == SPEED else "the noise of seeds"
     beyond = row.is_beyond_noise
     if beyond is None:
