@@ -40,8 +40,10 @@ from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_results
 from harness.train.measure import telemetry
 from harness.train.strategy import compress
+from tests.support.explained import on_one as record_of_one
+from tests.support.explained import written
 from tests.support.ranks import ranks
-from tests.support.records import Plan, lines
+from tests.support.records import Plan, lines, with_ranks
 from tests.support.toys import Net, Points, ours
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,11 +137,12 @@ CASES = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_planted_is_the_main_cause(name: str, planted: Path) -> None:
+def test_what_is_planted_is_the_largest_part(name: str, planted: Path) -> None:
     explanation = explained(planted / name / "bert" / "1_2")
     assert explanation.main == CASES[name]
     assert "No comparable run on one process" in explanation.sentences[1]
-    assert explanation.sentences[2].startswith("Main cause: ")
+    kind = "Largest cost" if name == "batch" else "Largest part beside computing"
+    assert explanation.sentences[2].startswith(f"{kind}: ")
     if name == "rank":
         assert (
             "rank 1 is slower" in explanation.sentences[2]
@@ -173,7 +176,7 @@ def test_a_report_says_the_same_of_the_group_that_uses_its_devices_least(planted
     assert item.below == explained(healthy / "bert" / "1_2").sentences
     (item,) = explain_sweep(read_results(slow))
     assert item.below == explained(slow / "bert" / "1_2").sentences
-    assert any("Main cause: rank 1 is slower" in text for text in item.below)
+    assert any("Largest part beside computing: rank 1 is slower" in text for text in item.below)
 
 
 @pytest.mark.process
@@ -183,6 +186,16 @@ def test_a_report_explains_each_set_up_once(planted: Path) -> None:
     assert len(items) == 2 and all("on 2 processes" in item.below[0] for item in items)
     (alone,) = explain_sweep(read_results(planted / "batch_of_all"))
     assert "on 1 process" in alone.below[0]
+
+
+def test_without_a_baseline_a_large_part_is_no_cause(tmp_path: Path) -> None:
+    """Communication takes half of a step, also of one that is as fast as on one process."""
+    path = written(tmp_path, row={"data_wait_share": 0.0})
+    with_ranks(path, *[{"compute_s": 4.0, "comm_exposed_s": 4.0, "comm_wait_s": 0.0}] * 2)
+    assert "Largest part beside computing: communication that" in explained(path).sentences[2]
+    assert "Main cause" not in " ".join(explained(path).sentences)
+    base = record_of_one(tmp_path, 16, timed_s=4.0)
+    assert explained(path, base).sentences[3].startswith("Main cause: communication that")
 
 
 def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:

@@ -127,10 +127,9 @@ def explain(
         sentences.append(_alone(run, refused))
     if base is not None and not does_lose:
         sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
-    scales = breakdown.devices == 1 or (base is not None and not does_lose)
     slowed = _slowed(run)
     sentences += [slowed] if slowed and main is None else []
-    sentences.append(_main_cause(breakdown, main, scales, hidden_s))
+    sentences.append(_main_cause(breakdown, main, hidden_s, base is not None, does_lose))
     also = _others(main, [*scaling, *alone])
     sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
     sentences += filter(
@@ -145,10 +144,24 @@ def explain(
     return Explanation(tuple(sentences), None if main is None else main.key, parts)
 
 
-def _main_cause(breakdown: TimeBreakdown, main: Cause | None, scales: bool, hidden_s: float) -> str:
-    """hidden_s: of an update, in parts that the record does not separate."""
+def _main_cause(
+    breakdown: TimeBreakdown,
+    main: Cause | None,
+    hidden_s: float,
+    is_compared: bool,
+    does_lose: bool,
+) -> str:
+    """hidden_s: of an update, in parts that the record does not separate. A large part is the cause
+    of a loss only where there is a baseline to lose against.
+    """
     if main is not None:
-        kind = "Largest remaining cost" if scales else "Main cause"
+        if breakdown.devices == 1 or (is_compared and not does_lose):
+            kind = "Largest remaining cost"
+        elif is_compared:
+            kind = "Main cause"
+        else:
+            of_computing = main.key in (causes.BATCH, causes.PADDING)
+            kind = "Largest cost" if of_computing else "Largest part beside computing"
         return f"{kind}: {cause_text(breakdown, main)}"
     if hidden_s >= LARGE * breakdown.running_s:
         return "The main cause is not known: the record does not separate the parts of its steps."
