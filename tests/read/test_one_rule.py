@@ -134,6 +134,16 @@ def test_a_ratio_is_that_of_the_seeds_of_both_sides(
     assert plan.groups(target=TARGET)[1]["tta_train_s_ratio_n"] == 3 - len(busy)
 
 
+def test_seeds_without_a_pair_are_told_of_some_cases(plan: Plan) -> None:
+    for batch, busy in ((4, (1, 2)), (8, (1,)), (16, ())):
+        for seed in (1, 2, 3):
+            facts = BUSY if seed in busy else {}
+            plan.run("1_1", batch, seed, environment=facts, train_samples_per_s=100.0 + seed)
+            plan.run("1_2", batch, seed, train_samples_per_s=200.0 + batch * seed)
+    (answer,) = map(str, answers(read_sweep(plan.write())))
+    assert " (of 1 to 2 pairs with the same seed in 2 of 3 cases); accuracy: equal" in answer
+
+
 @pytest.mark.parametrize(("seeds", "known"), [((1,), False), ((1, 1), False), ((1, 2), True)])
 def test_one_seed_shows_no_points(seeds: tuple[int, ...], known: bool, plan: Plan) -> None:
     """Repeats of one seed are one value of its quality."""

@@ -326,8 +326,8 @@ def _of_pairs(
     ]  # fmt: skip
     if not counts:
         return ""
-    cases = f"in {len(counts)} of {len(alike)} cases " if len(alike) > 1 else ""
-    return f" ({cases}of {_from_to(counts)} pair{'s' * (max(counts) > 1)} with the same seed)"
+    cases = f" in {len(counts)} of {len(alike)} cases" if len(alike) > 1 else ""
+    return f" (of {_from_to(counts)} pair{'s' * (max(counts) > 1)} with the same seed{cases})"
 
 
 def _one(
