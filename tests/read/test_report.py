@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,7 @@ from harness.core.records.locks import Lock, is_held
 from harness.core.settings import UserError
 from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results
-from harness.read.report.report import make_report
+from harness.read.report.report import _interrupts_blocked, make_report
 from harness.read.table import Item
 from harness.read.tables.results import fairness
 from tests.support.paired import Verb
@@ -394,6 +395,20 @@ def test_figures_of_any_folder(tmp_path: Path, figures: Verb) -> None:
     assert (tmp_path / "drawn" / "accuracy-dark.svg").is_file()
     record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")
     assert "there is nothing to draw" in figures.refused(tmp_path / "failed", "--all")
+
+
+def test_an_interrupt_while_processes_start_takes_effect_afterwards() -> None:
+    """The first of them may have ended by it: its end would be taken for a lack of memory."""
+    begun = []
+
+    def interrupted() -> None:
+        with _interrupts_blocked():
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            begun.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert begun
 
 
 @pytest.mark.process

@@ -96,11 +96,12 @@ def _sections(
             # The largest first, so that none is left alone at the end; without what was read of its
             # runs, which a process reads faster than it gets it.
             order = sorted(range(len(sweeps)), key=lambda n: -sizes[n])
-            with _interrupts_ignored():  # also by the processes, until they have begun
-                futures = {
-                    n: pool.submit(_made, replace(sweeps[n]), styles, names[n], out) for n in order
-                }
             try:
+                with _interrupts_blocked():
+                    futures = {
+                        n: pool.submit(_made, replace(sweeps[n]), styles, names[n], out)
+                        for n in order
+                    }
                 yield from (futures[n].result() for n in range(len(sweeps)))
             except KeyboardInterrupt:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -113,17 +114,21 @@ def _sections(
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupts_blocked() -> Iterator[None]:
+    """Also in the processes that are started meanwhile, until they have begun. One that has come
+    takes effect at the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_quietly() -> None:
     """Ctrl-C reaches all processes of a terminal: the first one says it."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section | str:
