@@ -67,8 +67,9 @@ def long_files_first(items: list[pytest.Item]) -> None:
 class ProcessWatch:
     """Sees every process that a test starts, by whatever means, so that none lacks its mark."""
 
-    # Read-only commands of milliseconds, with which a record notes its commit and its machine.
-    BRIEF = ("git", "ip", "nvidia-smi")
+    # Read-only commands of milliseconds, with which a record notes its commit and its machine, and
+    # matplotlib finds the fonts, once on each machine.
+    BRIEF = ("git", "ip", "nvidia-smi", "fc-list")
 
     def __init__(self) -> None:
         self.started: list[str] = []
