@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,16 @@ from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, we
 
 pytest.importorskip("hivemind")
 from hivemind.compression import CompressionInfo, serialization
+from hivemind.p2p import P2P
 
-from harness.train.strategy.hivemind import VERSION, Int8, optimizer, patch_hivemind, session
+from harness.train.strategy.hivemind import (
+    VERSION,
+    Int8,
+    optimizer,
+    patch_hivemind,
+    private_sockets,
+    session,
+)
 from harness.train.strategy.hivemind.optimizer import state_interval
 from harness.train.strategy.hivemind.session import PEERS
 
@@ -71,6 +80,7 @@ def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
             for name in ("averaged_rounds", "failed_averages", "dropped_samples", "payload_bytes")
         }
     return {
+        "sockets": P2P._UNIX_SOCKET_PREFIX.removeprefix("/unix"),
         "weights": weights(net),
         "batches": diary.batches(),
         "fed": net.fed,
@@ -128,6 +138,8 @@ def test_one_peer_is_training_in_one_process(tmp_path: Path) -> None:
 def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> None:
     both = ranks(2, trained, str(tmp_path), *FLAGS, env=ENV)
     leader, other = both
+    assert not any(Path(one["sockets"]).exists() for one in both)
+    assert len({one["sockets"] for one in both} - {"/tmp/hivemind-"}) == 2
     assert apart(leader["weights"], other["weights"]) < 1e-6
     updates = 2 * 64 // 8
     counted = [(o["averaged_rounds"], o["failed_averages"], o["dropped_samples"]) for o in both]
@@ -243,6 +255,20 @@ def test_weights_meet_at_the_end_of_every_epoch() -> None:
     for updates in range(1, 200):
         assert updates % state_interval(updates) == 0 and state_interval(updates) <= 16
     assert [state_interval(updates) for updates in (33, 64, 97)] == [11, 16, 1]
+
+
+@pytest.mark.parametrize("temporary", ["short", "/too-long" * 7])
+def test_sockets_lie_where_nobody_else_may_enter(
+    temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(P2P, "_UNIX_SOCKET_PREFIX", "")
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short if temporary == "short" else temporary)
+        with private_sockets() as folder:
+            assert Path(folder).stat().st_mode & 0o777 == 0o700
+            assert f"/unix{folder}/" == P2P._UNIX_SOCKET_PREFIX
+        assert Path(folder).parent == Path(short if temporary == "short" else "/tmp")
+        assert not Path(folder).exists()
 
 
 def test_another_version_of_the_library_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Peers that find each other and average, without a process group: hivemind.
 
 Here is what all modules of this strategy need of the library: it is silenced, its version is
-checked, and it is patched in two places.
+checked, and it is patched in three places.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,7 @@ except ImportError:
 
 
 def patch_hivemind(version: str = hivemind.__version__) -> None:
-    """The only patches of the library, in this process and in those that it forks.
+    """The patches of the library, but for private_sockets(), in this process and those it forks.
 
     The p2p daemon is started so that it does not outlive a peer that is killed: P2P.create() builds
     the command line itself. Tensors in 8 bits are decoded by Int8: receivers find a decoder in a
@@ -58,6 +59,20 @@ def patch_hivemind(version: str = hivemind.__version__) -> None:
 
 
 _make_process_args = P2P._make_process_args
+LONGEST_TMPDIR = 60  # characters: the address of a socket has 107, and the names below it take 45
+
+
+def private_sockets() -> tempfile.TemporaryDirectory[str]:
+    """A folder that nobody else may enter, for the sockets between the library and its daemon.
+
+    The library itself puts them into /tmp, and leaves those of its forked processes there.
+    """
+    at = tempfile.gettempdir()
+    if len(at) > LONGEST_TMPDIR:
+        at = "/tmp"  # noqa: S108 - a new folder in it, of mode 700
+    folder = tempfile.TemporaryDirectory(prefix="harness-", dir=at, ignore_cleanup_errors=True)
+    P2P._UNIX_SOCKET_PREFIX = f"/unix{folder.name}/"
+    return folder
 
 
 def _daemon_command(*args: Any, **kwargs: Any) -> list[str]:

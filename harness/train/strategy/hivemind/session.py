@@ -27,7 +27,7 @@ from harness.core.rules import addresses_to_join
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.topology import World, asked_processes
 from harness.train.session import Session
-from harness.train.strategy.hivemind import patch_hivemind
+from harness.train.strategy.hivemind import patch_hivemind, private_sockets
 from harness.train.strategy.hivemind.network import (
     DATA,
     LOOPBACK,
@@ -149,6 +149,7 @@ class Peers(Session):
         return self.store
 
     def _connect(self, host: str, join: list[str]) -> None:
+        self.sockets = private_sockets()
         self._state = DhtState(open_dht(host, join))
         if self._state.get(OUTCOME) is not None:
             raise UserError(f"--initial_peers {','.join(join)}: that run is over")
@@ -303,3 +304,4 @@ class Peers(Session):
             if self._state is not None:
                 self._state.close()
                 self._state.dht.shutdown()
+                self.sockets.cleanup()
