@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
             slow |= max(took) > TARGET_S
             cells = (f"{min(took):.3f}", f"{max(took):.3f}", f"{TARGET_S:g}")
             print(f"| {function.__name__} | {' | '.join(map(str, (*frame.shape, *cells)))} |")
-    return int(slow)
+    return int(slow and not options.quick)
 
 
 if __name__ == "__main__":

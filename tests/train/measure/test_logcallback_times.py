@@ -39,26 +39,37 @@ class Wall(TrainerCallback):
         self.epochs.append(time.perf_counter() - self.began)
 
 
+def agree(rows: list[dict[str, Any]], wall: list[float]) -> bool:
+    """Between the readings of two clocks another process may run: in some epoch none did."""
+    apart = [abs(row["epoch_time_s"] - s) for row, s in zip(rows, wall, strict=True)]
+    return min(apart) < 0.06 and max(apart) < 1
+
+
 class Slow(Points):
     """Samples that take a while to come."""
 
+    took: ClassVar[list[float]] = []
+
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        began = time.perf_counter()
         time.sleep(0.01)
+        self.took.append(time.perf_counter() - began)
         return super().__getitem__(i)
 
 
-def slow_data(folder: str) -> list[float]:
+def slow_data(folder: str) -> tuple[list[float], list[float]]:
     wall = Wall()
     train(folder, train=Slow(24), callbacks=[wall])
-    return wall.epochs
+    return wall.epochs, Slow.took
 
 
 def test_waiting_for_data_is_seen(tmp_path: Path) -> None:
-    folder, wall = alone(tmp_path, slow_data)
-    for row, seconds in zip(rows_of(folder), wall, strict=True):
-        assert row["data_wait_share"] > 0.7
-        assert row["epoch_time_s"] >= 24 * 0.01
-        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
+    folder, (wall, took) = alone(tmp_path, slow_data)
+    rows = rows_of(folder)
+    assert len(took) == 48 and agree(rows, wall)
+    for row, waited in zip(rows, (took[:24], took[24:]), strict=True):
+        assert 0.99 * sum(waited) < row["data_wait_share"] * row["epoch_time_s"]
+        assert 24 * 0.01 <= row["data_wait_share"] * row["epoch_time_s"] <= row["epoch_time_s"]
 
 
 def slow_steps(folder: str) -> list[float]:
@@ -72,9 +83,10 @@ def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
     left_out = environment_of(folder)["timing_warmup_steps"]
     assert left_out == 1
     rows = rows_of(folder)
-    for row, seconds in zip(rows, wall, strict=True):
-        assert row["epoch_time_s"] == pytest.approx(seconds, abs=0.06)
-        assert row["data_wait_share"] < 0.3
+    assert agree(rows, wall)
+    for row in rows:
+        # At least six times 0.03 s of it are computing.
+        assert row["data_wait_share"] * row["epoch_time_s"] <= row["epoch_time_s"] - 6 * 0.03
         assert row["train_samples_per_s"] == row["timed_samples"] / row["timed_s"]
         assert row["train_samples_per_s_per_gpu"] == row["train_samples_per_s"]
         assert 0.03 <= row["step_time_median_s"] <= row["step_time_p95_s"] < row["timed_s"]
@@ -122,19 +134,19 @@ def test_evaluation_and_saving_are_not_training_time(how: Any, tmp_path: Path) -
     folder, (wall, saves) = alone(tmp_path, how)
     rows = rows_of(folder)
     assert [row["epoch"] for row in rows] == [1, 2]
-    for row in rows:
-        assert 5 * 0.01 <= row["epoch_time_s"] < 0.3
+    assert len(saves) == (2 if how is by_epoch else 4)
+    # What the second clock counted besides training: 0.4 s for each evaluation, and the saves.
+    beside = [0.0, 0.0] if how is by_epoch else [2 * 0.4 + saves[0], 3 * 0.4 + sum(saves[1:])]
+    for row, seconds, others in zip(rows, wall, beside, strict=True):
+        assert 5 * 0.01 <= row["epoch_time_s"] < seconds - others + 0.06
         assert row["timed_s"] <= row["epoch_time_s"]
-        assert row["step_time_p95_s"] < 0.15
+        assert row["step_time_p95_s"] < 0.4
     for row in rows if how is by_epoch else rows[1:]:
         assert row["eval_samples"] == 8
-        assert 0.4 <= row["eval_time_s"] < 0.8  # two batches
+        assert 0.4 <= row["eval_time_s"] < 0.4 + 0.8  # two batches, and no save
         assert row["eval_samples_per_s"] == pytest.approx(8 / row["eval_time_s"])
-    assert len(saves) == (2 if how is by_epoch else 4)
-    if how is by_steps:
-        assert wall[0] > 2 * 0.4 + saves[0] and wall[1] > 3 * 0.4 + sum(saves[1:])
     summary = summary_of(folder)
-    assert summary["save_time_s"] == pytest.approx(sum(saves), abs=0.15)
+    assert sum(saves) <= summary["save_time_s"] < sum(saves) + 0.4  # and no evaluation
     assert summary["train_time_s"] == pytest.approx(sum(row["epoch_time_s"] for row in rows))
 
 
