@@ -40,7 +40,7 @@ NOT_WRITTEN_HERE = {
     "environment.observed.shares",  # tests/train/loop/test_balance.py
     # tests/train/data/test_sources.py
     "environment.data.alike_classes", "environment.data.rare_classes",
-    "environment.data.untrained_classes",
+    "environment.data.untrained_classes", "environment.data.blank_texts",
     # tests/train/data/test_splits.py
     "environment.data.unused_test_splits", "environment.data.empty_test_splits",
     # Of links with a delay: tests/train/strategy/test_choice.py

@@ -238,6 +238,9 @@ class DataRecord(TypedDict, total=False):
     untrained_classes: Annotated[list[str],
         "classes of test or validation samples that no training sample has, with these samples; "
         "left out without any"]
+    blank_texts: Annotated[list[str],
+        "how many rows of each split have a text that is empty or blanks alone, and which are the "
+        "first; left out without any"]
     unused_test_splits: Annotated[list[str],
         "splits named as test sets that are not used because they give no class; left out without "
         "any"]

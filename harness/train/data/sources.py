@@ -36,6 +36,7 @@ LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
 RARE_SHARE = 1 / 50  # of the mean number of samples of a class
+MOST_ROWS = 10  # named of those that lack something
 FEW = 50  # a column of text with no more values is one of classes
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -87,13 +88,10 @@ def load(settings: Settings) -> Source:
     _check_single(splits["train"], label)
     inputs = _input_columns(settings, splits["train"], label)
     sets, origins = choose(settings, splits, label)
-    _check_labels(splits, sets, label)
+    _check_kind(splits["train"], label)
+    texts = inputs if task_of(settings.script).input == "text" else []
+    _check_complete(splits, sets, label, texts)
     labels, classes = _classes(sets, label)
-    if task_of(settings.script).input == "text":
-        for column in inputs:
-            for data in sets.values():
-                if missing := _without(data, column):
-                    raise _lacking(column, "text", missing, data, splits)
     digest, counts = checksum(list(zip(sets.values(), classes, strict=True)), inputs)
     repeated = dict(zip(sets, counts, strict=True))
     facts = {
@@ -104,6 +102,7 @@ def load(settings: Settings) -> Source:
         **({"alike_classes": alike} if (alike := _alike(labels, classes)) else {}),
         **({"rare_classes": rare} if (rare := _rare(labels, classes)) else {}),
         **({"untrained_classes": new} if (new := _untrained(labels, classes)) else {}),
+        **({"blank_texts": blank} if (blank := _blank(splits, sets, texts)) else {}),
         **origins,
         **{
             f"{which}_samples_in_training": n
@@ -359,11 +358,8 @@ def _check_single(data: datasets.Dataset, label: str) -> None:
         )
 
 
-def _check_labels(
-    splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str
-) -> None:
-    """Classes, and one for each sample. A hidden class is -1."""
-    train = splits["train"]
+def _check_kind(train: datasets.Dataset, label: str) -> None:
+    """That the column is one of classes."""
     if not isinstance(train.features[label], datasets.ClassLabel):
         values = set(train.with_format(None)[label][:])
         if len(train) >= 10 and len(values) > len(train) // 2:
@@ -372,27 +368,57 @@ def _check_labels(
                 f"column {label}: {len(values)} values ({kind}) in {len(train)} samples are no "
                 "classes: name another with --label_column"
             )
-    for data in sets.values():
-        if missing := _without(data, label):
-            raise _lacking(label, "class", missing, data, splits)
 
 
-def _lacking(
-    column: str, what: str, missing: list[int], data: datasets.Dataset,
-    splits: datasets.DatasetDict,
-) -> UserError:  # fmt: skip
-    """What samples of a set lack; how many of each split do, and which rows are the first."""
-    where = []
-    for name, split in splits.items():
-        if column in split.column_names and (rows := _without(split, column)):
-            shown = ", ".join(str(row + 1) for row in rows[:3])
-            more = ", ..." if len(rows) > 3 else ""
-            where.append(f"{len(rows)} of {len(split)} rows of split {name}: {shown}{more}")
-    value = data.with_format(None)[column][missing[0]]
-    return UserError(
-        f"column {column} has no {what} ({'empty' if value is None else f'value {value}'}) in "
-        f"{'; '.join(where)} (a header not counted): remove these rows or give them a {what}"
-    )
+def _check_complete(
+    splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str, texts: list[str]
+) -> None:
+    """A class and a text for each sample; all that lacks is told at once."""
+    lacking = dict[str, str]()
+    for column, what in ((label, "class"), *((column, "text") for column in texts)):
+        for data in sets.values():
+            if missing := _without(data, column):
+                value = data.with_format(None)[column][missing[0]]
+                why = "empty" if value is None else f"value {value}"
+                found = f"column {column} has no {what} ({why}) in {_where(splits, column)}"
+                lacking[found] = what
+                break
+    if lacking:
+        wanted = " and ".join(f"a {what}" for what in dict.fromkeys(lacking.values()))
+        raise UserError(
+            f"{'; '.join(lacking)} (a header not counted): remove these rows or give them {wanted}"
+        )
+
+
+def _where(splits: datasets.DatasetDict, column: str) -> str:
+    """How many rows of each split have no value, and which are the first."""
+    rows = {name: _without(split, column) for name, split in splits.items()
+            if column in split.column_names}  # fmt: skip
+    return "; ".join(_numbered(name, splits[name], of) for name, of in rows.items() if of)
+
+
+def _numbered(name: str, split: datasets.Dataset, rows: list[int]) -> str:
+    shown = ", ".join(str(row + 1) for row in rows[:MOST_ROWS])
+    more = ", ..." if len(rows) > MOST_ROWS else ""
+    return f"{len(rows)} of {len(split)} rows of split {name}: {shown}{more}"
+
+
+def _blank(
+    splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], texts: list[str]
+) -> list[str]:
+    """The rows of each split whose text is no more than blanks. Published data sets have some, and
+    count them as samples.
+    """
+
+    def rows_of(data: datasets.Dataset) -> list[int]:
+        columns = (data.with_format(None)[column][:] for column in texts)
+        return [row for row, values in enumerate(zip(*columns, strict=True))
+                if not any(value and not value.isspace() for value in values)]  # fmt: skip
+
+    if not any(map(rows_of, sets.values())):
+        return []
+    full = {name: split for name, split in splits.items() if {*texts} <= {*split.column_names}}
+    return [_numbered(name, split, of) for name, split in full.items() if (of := rows_of(split))]
 
 
 def _without(data: datasets.Dataset, column: str) -> list[int]:

@@ -83,6 +83,7 @@ class Console(TrainerCallback):
             ("alike_classes", "classes that differ in case, blanks or as 1, 1.0 alone (samples)"),
             ("rare_classes", "classes with very few samples"),
             ("untrained_classes", "classes without a training sample (test, validation samples)"),
+            ("blank_texts", "samples whose text is empty or blanks alone (a header not counted)"),
         ):
             if named := data.get(field):
                 more = "; ..." if named[MOST_NAMED:] else ""

@@ -334,7 +334,7 @@ def test_a_run_warns_of_classes_that_are_alike(tmp_path: Path) -> None:
     labels = ["[b]Good", "[b]good"]
     table = [{"text": f"t {i}", "label": labels[i % 2]} for i in range(60)]
     write_csv(tmp_path / "train.csv", table)
-    odd = [{"text": "new", "label": "NEW"}, *({"text": f"s {i}", "label": "slip"} for i in (1, 2))]
+    odd = [{"text": "  ", "label": "NEW"}, *({"text": f"s {i}", "label": "slip"} for i in (1, 2))]
     write_csv(tmp_path / "test.csv", [*table[:20], odd[0]])
     write_csv(tmp_path / "train.csv", [*(table * 8), odd[1]])
     sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
@@ -344,6 +344,8 @@ def test_a_run_warns_of_classes_that_are_alike(tmp_path: Path) -> None:
     assert "  warning: classes with very few samples: 'NEW' (1); 'slip' (1)\n" in done.out
     new = "warning: classes without a training sample (test, validation samples): 'NEW' (1)"
     assert f"  {new}\n" in done.out
+    blank = "warning: samples whose text is empty or blanks alone (a header not counted): "
+    assert f"  {blank}1 of 21 rows of split test: 21\n" in done.out
     (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")
     assert_declared("environment", json.loads(environment.read_text()))
 
@@ -369,8 +371,11 @@ def test_missing_classes_are_counted_and_placed(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"^{said}"):
             load(settings(tmp_path, train_size=size))
     write_csv(tmp_path / "test.csv", [{"text": f"t {i}", "label": i % 2 or ""} for i in range(10)])
-    both = r"of split train: 4, 8; 5 of 10 rows of split test: 1, 3, 5, \.\.\. \(a header"
+    both = r"of split train: 4, 8; 5 of 10 rows of split test: 1, 3, 5, 7, 9 \(a header"
     with pytest.raises(UserError, match=both):
+        load(settings(tmp_path))
+    write_csv(tmp_path / "test.csv", [{"text": f"t {i}", "label": i % 2 or ""} for i in range(30)])
+    with pytest.raises(UserError, match=r"15 of 30 rows of split test: 1, 3, .*, 19, \.\.\. \(a h"):
         load(settings(tmp_path))
 
 
@@ -382,6 +387,40 @@ def test_missing_texts_are_counted_and_placed(tmp_path: Path) -> None:
     said += r"\(a header not counted\): remove these rows or give them a text$"
     with pytest.raises(UserError, match=f"^{said}"):
         load(settings(tmp_path))
+
+
+def test_what_lacks_is_told_at_once(tmp_path: Path) -> None:
+    table = [{"a": f"t {i}", "b": f"u {i}", "label": i % 2} for i in range(20)]
+    for row, column in ((3, "label"), (5, "a"), (7, "b"), (8, "b")):
+        table[row][column] = ""
+    write_csv(tmp_path / "a.csv", table)
+    said = (
+        r"column label has no class \(empty\) in 1 of 20 rows of split train: 4; "
+        r"column a has no text \(empty\) in 1 of 20 rows of split train: 6; "
+        r"column b has no text \(empty\) in 2 of 20 rows of split train: 8, 9 "
+        r"\(a header not counted\): remove these rows or give them a class and a text"
+    )
+    with pytest.raises(UserError, match=f"^{said}$"):
+        load(settings(tmp_path / "a.csv", text_column="a,b"))
+
+
+def test_texts_of_blanks_are_counted_and_placed(tmp_path: Path) -> None:
+    """A pair has a text where one of both has."""
+    table = [{"a": f"t {i}", "b": " ", "label": i % 2} for i in range(20)]
+    table[3]["a"], table[7]["a"] = "\t ", "\u00a0"
+    write_csv(tmp_path / "a.csv", table)
+    said = ["2 of 20 rows of split train: 4, 8"]
+    for columns in ("a", "a,b"):
+        facts = load(settings(tmp_path / "a.csv", text_column=columns, train_size="all")).facts
+        assert facts["blank_texts"] == said
+    table[3]["a"] = table[7]["a"] = "t"
+    write_csv(tmp_path / "a.csv", table)
+    assert "blank_texts" not in load(settings(tmp_path / "a.csv", text_column="a,b")).facts
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"t {i}" * (i != 2), "label": i % 2}) + "\n" for i in range(20))
+    )
+    source = load(settings(tmp_path / "a.jsonl", train_size="all", test_size="all"))
+    assert source.facts["blank_texts"] == ["1 of 20 rows of split train: 3"]
 
 
 def test_a_folder_of_images_with_metadata(tmp_path: Path) -> None:
