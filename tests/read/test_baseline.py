@@ -80,7 +80,7 @@ def test_an_argument_that_is_advised_can_be_explained(
         for _ in range(copies):
             on_two(tmp_path, threads=threads)
     text = explained.refused(tmp_path)
-    advised = text.rpartition("for example ")[2].strip()
+    advised = text.rpartition("for example python -m harness explain ")[2].strip()
     assert "its runs differ in dropout (0.5, none), lr (0.001, 0.003): name one" in text
     assert advised == f"{tmp_path}:dropout=none,lr=0.003,threads=1"
     assert "(mean and standard deviation of 3 runs)" in explained.in_one_line(advised)
@@ -96,7 +96,7 @@ def test_a_kind_that_no_condition_can_name_is_a_folder(
     explained = Verb("explain", capsys)
     first = written(tmp_path, "--optim_args", "a=1,b=2")
     written(tmp_path, "--optim_args", "a=1,b=3")
-    advised = explained.refused(tmp_path).rpartition("for example ")[2].strip()
+    advised = explained.refused(tmp_path).rpartition("harness explain ")[2].strip()
     assert advised == str(first) and "8 samples/s" in explained(advised)
 
 

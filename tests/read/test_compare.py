@@ -248,9 +248,8 @@ def test_a_side_of_several_kinds_is_none(tmp_path: Path, compared: Verb) -> None
     folder = pairs(tmp_path / "a", [0.7, 0.8])
     pairs(folder, [0.7, 0.8], "--lr", "0.01")
     text = compared.refused(folder, folder)
-    assert (
-        f"its runs differ in lr (0.003, 0.01): name one kind, for example {folder}:lr=0.0" in text
-    )
+    differ = "its runs differ in lr (0.003, 0.01): name one kind, for example"
+    assert f"{differ} python -m harness compare {folder}:lr=0.0" in text
     assert "lr (A 0.003, B 0.01)" in compared.in_one_line(
         f"{folder}:lr=3e-3", f"{folder}:lr=1e-2,seed=1"
     )
@@ -266,13 +265,20 @@ def test_the_kind_that_an_error_names_is_like_the_other_side(
     several = pairs(tmp_path / "a", [0.7, 0.8, 0.9])  # the kind of most runs
     pairs(several, [0.7], "--lr", "0.01")
     one = pairs(tmp_path / "b", [0.7], "--lr", "0.01")
-    fits = f"differ in lr (0.003, 0.01): name one kind, for example {several}:lr=0.01"
-    assert f"A, {several}: its runs {fits}" in compared.refused(several, one)
-    assert f"B, {several}: its runs {fits}" in compared.refused(one, several)
-    explained = Verb("explain", capsys)
-    assert f"BASELINE, {several}: its runs {fits}" in explained.refused(one, several)
-    assert f"RUN, {several}: its runs {fits}" in explained.refused(several, one)
-    assert "for example " + f"{several}:lr=0.003" in compared.refused(several, tmp_path / "none")
+    differ = "its runs differ in lr (0.003, 0.01): name one kind, for example python -m harness"
+    fits, explained = f"{several}:lr=0.01", Verb("explain", capsys)
+    aimed = ["--target", "accuracy=0.9"]
+    for verb, name, given, command in (
+        (compared, "A", [several, one, *aimed], [fits, one, *aimed]),
+        (compared, "B", [one, several], [one, fits]),
+        (explained, "BASELINE", [one, several], [one, fits]),
+        (explained, "RUN", [several, one], [fits, one]),
+        (explained, "RUN", [several], [f"{several}:lr=0.003"]),
+    ):
+        text = verb.refused(*given)
+        pasted = " ".join(map(str, command))
+        assert text.endswith(f"{name}, {several}: {differ} {verb.name} {pasted}\n")
+    assert f"{several}:lr=0.003 " in compared.refused(several, tmp_path / "none")
 
 
 def test_mistakes(tmp_path: Path, compared: Verb, capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,8 +225,9 @@ SEEDS = 3  # fewer give no interval, or too wide a one
 
 def run(options: argparse.Namespace) -> int:
     target = None if options.target is None else parse_target(options.target)
-    one = read_group("A", options.a, target, beside=options.b)
-    other = read_group("B", options.b, target, beside=options.a)
+    more = () if options.target is None else ("--target", options.target)
+    one = read_group("A", options.a, target, options.b, ("compare", "{}", options.b, *more))
+    other = read_group("B", options.b, target, options.a, ("compare", options.a, "{}", *more))
     _check_apart(one, other)
     comparison = compare(one, other)
     print_json(as_fields(comparison)) if options.json else show(comparison)

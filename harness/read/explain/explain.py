@@ -81,8 +81,12 @@ class Explanation:
 
 
 def run(options: argparse.Namespace) -> int:
-    baseline = options.baseline and read_group("BASELINE", options.baseline, None, options.run)
-    group = read_group("RUN", options.run, None, options.baseline)
+    named = options.baseline and ("explain", options.run, "{}")
+    baseline = options.baseline and read_group(
+        "BASELINE", options.baseline, None, options.run, named
+    )
+    beside = (options.baseline,) if options.baseline else ()
+    group = read_group("RUN", options.run, None, options.baseline, ("explain", "{}", *beside))
     explanation = explain(group, baseline)
     if options.json:
         parts = [part._asdict() for part in explanation.parts]

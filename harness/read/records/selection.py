@@ -87,17 +87,21 @@ def _part(sweep: SweepResults, path: Path, conditions: Mapping[str, str]) -> Swe
     return replace(sweep, planned=planned, baseline=sweep.baseline if has_baseline else None)
 
 
-def read_group(name: str, selector: str, target: Target | None, beside: str | None = None) -> Group:
+def read_group(
+    name: str, selector: str, target: Target | None, beside: str | None = None,
+    command: tuple[str, ...] = (),
+) -> Group:  # fmt: skip
     """The runs that an argument selects; they may differ in nothing but seed and repeat.
 
     beside: the argument of what they are compared with, to which an error fits its example.
+    command: what follows "python -m harness", with {} for the argument, of which it is a part then.
     """
     runs, target, not_read = read_selected(selector, target)
     if unlike := settings_that_differ(runs):
         others = list[Run]()
         with suppress(UserError):  # named when it is that side's turn
             others = read_selected(beside, target).runs if beside else others
-        raise UserError(f"{name}, {several_kinds(selector, unlike, runs, others)}")
+        raise UserError(f"{name}, {several_kinds(selector, unlike, runs, others, command)}")
     return Group(tuple(runs), name=name, selector=selector, target=target, not_read=not_read)
 
 
@@ -200,8 +204,9 @@ def settings_that_differ(runs: Iterable[Run], but: Collection[str] = ()) -> dict
 
 
 def several_kinds(
-    selector: str, unlike: Mapping[str, list[str]], among: Sequence[Run], beside: Sequence[Run] = ()
-) -> str:
+    selector: str, unlike: Mapping[str, list[str]], among: Sequence[Run],
+    beside: Sequence[Run] = (), command: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Why these runs have no mean, and an argument that selects one kind of those among them that
     have times: the one that differs least from a run beside them, and of several that of most runs.
     """
@@ -217,9 +222,12 @@ def several_kinds(
     values = max(kinds, key=lambda kind: (_most_alike(kind, others), kinds.count(kind)))
     # A comma would part a value.
     can_select = all(value and "," not in value for value in values)
-    example = among[kinds.index(values)].path
+    example = str(among[kinds.index(values)].path)
     if can_select:
         example = selecting(selector, dict(zip(names, values, strict=True)))
+    if command:
+        words = (example if word == "{}" else word for word in command)
+        example = shlex.join(["python", "-m", "harness", *words])
     return (
         f"{selector}: its runs differ in {listed(texts, ', ', MOST_SETTINGS)}: name one kind, for "
         f"example {example}"
