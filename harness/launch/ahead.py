@@ -13,6 +13,7 @@ from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
+from harness.launch.plan import REPLICATES, as_text
 from harness.launch.screen import short
 from harness.launch.sweepfile import Sweep
 
@@ -24,7 +25,7 @@ def check_start(
     sweep: Sweep, states: list[State], chosen: list[State], place: Place, yes: bool
 ) -> None:
     """Say what will happen; a person at a terminal is asked before it takes long."""
-    for line in skipped(chosen):
+    for line in (*skipped(chosen), *links_apart(sweep, states)):
         print(line)
     if isinstance(place, Machines) and place.options.rerun != "all":
         for line in with_other_threads(chosen, place.environment.get("OMP_NUM_THREADS")):
@@ -64,25 +65,52 @@ def ahead(
     """How many runs are done and left, and how long these take, if earlier ones tell or else the
     file: in words, and in seconds, 0 where nothing tells.
     """
-    to_go, took_s = [], []
+    to_go, took = [], []
     for state in (s for s in states if s.state != SKIPPED):
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         outcome, wall_s = state.job.folder.outcome(), summary.get("wall_s")
         if outcome == FINISHED and isinstance(wall_s, (int, float)):
-            took_s.append(float(wall_s))
+            took.append((state.job.label, float(wall_s)))
         if settled(outcome, rerun) is None:
             to_go.append(state)
     skips = sum(state.state == SKIPPED for state in states)
     known = len(states) - len(to_go) - skips
     line, left_s = f"{known} done before, {len(to_go)} to go", 0.0
-    if took_s and to_go:
-        left_s = statistics.median(took_s) * len(to_go)
+    if took and to_go:
+        left_s = sum(_like(state.job.label, took) for state in to_go)
         line += f", about {short(left_s)} plus loading libraries"
+        known_links = {label.get("link") for label, _ in took}
+        if unknown := sum(state.job.label.get("link") not in known_links for state in to_go):
+            line += f", and plus what links cost that no finished run had (in {runs(unknown)})"
     elif expected_s and to_go:
         left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
         # The header may count the runs that are skipped here.
         line += f", {'at most' if skips else 'about'} {short(left_s)} by the header of the file"
     return line, left_s
+
+
+def _like(label: Mapping[str, Any], took: list[tuple[dict[str, Any], float]]) -> float:
+    """The median time of the finished runs that are most like this one, its link before all."""
+
+    def alike(other: Mapping[str, Any]) -> tuple[bool, int]:
+        same = [label.get(name) == other.get(name) for name in label if name not in REPLICATES]
+        return label.get("link") == other.get("link"), sum(same)
+
+    best = max(alike(other) for other, _ in took)
+    return statistics.median(took_s for other, took_s in took if alike(other) == best)
+
+
+def links_apart(sweep: Sweep, states: list[State]) -> list[str]:
+    """A line where links vary and each is compared with runs over itself alone."""
+    labels = [state.job.label for state in states]
+    links = dict.fromkeys(label["link"] for label in labels if "link" in label)
+    base = as_text(sweep.baseline or {})
+    bases = [label for label in labels if base.items() <= label.items()]
+    if len(links) < 2 or "link" in base or any("link" not in label for label in bases):
+        return []
+    entry = ", ".join(f"{n}: {value}" for n, value in {**base, "link": next(iter(links))}.items())
+    said = "links are not compared with each other: that takes a baseline with a link, as"
+    return [f"{said} {{{entry}}}"]
 
 
 def with_other_threads(states: list[State], threads: str | None) -> list[str]:

@@ -23,12 +23,13 @@ from harness.core.records import (
 )
 from harness.core.settings import as_mapping
 from harness.launch import flags
-from harness.launch.ahead import ahead, skipped
+from harness.launch.ahead import ahead, links_apart, skipped
 from harness.launch.outcome import State
 from harness.launch.places import Options
 from harness.launch.runner import Worker
 from harness.launch.screen import Screen, progress_of, short, time_left_s, window
 from harness.launch.sweep import choose
+from harness.launch.sweepfile import load
 from tests.support.sweeps import GRID, jobs_of, sweep_file
 from tests.support.sweeps import harness_sweep as main
 
@@ -219,6 +220,54 @@ def test_the_time_ahead_is_that_of_earlier_runs(tmp_path: Path) -> None:
     assert ahead(states, "all")[0] == f"0 done before, 4 to go, about 6:40 {plus}"
     states[3].state = "skipped"
     assert ahead(states, None)[0] == f"2 done before, 1 to go, about 1:40 {plus}"
+
+
+LINKS = """script: vit
+settings: {setup: 2_1}
+grid: {strategy: [ddp, local_sgd], link: [none, 20ms, 80ms]}
+seeds: [1, 2]"""
+
+
+def test_the_time_ahead_is_that_over_the_same_link(tmp_path: Path) -> None:
+    states = [State(job) for job in jobs_of(tmp_path, LINKS, tmp_path / "out")]
+    for state in states[:6]:
+        label = state.job.label
+        if label["link"] == "80ms":
+            continue
+        state.job.folder.write_settings({})
+        took_s = {"none": 10.0, "20ms": 100.0}[label["link"]] * (1 + (label["strategy"] == "ddp"))
+        write_json(state.job.folder.summary, {"outcome": "finished", "wall_s": took_s})
+    # None in the second seed: 20 + 10, 20 ms: 200 + 100, 80 ms: twice as the others of a strategy.
+    line, left_s = ahead(states, None)
+    assert left_s == 20 + 10 + 200 + 100 + 2 * (110 + 55)
+    plus = "plus loading libraries, and plus what links cost that no finished run had (in 4 runs)"
+    assert line == f"4 done before, 8 to go, about 11:00 {plus}"
+
+
+NODES = "setup: 2_1, link"
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        (LINKS, "{link: none}"),
+        (LINKS + "\nbaseline: {strategy: ddp}", "{strategy: ddp, link: none}"),
+        (LINKS + "\nbaseline: {strategy: ddp, link: 20ms}", None),
+        (LINKS.replace("none, 20ms, ", "") + "\nbaseline: {strategy: ddp}", None),
+        # One machine is the baseline of each link.
+        (f"script: vit\nruns: [{{setup: 1_2}}, {{{NODES}: 1ms}}, {{{NODES}: 9ms}}]"
+         "\nbaseline: {setup: 1_2}", None),
+    ],
+)  # fmt: skip
+def test_where_links_are_not_compared_a_line_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, entry: str | None
+) -> None:
+    file = sweep_file(tmp_path, text)
+    said = "links are not compared with each other: that takes a baseline with a link, as"
+    lines = [f"{said} {entry}"] if entry else []
+    assert links_apart(load(file), [State(job) for job in jobs_of(tmp_path, text)]) == lines
+    assert main([str(file), "--launcher", "netns", "--oversubscribe", "--dry_run"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if said in line] == lines
 
 
 def test_the_time_of_the_header_is_a_bound_where_runs_are_skipped(tmp_path: Path) -> None:
