@@ -35,6 +35,8 @@ from harness.core.process import (
     open_closed_streams,
     quiet_when_closed,
     restore_interrupt,
+    say_work,
+    working,
 )
 from harness.core.records.disk import one_line
 from harness.core.settings import UserError, nearest
@@ -454,6 +456,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         install_quit_handlers()  # a verb may load torch or pandas
         open_closed_streams()
+        say_work()
     with quiet_when_closed():
         return _main(sys.argv[1:] if argv is None else argv)
     return 0
@@ -473,7 +476,8 @@ def _main(argv: Sequence[str]) -> int:
             print(parser.format_help())
             return 0
         options = parser.read(arguments)
-        module = importlib.import_module(f"harness.{VERBS[verb].module}")
+        with working("loading libraries"):
+            module = importlib.import_module(f"harness.{VERBS[verb].module}")
         restore_interrupt()
         return int(module.run(options))
     except KeyboardInterrupt:

@@ -212,6 +212,31 @@ def quiet_when_closed() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_says_work = False  # libraries say nothing; a verb that a person has typed does
+CLEARED = "\r\x1b[K"  # the line of a terminal
+
+
+def say_work() -> None:
+    """From now on working() says at a terminal what it waits for."""
+    global _says_work
+    _says_work = True
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """At a terminal, a line says what is going on, until it is done."""
+    if not _says_work or sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    with suppress(OSError):
+        print(f"{CLEARED}{printable(text)} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            print(CLEARED, end="", file=sys.stderr, flush=True)
+
+
 def report_to_torchrun(line: str) -> None:
     """torchrun ends with a block on the rank that failed: it then repeats this line there, in
     place of a hint at tracebacks.

@@ -18,7 +18,7 @@ from typing import Any
 from harness.core.command_line import field_of, typed
 from harness.core.identity import number
 from harness.core.links import link_of
-from harness.core.process import ending_signals, print_if_possible
+from harness.core.process import ending_signals, print_if_possible, working
 from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import (
     ASIDE,
@@ -95,7 +95,8 @@ def run(flags: argparse.Namespace) -> int:
             if options.rerun != "all":
                 _refuse_changed_inputs([state.job for state in chosen])
             if isinstance(place, Machines) and place.here:  # others have other disks
-                _check_inputs(chosen, options.rerun)
+                with working("checking data and models"):
+                    _check_inputs(chosen, options.rerun)
             place.open([state.job for state in chosen])
         for state in states:
             reason = place.why_not(state.job)
@@ -366,7 +367,8 @@ def _table(folder: Path, *flags: str, **how: Any) -> subprocess.CompletedProcess
 
 def _check_columns(folder: Path, file: str) -> None:
     """Whether the table can be shown, before hours are spent on measuring."""
-    done = _table(folder, capture_output=True)
+    with working("checking the columns of the table"):
+        done = _table(folder, capture_output=True)
     if done.returncode:
         message = done.stderr.strip().removeprefix("harness table: error: ")
         raise UserError(f"{file}: {message}")

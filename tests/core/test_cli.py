@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -11,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from harness.cli import VERBS, main, parser_of
+from harness.core.process import CLEARED
 from harness.core.records import find_runs
 from harness.core.settings import UserError
 from harness.read.report import report
+from tests.support.records import Plan
 
 # A line of each verb that is right.
 RIGHT = {
@@ -24,6 +28,39 @@ RIGHT = {
     "pack": "outputs", "push": "outputs me/mine", "pull": "me/mine outputs", "unpack": "a.jsonl.gz",
     "completion": "bash",
 }  # fmt: skip
+
+
+def at_a_terminal(*words: str) -> str:
+    """What stands on stderr if that is a terminal."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "harness", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    assert done.returncode == 0 and b"\x1b" not in done.stdout
+    said = b""
+    with contextlib.suppress(OSError):  # of a terminal that nobody writes to any more
+        while part := os.read(ours, 2**16):
+            said += part
+    os.close(ours)
+    return said.decode()
+
+
+@pytest.mark.process
+def test_a_terminal_shows_what_is_waited_for(tmp_path: Path) -> None:
+    plan = Plan(tmp_path / "outputs")
+    plan.run("1_1", train_samples_per_s=10.0)
+    plan.run("1_2", devices=2, train_samples_per_s=15.0)
+    plan.write()
+    said = at_a_terminal("report", str(plan.output_dir), "--out", str(tmp_path / "page"))
+    lines = said.split(CLEARED)
+    assert lines[-1] == "" and lines[1] == "loading libraries ..."
+    name = json.loads((plan.folder / "sweep.json").read_text())["name"]
+    shown = [f"reading 2 records of {name} ...", f"drawing {name} ..."]
+    assert [line for line in lines if line in shown] == shown
+    assert "drawing" in at_a_terminal("figures", str(plan.folder), "--out", str(tmp_path))
+    # Elsewhere it is silent.
+    command = [sys.executable, "-m", "harness", "figures", str(plan.folder)]
+    assert subprocess.run(command, capture_output=True).stderr == b""
 
 
 def refusal(verb: str, *words: str) -> str:

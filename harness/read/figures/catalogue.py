@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib
 
 from harness.core.command_line import print_json
+from harness.core.process import working
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
@@ -212,7 +213,8 @@ def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
             into /= taken[-1]
         whose = f"{sweep.name}: " if len(sweeps) > 1 else ""
         try:
-            files += save(draw(name, sweep), into, name, kinds)
+            with working(f"drawing {sweep.name}"):
+                files += save(draw(name, sweep), into, name, kinds)
         except UserError as error:
             notes.append(f"{whose}{_not_drawn(name, error)}")
             errors.append(error)
@@ -226,13 +228,15 @@ def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
 
 def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     sweep = read_results_part(str(folder))
-    drawn, left_out = draw_all(sweep)
+    with working("drawing every figure"):
+        drawn, left_out = draw_all(sweep)
     if not drawn:
         raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
     files: list[Path] = []
     for name, figure in drawn.items():
         try:
-            files += save(figure, out or folder / "figures", name, kinds)
+            with working(f"writing {name}"):
+                files += save(figure, out or folder / "figures", name, kinds)
         except UserError as error:
             left_out[name] = str(error)
     return files, [*_missing_lines(sweep), *(_not_drawn(n, why) for n, why in left_out.items())]

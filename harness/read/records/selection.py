@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.core.identity import number
+from harness.core.process import working
 from harness.core.records import find_runs
 from harness.core.settings import UserError
 from harness.read.labels import counted, listed
@@ -115,7 +116,8 @@ def read_selected(selector: str, target: Target | None) -> Selected:
         read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
     else:
         folders, copies = without_copies(find_runs(path))
-        read = [read_run(folder, {}, str(folder.path), target) for folder in folders]
+        with working(f"reading {len(folders)} records of {path}"):
+            read = [read_run(folder, {}, str(folder.path), target) for folder in folders]
     runs = [run for run in read if run.recorded_folder.has(run.recorded_folder.settings)]
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from harness.core.process import working
 from harness.core.records import SKIPPED, SWEEP, WAITING, RunFolder, find_folders, find_runs
 from harness.core.records.archives import is_archive
 from harness.core.schema.checks import check_fields
@@ -87,7 +88,8 @@ class SweepResults:
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """All of them, in the order of the plan."""
-        return tuple(self._read(planned) for planned in self.planned)
+        with working(f"reading {len(self.planned)} records of {self.name}"):
+            return tuple(self._read(planned) for planned in self.planned)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

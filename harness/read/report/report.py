@@ -12,12 +12,13 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 from harness.core.command_line import print_json
+from harness.core.process import working
 from harness.core.records import WAITING
 from harness.core.settings import UserError
 from harness.read.compare.answers import failed_ways
@@ -89,7 +90,9 @@ def _sections(
     processes = min(os.cpu_count() or 1, len(sweeps)) if sum(sizes) >= MANY_RUNS else 1
     if processes == 1:
         for sweep, name in zip(sweeps, names, strict=True):
-            yield _made(sweep, styles, name, out)
+            with _drawing(sweep):
+                made = _made(sweep, styles, name, out)
+            yield made
         return
     try:
         with ProcessPoolExecutor(processes, get_context("spawn"), _end_quietly) as pool:
@@ -102,7 +105,10 @@ def _sections(
                         n: pool.submit(_made, replace(sweeps[n]), styles, names[n], out)
                         for n in order
                     }
-                yield from (futures[n].result() for n in range(len(sweeps)))
+                for n, sweep in enumerate(sweeps):
+                    with _drawing(sweep):
+                        made = futures[n].result()
+                    yield made
             except KeyboardInterrupt:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -111,6 +117,10 @@ def _sections(
             "a process that draws was ended from outside, perhaps for lack of memory: report one "
             "sweep, as outputs/sweeps/NAME"
         ) from None
+
+
+def _drawing(sweep: SweepResults) -> AbstractContextManager[None]:
+    return working(f"drawing {sweep.name}")
 
 
 @contextmanager
