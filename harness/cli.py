@@ -22,10 +22,12 @@ from harness.core import tasks
 from harness.core.command_line import (
     BadValue,
     integer,
+    names_of,
     natural,
     one_of,
     positive,
     setting,
+    trainer_flags,
     without_package,
 )
 from harness.core.process import (
@@ -39,6 +41,7 @@ from harness.core.process import (
     working,
 )
 from harness.core.records.disk import one_line
+from harness.core.refused import MEANT
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import SENT_DIRECTLY
 from harness.core.tasks import TASKS
@@ -49,6 +52,10 @@ FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
 class Incomplete(UserError):
     """Something that a verb needs is not there."""
+
+
+def _flags_of_runs() -> set[str]:
+    return {*trainer_flags(), *MEANT}.union(*map(names_of, tasks.TASKS))
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +72,8 @@ class Parser(argparse.ArgumentParser):
             if FLAG.fullmatch(word) and name not in self._option_string_actions:
                 known = sorted(n[2:] for n in self._option_string_actions if n.startswith("--"))
                 hint = nearest(name.lstrip("-"), known, mark="--")
+                if "set" in known and (flag := name.lstrip("-")) in _flags_of_runs():
+                    hint = f"it is one of runs: --set {flag}=VALUE gives it to all"
                 raise UserError(f"unknown flag {name}: {hint}")
         options = self.parse_intermixed_args(arguments)
         if "--" in argv and not self.get_default("takes_command"):

@@ -112,6 +112,9 @@ order: [setup]
 MISTAKES = {
     "no file": ([], "missing FILE; usage: python -m harness sweep"),
     "unknown flag": (["x.yaml", "--dryrun"], "unknown flag --dryrun: did you mean --dry_run?"),
+    "flag of runs": (["x.yaml", "--epochs", "2"], "unknown flag --epochs: it is one of runs: --set "
+                     "epochs=VALUE gives it to all"),
+    "flag of the trainer": (["x.yaml", "--use_cpu"], "--set use_cpu=VALUE gives it to all"),
     "far flag": (["x.yaml", "--zzz"], "unknown flag --zzz: there are --account,"),
     "two files": (["x.yaml", "y.yaml"], "unexpected y.yaml; usage:"),
     "missing file": (["none.yaml"], "none.yaml does not exist"),
