@@ -274,10 +274,12 @@ def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted:
     told = predicted.in_one_line(*words)
     start = "torchrun --nnodes=2 --node_rank=RANK_OF_THIS_NODE --master_addr=ADDRESS_OF_NODE_0"
     start += " --nproc_per_node=2"
-    assert f"measure the link with {start} -m harness link --json > {file}" in told
+    how = " (on each node; typed alone, python -m harness link prints it with address and ranks"
+    assert f"measure the link with {start} -m harness link --json > {file}{how}" in told
     told = predicted.in_one_line(*words, "--emulated")
     start = "python -m harness nodes 2 --link 20ms/200mbit -- torchrun --nproc_per_node=2"
     assert f"measure the link with {start} -m harness link --json > {file}" in told
+    assert how not in told
     typed = shlex.split(told.partition("measure the link with ")[2].partition(" >")[0])
     cut = typed.index("--")
     options = parser_of("nodes").parse_args(typed[4:cut])
