@@ -89,7 +89,8 @@ def delay_axis(axes: Axes, delays: Sequence[float]) -> None:
     axes.set_xlim(-0.4, max(delays) * 1.3)
     if min(delays) > 0:
         axes.set_xscale("log")
-        axes.set_xlim(min(delays) / 2.5, max(delays) * 1.35)
+        ends = (2.5, 1.35) if len(delays) > 1 else (1.6, 1.6)  # one stands in the middle
+        axes.set_xlim(min(delays) / ends[0], max(delays) * ends[1])
     axes.set_xticks(delays, [f"{delay:g}" for delay in delays])
     _no_minor_ticks(axes.xaxis)
 

@@ -84,6 +84,7 @@ def test_a_gain_in_most_cases_is_more_than_a_large_one_in_one(plan: Plan) -> Non
         with_rates(plan, "2_1", faster, faster + 1, faster - 1, label=label)
     text = finding(read_sweep(plan.write(axes=["script", "setup"])), RATE)
     assert text.startswith("setup 1_2 against setup 1_1 in 2 cases of script: samples/s: 1.20")
+    assert text.endswith("; best in 1 of 2 cases, setup 2_1 in 1")
 
 
 def test_a_shorter_time_is_a_gain_unless_the_target_is_missed(plan: Plan) -> None:

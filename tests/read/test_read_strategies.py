@@ -255,6 +255,25 @@ def test_panels_by_setup_and_rate_lines_by_strategy(plan: Links) -> None:
     assert len(scales) == 1  # to be compared by eye
 
 
+def test_one_delay_stands_in_the_middle(plan: Links) -> None:
+    for how in (DDP, FAR):
+        plan.measured(how, 40.0)
+    axes = drawn(draw("strategies", read_sweep(plan.write())).figure)[
+        "2_1, 50 Mbit/s, median wall time"
+    ]
+    low, high = axes.get_xlim()
+    assert low * high == pytest.approx(80.0**2) and [*axes.get_xticks()] == [80]
+
+
+def test_answers_have_the_rate_where_the_target_is_missed(plan: Links) -> None:
+    """Without a time it is all that tells which way is faster."""
+    for how, seconds in ((DDP, 40.0), (FAR, 20.0), ({"strategy": "local_sgd"}, math.inf)):
+        plan.measured(how, seconds, train_samples_per_s=9.0)
+    reached, missed = map(str, answers(read_sweep(plan.write())))
+    assert reached.startswith("diloco h50 against ddp: wall time to accuracy 0.9: ")
+    assert "against ddp: samples/s: equal; wall time to accuracy 0.9: missed by some run" in missed
+
+
 def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> None:
     panels = drawn(full(plan))
     axes = panels["2_1, 50 Mbit/s, median training time"]

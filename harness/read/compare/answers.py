@@ -145,7 +145,8 @@ def _failed(groups: Sequence[Group]) -> str:
 def finding(sweep: SweepResults, *names: str) -> str:
     """The way that gains most on the baseline in the first of these measures, in the mean over its
     cases, with all of them: the title of a figure. One that misses a target in fewer cases comes
-    before. Where none gains, the one that loses most; "" where none differs by more than the noise.
+    before; where others gain most in some case, these are counted. Where none gains, the one that
+    loses most; "" where none differs by more than the noise.
     """
     measures = [BY_NAME[name] for name in names]
     pairs_of, gains = _pairs(sweep, None), dict[str, tuple[float, float]]()
@@ -159,8 +160,35 @@ def finding(sweep: SweepResults, *names: str) -> str:
     better = [way for way, (_, gain) in gains.items() if gain > 0]
     way = max(better, key=gains.__getitem__) if better else min(gains, key=lambda w: gains[w][1])
     parts = [_part(sweep, measure, pairs_of[way], brief=True) for measure in measures]
-    texts = [*parts, *_other_links(pairs_of[way])]
+    texts = [*parts, *_best_in(sweep, measures[0], pairs_of, way), *_other_links(pairs_of[way])]
     return f"{_ways(sweep, way, pairs_of[way])}: {'; '.join(texts)}"
+
+
+def _best_in(
+    sweep: SweepResults, measure: ComparedMeasure, pairs_of: Mapping[str, Sequence[Pair]], way: str
+) -> list[str]:
+    """In how many of its cases this way gains most and in how many another does, if one does."""
+
+    def case_of(pair: Pair) -> tuple[tuple[str, ...], str]:
+        axes = tuple(_cases(sweep, pair))
+        return axes, label_text(pair.group.label, axes)
+
+    mine = {*map(case_of, pairs_of[way])}
+    best: dict[Any, tuple[float, str]] = {}
+    for name, pairs in pairs_of.items():
+        for pair in pairs:
+            if (case := case_of(pair)) not in mine:
+                continue
+            estimate = pair.estimate(measure)
+            gain = _clear_gain(measure, estimate) if isinstance(estimate, Estimate) else 0.0
+            if gain > max(0.0, best.get(case, (0.0, ""))[0]):
+                best[case] = gain, name
+    counts = Counter(name for _, name in best.values())
+    if not {*counts} - {way}:
+        return []
+    others = [f"{name} in {n}" for name, n in counts.most_common() if name != way]
+    cases = "case" if len(best) == 1 else "cases"
+    return [f"best in {counts[way]} of {len(best)} {cases}, {listed(others, ', ', MOST_TEXTS)}"]
 
 
 def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
@@ -204,7 +232,8 @@ def _way(sweep: SweepResults, group: Group, pair: Pair) -> str:
 
 def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
     names = [] if sweep.target is None else [*TIMES_TO_TARGET]
-    if sweep.target is None or "setup" in (sweep.baseline or {}):
+    missed = any(pair.estimate(BY_NAME[name]) == MISSED for pair in pairs for name in names)
+    if sweep.target is None or "setup" in (sweep.baseline or {}) or missed:
         names = [RATE, *names]
     if MEMORY in (sweep.columns or ()):
         names.append(MEMORY)
