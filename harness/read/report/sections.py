@@ -47,8 +47,14 @@ def definitions(sections: Sequence[Section]) -> dict[str, str]:
     cells = (row for s in sections for row in s.results.rows)
     shown = "\n".join(chain(*answers, *cells))
     used = {word: text for pattern, (word, text) in IF_USED.items() if re.search(pattern, shown)}
-    return {**used, **DEFINITIONS}
+    supposed = HYPOTHESIS if any(section.hypothesis for section in sections) else {}
+    return {**supposed, **used, **DEFINITIONS}
 
+
+HYPOTHESIS = {
+    "hypothesis": "free text of the sweep file. No program judges it: the answer stands below it, "
+    "for the reader to judge."
+}
 
 # By the pattern of what is used.
 IF_USED = {
