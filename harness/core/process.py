@@ -262,6 +262,31 @@ def is_stopped(pid: int) -> bool:
     return state in "Tt"
 
 
+def ranks_beside() -> dict[int, int]:
+    """The ranks that the torchrun of this one has started, itself included, and their processes;
+    none where this process was forked, or the kernel does not tell.
+    """
+    run_id, parent = os.environ.get("TORCHELASTIC_RUN_ID"), os.getppid()
+    found: dict[int, int] = {}
+    if run_id is None:
+        return found
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(OSError):
+            for pid in map(int, children.read_text().split()):
+                began = _environment_of(pid)
+                if began.get("TORCHELASTIC_RUN_ID") == run_id and began.get("RANK", "").isdigit():
+                    found[int(began["RANK"])] = pid
+    return found
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """With which a process began."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+        return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+    return {}
+
+
 def forked() -> list[int]:
     """The processes that the main thread has forked, as a data loader does; none where the kernel
     does not tell.

@@ -204,8 +204,8 @@ class Settings:
     hang_after: float = flag(120.0, "seconds", "Running",
         "seconds without progress or an answer after which the run ends, with the stack of every "
         "rank; compiling, evaluating and saving do not count; 0: never; ranks that are stopped "
-        "before they have met are found by the launcher of a sweep and by harness.train.torchrun, "
-        "not under plain torchrun", identity=False)
+        "before they have met are found by the launcher of a sweep, by harness.train.torchrun, and "
+        "by a rank beside them that runs", identity=False)
     peak_tflops: float | None = flag(None, "positive", "Running",
         "dense peak of one device in this number format, in 10^12 operations per second, for mfu "
         "(a GPU: from a table of the makers' figures; a CPU: as measured)", identity=False)

@@ -1,19 +1,23 @@
 """Ends ranks whose process is stopped: nobody else would notice the only rank of a run, or ranks
-that have not met. Whoever looks is a process of its own: a launcher, or the sampler of a run.
+that have not met. Whoever looks is a process of its own: a launcher, the sampler of a run, or
+another rank of the same torchrun.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
-from harness.core.process import is_stopped
+from harness.core.process import is_stopped, ranks_beside, report_to_torchrun
 from harness.core.settings import Settings
 
 LOOK_EVERY_S = 0.5
@@ -64,6 +68,45 @@ class StoppedRanks:
                 self.report(reason)
                 with suppress(ProcessLookupError):
                     os.kill(worker.id, signal.SIGKILL)
+
+
+class UntilMet:
+    """Looks at the ranks that the same torchrun has started, until their watchdogs do: they would
+    be waited for without end. Of those that run the lowest ends those that are stopped, and
+    itself; torchrun ends the others.
+    """
+
+    def __init__(self, hang_after_s: float, rank: int, node: int) -> None:
+        self.rank, self.node = rank, node
+        self.ranks = StoppedRanks(hang_after_s, self._report)
+        self.over = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def close(self) -> None:
+        """They have met."""
+        self.over.set()
+
+    def _watch(self) -> None:
+        while not self.over.wait(LOOK_EVERY_S):
+            self.look()
+            if self.ranks.reasons:
+                os._exit(1)
+
+    def look(self) -> None:
+        pids = ranks_beside()
+        first = min((rank for rank, pid in pids.items() if not is_stopped(pid)), default=None)
+        if self.rank != first or is_stopped(os.getppid()):  # as Ctrl-Z stops all, for a while
+            return
+        others = [SimpleNamespace(id=pids[rank], global_rank=rank, world_size=1) for rank in pids]
+        self.ranks.look(others, self.node)
+
+    def _report(self, reason: str) -> None:
+        report(reason)
+        report(f"stacks of rank {self.rank} (node {self.node}):")
+        faulthandler.dump_traceback(file=2)
+        report_to_torchrun(f"failed: {reason}")
 
 
 def hang_after_of(argv: Sequence[str]) -> float:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from harness.core.attempts import unended
-from harness.core.process import is_stopped
+from harness.core.process import is_stopped, ranks_beside
 from harness.core.records import find_runs, read_rows
 from harness.read.records.recorded import recorded
 from harness.train import stopped
 from harness.train.measure import sampler
-from harness.train.stopped import StoppedRanks, hang_after_of
+from harness.train.stopped import StoppedRanks, UntilMet, hang_after_of
 from tests.support import peers
 from tests.support.broken_runs import alone, attempts_of
-from tests.support.sweeps import family, start, sweep_file, wait_for
+from tests.support.sweeps import ROOT, family, start, sweep_file, wait_for
 
 
 @pytest.fixture
@@ -91,6 +91,74 @@ def test_torchrun_ends_ranks_that_stop_before_they_have_met(root: Path, count: i
     named = f"rank 0 (node 0) does not answer for {count} s: its process is stopped"
     assert done.returncode == 1 and f"harness: {named}\n" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_plain_torchrun_ends_ranks_that_stop_before_they_have_met(
+    tmp_path: Path, number: int
+) -> None:
+    """By the other rank: nobody else looks. Nothing is recorded of a run that has not begun."""
+    words = ["--tiny", "--train_size", "64", "--test_size", "16", "--setup", "1_2",
+             "--hang_after", "2", "--o", str(tmp_path / "out")]  # fmt: skip
+    begun = f'test $RANK = {number} && kill -STOP $$$$; exec "$0" "$@"'
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no_python",
+         "--nproc_per_node=2", "sh", "-c", begun, sys.executable, "vit.py", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    named = f"rank {number} (node 0) does not answer for 2 s: its process is stopped"
+    assert done.returncode == 1 and f"harness: {named}\n" in done.stderr
+    assert f"failed: {named}" in done.stderr.partition("error_file")[2]  # in torchrun's words
+    assert done.stderr.count("harness: stacks of rank") == 1 and "init_process_group" in done.stderr
+    assert not find_runs(tmp_path / "out")
+
+
+def test_the_lowest_rank_that_runs_looks_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none where the launcher is stopped, too."""
+    seen: list[tuple[int, list[int]]] = []
+    halted: set[int] = set()
+    monkeypatch.setattr(stopped, "is_stopped", halted.__contains__)
+    monkeypatch.setattr(stopped, "ranks_beside", lambda: {rank: 100 + rank for rank in range(3)})
+    ranks = [UntilMet(5.0, rank, 0) for rank in range(3)]
+    for each in ranks:
+        look: Any = lambda others, node, by=each.rank: seen.append((by, [o.id for o in others]))  # noqa: E731
+        monkeypatch.setattr(each.ranks, "look", look)
+
+    def lookers() -> list[int]:
+        seen.clear()
+        for each in ranks:
+            each.look()
+        assert all(pids == [100, 101, 102] for _, pids in seen)
+        return [rank for rank, _ in seen]
+
+    assert lookers() == [0]
+    halted.update({100, 102})
+    assert lookers() == [1]
+    halted.add(os.getppid())
+    assert lookers() == []
+    monkeypatch.setattr(stopped, "ranks_beside", dict)  # as in a process that was forked
+    assert lookers() == []
+
+
+@pytest.mark.process
+def test_the_ranks_of_a_torchrun_are_told_from_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By their parent, and the run's id with which they began."""
+    began = {"TORCHELASTIC_RUN_ID": "mine", "RANK": "3"}
+    environments = [began, began | {"RANK": "5"}, began | {"TORCHELASTIC_RUN_ID": "b", "RANK": "4"},
+                    {"RANK": "6"}, began | {"RANK": ""}]  # fmt: skip
+    sleepers = [subprocess.Popen(["sleep", "600"], env=each) for each in environments]
+    try:
+        monkeypatch.setattr(os, "getppid", os.getpid)
+        assert ranks_beside() == {}  # not of a torchrun
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+        assert ranks_beside() == {3: sleepers[0].pid, 5: sleepers[1].pid}
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
 
 
 @pytest.mark.process

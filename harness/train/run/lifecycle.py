@@ -34,6 +34,7 @@ from harness.train.run.publish import publish
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, Watchdog
 from harness.train.session import OtherFailed, barrier, end_group
+from harness.train.stopped import UntilMet
 from harness.train.strategy import verify
 
 DEAF_S = 3.0  # within which the main thread handles a signal
@@ -45,6 +46,7 @@ class Lifecycle:
 
     context: Context
     lock: Lock | None = None  # of the run's folder, held by rank 0
+    meeting: UntilMet | None = None  # looks at the other ranks until the watchdog does
     recorder: Recorder = field(default_factory=Recorder)  # of the training, once there is one
     watchdog: Watchdog | None = None  # from __enter__() on
     previous_handlers: dict[int, Any] = field(default_factory=dict)
@@ -138,6 +140,8 @@ class Lifecycle:
         restore_excepthook()
         self.watchdog = Watchdog.of(self.context, self._end_hung)
         self.watchdog.start()
+        if self.meeting is not None:
+            self.meeting.close()
 
         listener, self.wakeup = os.pipe()
         os.set_blocking(self.wakeup, False)

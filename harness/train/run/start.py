@@ -46,6 +46,7 @@ from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle
 from harness.train.run.publish import check_hub, publish
 from harness.train.session import Session, barrier, broadcast, end_group, gather
+from harness.train.stopped import UntilMet
 from harness.train.strategy import session_of
 
 
@@ -206,7 +207,7 @@ def _saving(settings: Settings, passed: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _open(settings: Settings) -> tuple[Context, Lock | None]:
+def _open(settings: Settings) -> tuple[Context, Lock | None, UntilMet]:
     """Check that the run can be made here, and lock its folder on rank 0."""
     world = world_of(os.environ)
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
@@ -221,12 +222,16 @@ def _open(settings: Settings) -> tuple[Context, Lock | None]:
         harden()
         bind_to_loopback(os.environ)
         session = session_of(settings, world, folder)
+        hang_after_s = settings.hang_after if session.ends_when_silent else 0.0
+        meeting = UntilMet(hang_after_s, world.rank, world.rank // world.per_node)
+        if world.size > 1 and hang_after_s:
+            meeting.start()
         world = session.world
         args = arguments_of(settings, folder.path, session)
         lock = _locked(folder, wait_s=30 if world.elastic else 5) if world.rank == 0 else None
     except UserError as error:
         refuse(settings.script, error, world.rank == 0 or not world.launched)
-    return Context(settings, world, args, folder, session, launch_of(world)), lock
+    return Context(settings, world, args, folder, session, launch_of(world)), lock, meeting
 
 
 def _is_finished(context: Context) -> bool:
@@ -295,13 +300,14 @@ def start(settings: Settings) -> Lifecycle | None:
         gc.freeze()  # what is loaded stays: no collection looks at it again
         gc.enable()
     remove_log_folder()
-    context, lock = _open(settings)
+    context, lock, meeting = _open(settings)
     if context.is_rank0:  # as they are now, before they are read
         earlier = attempts.failures_of(context.folder)
         context = replace(context, inputs=inputs(context.settings), earlier_failures=earlier)
     settings, world, args = context.settings, context.world, context.args
     _require_one_strategy(context)
     if _is_finished(context):
+        meeting.close()
         context.session.already_finished()
         if lock is not None:
             lock.release()
@@ -316,7 +322,7 @@ def start(settings: Settings) -> Lifecycle | None:
     _take_smaller_batch(context)
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
-    return Lifecycle(replace(context, sampler=sampler), lock)
+    return Lifecycle(replace(context, sampler=sampler), lock, meeting)
 
 
 def _watch(context: Context) -> dict[str, Any] | None:
