@@ -62,6 +62,8 @@ class FailedRank(TypedDict):
 
 
 Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to it
+# What a warm process says; a shell on its host may print lines of its own, also of JSON.
+SAID = {"ready": {"cuda_in_server"}, "port": {"port"}, "ended": {"code", "failures"}}
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,7 @@ class WarmAgent(Agent):
             if not read:
                 return [*events, {"event": "died", "code": self.process.wait()}]
             lines, _, self.unread = (self.unread + read).rpartition(b"\n")
-            events += rows_in(lines)[0]  # a shell on a host may print lines of its own
+            events += filter(is_event, rows_in(lines)[0])
 
     def stop(self) -> None:
         self._send({"do": "stop"})
@@ -301,6 +303,11 @@ class WarmAgent(Agent):
         """Why it ended, as far as it printed anything."""
         self._join_printer()
         return last_line(_marked(self.log, self.node.mark if self.node.remote else ""))
+
+
+def is_event(row: Mapping[str, Any]) -> bool:
+    said = row.get("event")
+    return isinstance(said, str) and said in SAID and row.keys() >= SAID[said]
 
 
 def _marked(log: Path, mark: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shlex
 import signal
 import subprocess
 import time
@@ -483,8 +485,10 @@ class NoisyHost(Node):
     """Its shell prints a line when it starts, as a .bashrc may."""
 
     def start(self, *_: Any, **pipes: Any) -> subprocess.Popen[bytes]:
-        lines = """echo 'Welcome back!'; echo '{"event": "ready"}'; cat"""
-        return subprocess.Popen(["sh", "-c", lines], **pipes)
+        told = ["Welcome back!", '{"load": 0.2}', '{"event": "ended"}', '{"event": [1]}', "[1]",
+                json.dumps(READY)]  # fmt: skip
+        lines = "".join(f"echo {shlex.quote(line)}; " for line in told)
+        return subprocess.Popen(["sh", "-c", f"{lines} cat"], **pipes)
 
 
 @pytest.mark.process
@@ -493,5 +497,5 @@ def test_a_line_of_a_shell_is_no_event(tmp_path: Path) -> None:
     assert agent.process is not None and agent.process.stdin is not None
     agent.process.stdin.close()
     agent.process.wait(10)
-    assert agent.receive() == [{"event": "ready"}, {"event": "died", "code": 0}]
+    assert agent.receive() == [READY, {"event": "died", "code": 0}]
     agent.close()
