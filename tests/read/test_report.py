@@ -24,7 +24,7 @@ from harness.core.records.locks import Lock, is_held
 from harness.core.settings import UserError
 from harness.read.labels import duration
 from harness.read.records.sweeps import read_all, read_results
-from harness.read.report.report import _interrupts_blocked, make_report
+from harness.read.report.report import _end_quietly, _interrupts_blocked, make_report
 from harness.read.table import Item
 from harness.read.tables.results import fairness
 from tests.support.paired import Verb
@@ -412,6 +412,20 @@ def test_an_interrupt_while_processes_start_takes_effect_afterwards() -> None:
     assert begun
 
 
+def test_processes_that_draw_ignore_what_the_first_one_ignores() -> None:
+    """A report that a shell has put behind goes on where the terminal sends an interrupt."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _end_quietly()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _end_quietly()
+        assert callable(signal.getsignal(signal.SIGINT))
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.process
 def test_an_interrupt_while_many_sweeps_are_drawn_is_one_line(tmp_path: Path) -> None:
     """A terminal sends it to all of its processes."""
@@ -425,8 +439,10 @@ def test_an_interrupt_while_many_sweeps_are_drawn_is_one_line(tmp_path: Path) ->
         str(tmp_path),
     ]
     process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # The tests may run in the background of a shell, which has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     assert wait_for(lambda: any(tmp_path.rglob("table.csv")), 100)
     os.killpg(process.pid, signal.SIGINT)
     _, printed = process.communicate(timeout=60)
