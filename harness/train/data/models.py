@@ -42,7 +42,10 @@ MISSING = (
     "check the name"
 )
 NO_NAME = "--{kind} {name}: there is no folder of that name here, and the Hub allows no such name"
-REFUSED = "--{kind} {name}: the Hub answers {status}: HF_TOKEN names no account that may read it"
+REFUSED = (
+    "--{kind} {name}: the Hub answers {status}: check the name, or set HF_TOKEN to that of an "
+    "account that may read it"
+)
 BUSY = (
     "--{kind} {name}: the Hub answers {status} after several tries: try again later, or, with a "
     "filled cache, with HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1"

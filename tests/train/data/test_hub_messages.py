@@ -211,7 +211,7 @@ def test_a_hub_in_trouble_with_and_without_a_cache(tmp_path: Path) -> None:
                 ("silent", OFFLINE),
                 (429, ["the Hub answers 429", "try again later"]),
                 (500, ["the Hub answers 500", "try again later"]),
-                (403, ["403", "HF_TOKEN"]),
+                (403, ["403", "check the name", "HF_TOKEN"]),
                 (404, ["--{} me/new"]),
             ):
                 hub.down = down
