@@ -485,8 +485,7 @@ class NoisyHost(Node):
     """Its shell prints a line when it starts, as a .bashrc may."""
 
     def start(self, *_: Any, **pipes: Any) -> subprocess.Popen[bytes]:
-        told = ["Welcome back!", '{"load": 0.2}', '{"event": "ended"}', '{"event": [1]}', "[1]",
-                json.dumps(READY)]  # fmt: skip
+        told = ["Hello", '{"load": 2}', '{"event": "ended"}', '{"event": [1]}', json.dumps(READY)]
         lines = "".join(f"echo {shlex.quote(line)}; " for line in told)
         return subprocess.Popen(["sh", "-c", f"{lines} cat"], **pipes)
 
