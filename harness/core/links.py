@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from string import ascii_lowercase as LETTERS
 from typing import Any
@@ -36,6 +36,12 @@ EXPECTED = (
     "expected none, 20ms, 200mbit, 20ms/200mbit/jitter2ms/loss1%, "
     "{delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01} or a name such as rack"
 )
+
+# TCP opens its window during a transfer, which waits for up to two round trips more than the one
+# that is taken off its time. Before a probe sends so many bytes, smaller transfers have opened it:
+# what takes a round trip then tells the rate, within 5 % in 609 of the 640 published transfers over
+# links with one, and within a factor of 3 in all. All others were wrong by a factor of 10 to 1000.
+OPENED_BYTES, OPENED_TRIPS, CLOSED_TRIPS = 2**20, 1, 6
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,39 @@ class Link:
 
     def check(self, nodes: int) -> None:
         """Fits any number of nodes."""
+
+
+def is_rate(size: float, seconds: float, round_trip_s: float) -> bool:
+    """Whether a transfer tells a rate: so many seconds more than its round trip."""
+    trips = OPENED_TRIPS if size >= OPENED_BYTES else CLOSED_TRIPS
+    return seconds > 0 and seconds >= trips * round_trip_s
+
+
+def rate_of(link: Mapping[str, Any]) -> float | None:
+    """Mbit/s of a recorded link, of the slowest pair of nodes. Older records hold rates, too, of
+    transfers that tell none.
+    """
+    if not (pairs := link.get("pairs")):
+        return link.get("bandwidth_mbit")
+    known = []
+    for pair in pairs:
+        mbit, size = pair.get("bandwidth_mbit"), pair.get("transfer_bytes")
+        round_trip_s = (pair.get("rtt_min_ms") or 0.0) / 1e3
+        if mbit and size and is_rate(size, size * 8e-6 / mbit, round_trip_s):
+            known.append(float(mbit))
+    return min(known, default=None)
+
+
+def least_rate_of(link: Mapping[str, Any]) -> float | None:
+    """Mbit/s that a link carries at least whose transfers were too short to tell its rate: all of
+    their bytes in a round trip.
+    """
+    least = [
+        pair["transfer_bytes"] * 8e-3 / pair["rtt_min_ms"]
+        for pair in link.get("pairs") or ()
+        if pair["bandwidth_mbit"] is None and (pair["transfer_bytes"] or 0) >= OPENED_BYTES
+    ]
+    return min(least, default=None)
 
 
 # Round numbers of what is usual, not measurements; the link that a run really had is measured

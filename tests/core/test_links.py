@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from harness.core.links import LONGEST_TAG, PRESETS, Link, Network, link_of
+from harness.core.links import (
+    LONGEST_TAG,
+    PRESETS,
+    Link,
+    Network,
+    is_rate,
+    least_rate_of,
+    link_of,
+    rate_of,
+)
 from harness.core.settings import UserError, parse_setup
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
@@ -160,3 +169,30 @@ def test_a_wrong_network_is_one_line(value: Any, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)) as got:
         link_of(value)
     assert "\n" not in str(got.value)
+
+
+@pytest.mark.parametrize(("size", "round_trips", "tells"), [
+    (2**16, 1.5, False), (2**16, 4.0, False), (2**18, 5.9, False), (2**16, 6.1, True),
+    (2**20, 0.7, False), (2**20, 1.1, True), (2**26, 1.2, True),
+])  # fmt: skip
+def test_which_transfers_tell_a_rate(size: int, round_trips: float, tells: bool) -> None:
+    for round_trip_s in (0.0001, 0.16):
+        assert is_rate(size, round_trips * round_trip_s, round_trip_s) == tells
+    assert not is_rate(size, 0.0, 0.0)
+
+
+def test_the_rate_of_a_recorded_link() -> None:
+    """Bytes, rate and round trip as records of links of 50 Mbit/s and 1 Gbit/s hold them."""
+
+    def recorded(*pairs: tuple[int | None, float | None], **link: Any) -> dict[str, Any]:
+        names = ("transfer_bytes", "bandwidth_mbit", "rtt_min_ms")
+        return {"pairs": [dict(zip(names, (*each, 160.4), strict=True)) for each in pairs], **link}
+
+    whole, cut_off, short = (2**20, 48.3), (2**16, 2.1), (2**20, 72.7)
+    assert rate_of(recorded(whole, (2**22, 47.9), cut_off, (None, None))) == 47.9
+    assert rate_of(recorded(cut_off, short, bandwidth_mbit=2.1)) is None
+    assert rate_of({"bandwidth_mbit": 80.0}) == rate_of(recorded(bandwidth_mbit=80.0)) == 80.0
+    assert rate_of({}) is None
+    untold = recorded((2**16, None), (2**20, None), (2**22, None), (None, None), whole)
+    assert least_rate_of(untold) == pytest.approx(2**20 * 8e-6 / 0.1604)
+    assert least_rate_of(recorded(whole)) is least_rate_of({}) is None

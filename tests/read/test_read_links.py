@@ -7,7 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from harness.core.collectives import Wire
 from harness.read import load, load_runs
+from harness.read.predict.fitting import wire_between
+from harness.read.records.runs import link_numbers
 from tests.support.paired import Verb
 from tests.support.records import Plan, record, row_of
 
@@ -73,6 +76,20 @@ def test_files_hold_the_numbers(plan: Plan, table: Verb) -> None:
     first, second, third = csv.DictReader((folder / "runs.csv").open())
     assert [first["link_warning"], second["link_warning"]] == ["", WARNING]
     assert second["link_rtt_median_ms"] == "44.0" and third["link_rtt_median_ms"] == ""
+
+
+def test_a_transfer_cut_off_is_no_rate() -> None:
+    """As records hold it from when the first 64 KiB over 160 ms were taken for 2.1 Mbit/s."""
+    facts = two_nodes()
+    pair = {"nodes": [0, 1], "rtt_min_ms": 160.4, "rtt_median_ms": 160.5}
+    cut_off = {**pair, "bandwidth_mbit": 2.1, "transfer_bytes": 65536}
+    facts["link"] |= {"pairs": [cut_off], "bandwidth_mbit": 2.1, "rtt_min_ms": 160.4}
+    assert "link_bandwidth_mbit" not in link_numbers(facts)
+    assert wire_between({**facts["link"], "asked": None}) is None
+    whole = {**pair, "bandwidth_mbit": 48.3, "transfer_bytes": 2**20}
+    facts["link"]["pairs"].append(whole)
+    assert link_numbers(facts)["link_bandwidth_mbit"] == 48.3
+    assert wire_between({**facts["link"], "asked": None}) == Wire(160.4 / 2000, 48.3e6 / 8)
 
 
 def test_the_table_of_single_runs(tmp_path: Path, table: Verb) -> None:

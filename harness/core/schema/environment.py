@@ -187,7 +187,8 @@ class LinkPair(TypedDict):
     rtt_median_ms: Annotated[Milliseconds | None, "round trip of 32 bytes: median of up to 20"]
     bandwidth_mbit: Annotated[Mbit | None,
         "size of a transfer from the lower node to the other / (time until it is acknowledged - "
-        "minimum round trip)"]
+        "minimum round trip); null where that transfer was too short to tell: less than a round "
+        "trip long, or than 6 with less than 2^20 bytes, which wait for TCP to open its window"]
     transfer_bytes: Annotated[Bytes | None, "size of that transfer"]
 
 
@@ -205,7 +206,9 @@ class LinkRecord(TypedDict):
         "`transfer_bytes`; of more than 8 nodes, each with node 0 only"]
     rtt_min_ms: Annotated[Milliseconds | None, "of the slowest pair"]
     rtt_median_ms: Annotated[Milliseconds | None, "of the slowest pair"]
-    bandwidth_mbit: Annotated[Mbit | None, "of the slowest pair"]
+    bandwidth_mbit: Annotated[Mbit | None,
+        "of the slowest pair whose rate is known; tables and predictions leave out what older "
+        "records hold of transfers too short to tell"]
     gradient_bytes: Annotated[Bytes, "of the model: size of its trainable weights"]
     allreduce_bytes: Annotated[Bytes | None,
         "what was all-reduced over all ranks, as one tensor: the gradient's size, or 2^29 bytes if "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.collectives import GLOO, NCCL, Shape, Wire, wire_of
-from harness.core.links import Link
+from harness.core.links import Link, rate_of
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
@@ -198,7 +198,7 @@ def wire_between(link: Mapping[str, Any]) -> Wire | None:
     requested = link.get("asked")
     if isinstance(requested, dict):
         return wire_of(Link(requested.get("delay_ms") or 0.0, requested.get("rate_mbit")))
-    rtt_ms, mbit = link.get("rtt_min_ms"), link.get("bandwidth_mbit")
+    rtt_ms, mbit = link.get("rtt_min_ms"), rate_of(link)
     if requested or not is_number(rtt_ms) or not is_number(mbit):
         return None  # unequal links, or nothing is known
     return Wire(rtt_ms / 2000, mbit * 1e6 / 8)

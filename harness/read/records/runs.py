@@ -15,7 +15,7 @@ from typing import Any, cast
 from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
 from harness.core.links import FIELDS as LINK_FIELDS
-from harness.core.links import Link
+from harness.core.links import Link, rate_of
 from harness.core.records import FAILURES, FINISHED, RUNNING, SKIPPED, WAITING, RunFolder
 from harness.core.records.locks import is_held
 from harness.core.records.summary import disturbance, mean_of, others_share_of_run, total_of
@@ -442,4 +442,5 @@ def _known(value: Any) -> float:
 def link_numbers(environment: Mapping[str, Any]) -> dict[str, float]:
     """The measured figures of the link that are known; none for a run on one node."""
     link = environment.get("link") or {}
+    link = {**link, "bandwidth_mbit": rate_of(link)}
     return {name: link[at] for name, at in FIELDS.items() if is_number(link.get(at))}

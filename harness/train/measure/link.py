@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psutil
@@ -19,6 +19,7 @@ from rich.table import Table
 from torch import nn
 
 from harness.core.command_line import print_json
+from harness.core.links import rate_of
 from harness.core.process import end_with_parent
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
@@ -47,7 +48,7 @@ head -n 1) -m harness link'
 UNKNOWN = "-"
 LEGEND = (
     "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
-    "busbw: algbw x 2(n-1)/n; -: no time for it"
+    "busbw: algbw x 2(n-1)/n; -: no time for it, or for a transfer long enough to tell"
 )
 
 
@@ -88,20 +89,17 @@ def measure(
         "asked": asked,
         "interface": interface(device, os.environ),
         "pairs": pairs,
-        "rtt_min_ms": _of_slowest(max, pairs, "rtt_min_ms"),
-        "rtt_median_ms": _of_slowest(max, pairs, "rtt_median_ms"),
-        "bandwidth_mbit": _of_slowest(min, pairs, "bandwidth_mbit"),
+        "rtt_min_ms": _longest(pairs, "rtt_min_ms"),
+        "rtt_median_ms": _longest(pairs, "rtt_median_ms"),
+        "bandwidth_mbit": rate_of({"pairs": pairs}),
         "allreduce": allreduce,
         "took_s": time.perf_counter() - began_s,
         "warning": warning(asked, pairs),
     }
 
 
-def _of_slowest(
-    worst: Callable[[Iterable[float]], float], pairs: list[dict[str, Any]], name: str
-) -> float | None:
-    known = [pair[name] for pair in pairs if pair[name] is not None]
-    return worst(known) if known else None
+def _longest(pairs: list[dict[str, Any]], name: str) -> float | None:
+    return max((pair[name] for pair in pairs if pair[name] is not None), default=None)
 
 
 def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:

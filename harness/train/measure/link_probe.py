@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.core.links import is_rate
 from harness.core.topology import World
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
@@ -89,7 +90,7 @@ def climb(
     once: Callable[[int], float],
     target: int,
     until_s: float,
-    long_enough_s: float = math.inf,
+    is_enough: Callable[[int, float], bool] = lambda size, seconds: False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[int, float] | None:
     """(size, median seconds) at the target, or at the largest size that fits into the time.
@@ -106,7 +107,7 @@ def climb(
         cost_s = clock() - began_s
         # Both sizes have the same latency, so more bytes cost what the last additional ones did.
         slope = max(0.0, seconds - before[1]) / (size - before[0])
-        larger = size if seconds >= long_enough_s else min(GROWTH * size, target)
+        larger = size if is_enough(size, seconds) else min(GROWTH * size, target)
     if not size:
         return None
     samples: list[float] = []
@@ -247,7 +248,10 @@ def measure_pair(channel: TensorChannel, peer: int, share_s: float, left_s: floa
     def once(size: int) -> float:
         return _transfer(channel, peer, size) - least
 
-    transfer = climb(once, LARGEST_TRANSFER, until_s, max(LONG_ENOUGH_S, 4 * least))
+    def is_enough(size: int, seconds: float) -> bool:
+        return seconds >= max(LONG_ENOUGH_S, 4 * least) and is_rate(size, seconds, least)
+
+    transfer = climb(once, LARGEST_TRANSFER, until_s, is_enough)
     channel.send_message(peer, END)
     return [least, statistics.median(trips), *(transfer or (UNKNOWN, UNKNOWN))]
 
@@ -287,11 +291,11 @@ def answer(channel: TensorChannel, peer: int) -> None:
 def pair_row(
     nodes: tuple[int, int], least_s: float, median_s: float, size: float, seconds: float
 ) -> dict[str, Any]:
-    known = seconds > 0  # shorter than a round trip, it says nothing about the bandwidth
+    known = is_rate(size, seconds, least_s)
     return {
         "nodes": list(nodes),
         "rtt_min_ms": least_s * 1000 if math.isfinite(least_s) else None,
         "rtt_median_ms": median_s * 1000 if math.isfinite(median_s) else None,
         "bandwidth_mbit": size * 8 / seconds / 1e6 if known else None,
-        "transfer_bytes": int(size) if known else None,
+        "transfer_bytes": int(size) if math.isfinite(size) else None,
     }

@@ -17,6 +17,7 @@ from harness.core.collectives import (
     coded_mean,
     direct_mean,
 )
+from harness.core.links import least_rate_of
 from harness.core.strategies import GRADIENT_CODES, SENT_DIRECTLY, STRATEGIES, is_apart
 from harness.core.topology import World
 from harness.train.context import HALF_PRECISION, Context
@@ -88,8 +89,12 @@ def estimates(
 ) -> dict[str, float]:
     """Seconds by way, of so many bytes, at the delay and the rate of the slowest pair. One process
     of each node sends; of the backend all do, unless nodes train apart.
+
+    Where nothing tells the rate, bytes cost nothing, and all_to_all, which sends the most of them,
+    is left out.
     """
-    wire = Wire(link["rtt_min_ms"] / 2000, (link["bandwidth_mbit"] or math.inf) * 1e6 / 8)
+    rate = link["bandwidth_mbit"] or least_rate_of(link)
+    wire = Wire(link["rtt_min_ms"] / 2000, (rate or math.inf) * 1e6 / 8)
     processes, nodes = Shape(world.nodes, world.per_node), Shape(world.nodes)
     # Emulated nodes have a link to each other node; of real ones all bytes leave by one.
     of_pairs = link["asked"] is not None
@@ -100,6 +105,6 @@ def estimates(
         form_s = allreduce(GLOO, size, nodes if apart else processes, wire).alone_s
         backend_s = max(wire.delay_s, form_s * link["allreduce_s"] / measured_s)
     result = {BACKEND: backend_s, "direct": direct_mean(size, nodes, wire, of_pairs).alone_s}
-    if world.nodes > 2:  # two send each other everything in any case
+    if world.nodes > 2 and rate:  # two send each other everything in any case
         result["all_to_all"] = all_to_all_mean(size, nodes, wire, of_pairs).alone_s
     return result

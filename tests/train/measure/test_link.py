@@ -36,7 +36,7 @@ class Link:
         self.now_s += seconds + self.besides_s
         return seconds
 
-    def climb(self, target: int, budget_s: float, **more: float) -> tuple[int, float] | None:
+    def climb(self, target: int, budget_s: float, **more: Any) -> tuple[int, float] | None:
         return climb(self.once, target, self.now_s + budget_s, clock=lambda: self.now_s, **more)
 
 
@@ -79,7 +79,7 @@ def test_latency_is_not_taken_for_bandwidth() -> None:
 
 
 def test_growing_ends_where_a_transfer_is_long_enough() -> None:
-    assert Link(100).climb(64 * MIB, 100.0, long_enough_s=0.1) == (
+    assert Link(100).climb(64 * MIB, 100.0, is_enough=lambda size, s: s >= 0.1) == (
         4 * MIB,
         pytest.approx(0.336, rel=0.01),
     )
@@ -220,6 +220,14 @@ def measured(sizes: list[int], patch: str = "") -> Any:
         real = dist.new_group
         dist.get_backend = lambda *args: "nccl"
         dist.new_group = lambda members: groups.append(members) or real(members)
+    if patch == "cut off":  # of the first pair there is time for one transfer, over 160 ms
+        real_pair = link_probe.measure_pair
+
+        def cut_off(channel: Any, peer: int, *times: float) -> list[float]:
+            found = real_pair(channel, peer, *times)
+            return [0.16, 0.16, SMALLEST, 0.25] if (dist.get_rank(), peer) == (0, 1) else found
+
+        link_probe.measure_pair = cut_off
     budget_s = -1.0 if patch == "late" else link.BUDGET_S
     dist.init_process_group("gloo")
     before = torch.get_rng_state()
@@ -299,4 +307,28 @@ def test_nccl_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_transfer_shorter_than_a_round_trip_says_nothing_of_bandwidth() -> None:
     row = link_probe.pair_row((0, 1), 0.001, 0.002, SMALLEST, -0.0001)
-    assert row["bandwidth_mbit"] is row["transfer_bytes"] is None and row["rtt_min_ms"] == 1.0
+    assert row["bandwidth_mbit"] is None and row["rtt_min_ms"] == 1.0
+    # Over 80 ms and 50 Mbit/s: without time for more than the first transfer, and with it.
+    cut_off = link_probe.pair_row((0, 3), 0.16, 0.16, SMALLEST, 0.25)
+    assert cut_off["bandwidth_mbit"] is None and cut_off["transfer_bytes"] == SMALLEST
+    whole = link_probe.pair_row((0, 1), 0.16, 0.16, MIB, 0.174)
+    assert whole["bandwidth_mbit"] == pytest.approx(48.2, abs=0.1)
+
+
+@pytest.mark.process
+def test_the_slowest_pair_is_one_whose_rate_is_known() -> None:
+    first, *_ = ranks(3, measured, [400], "cut off", env={"LOCAL_WORLD_SIZE": "1"})
+    cut_off, *others = first["found"]["pairs"]
+    assert cut_off["bandwidth_mbit"] is None and cut_off["transfer_bytes"] == SMALLEST
+    assert first["found"]["bandwidth_mbit"] == min(row["bandwidth_mbit"] for row in others) > 10
+
+
+def test_a_probe_grows_until_a_transfer_tells_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.7 Mbit/s over 160 ms: 64 KiB take 4.7 round trips, and the window may be one of them."""
+    slow = Link(0.7)
+    channel = link_probe.TensorChannel(torch.device("cpu"))
+    monkeypatch.setattr(link_probe, "_round_trip", lambda *_: 0.16)
+    monkeypatch.setattr(link_probe, "_transfer", lambda *args: 0.16 + slow.once(args[2]))
+    monkeypatch.setattr(channel, "send_message", lambda *_: None)
+    *_, size, seconds = link_probe.measure_pair(channel, 1, 60.0, 60.0)
+    assert (size, seconds) == (4 * SMALLEST, pytest.approx(4 * SMALLEST * 8 / 0.7e6))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from harness.core.collectives import GLOO, Shape, Wire, allreduce
 from harness.core.command_line import parse
 from harness.core.identity import run_id
+from harness.core.links import rate_of
 from harness.core.topology import World
 from harness.read.records.recorded import settings_of
 from harness.read.records.runs import identity_settings
@@ -54,6 +55,29 @@ def test_estimates_are_delays_and_bytes() -> None:
     # What a transfer could not show costs nothing; no exchange is shorter than its delay.
     assert estimates(link_of(80.0, None, 0.5), four, MB)["direct"] == pytest.approx(0.08)
     assert estimates(link_of(80.0, 80.0, 0.03), four, MB / 4)["backend"] == 0.04
+
+
+def pair_of(nodes: list[int], rtt_ms: float | None, rate: float | None, size: int | None) -> Any:
+    return {"nodes": nodes, "rtt_min_ms": rtt_ms, "bandwidth_mbit": rate, "transfer_bytes": size}
+
+
+def test_transfers_that_were_cut_off_tell_no_rate() -> None:
+    """Four nodes over 80 ms and 50 Mbit/s each way, where the probe had no time for all pairs: by
+    hand a direct exchange of 0.41 MB takes about 0.2 s and all to all 0.15 s.
+    """
+    asked = {"asked": {"delay_ms": 80.0, "rate_mbit": 50.0}, "allreduce_bytes": 65536}
+    pairs = [pair_of([0, 1], 160.5, 48.3, 2**20), pair_of([0, 2], 160.4, 47.3, 2**20),
+             pair_of([0, 3], 160.5, 2.1, 65536), pair_of([1, 2], None, None, None)]  # fmt: skip
+    link = link_of(160.5, rate_of({"pairs": pairs}), 2.0, pairs=pairs, **asked)
+    expected = estimates(link, World(4), 413_000)
+    assert expected["direct"] == pytest.approx(0.195, abs=0.005)
+    assert expected["all_to_all"] == pytest.approx(0.150, abs=0.005)
+    # Where none tells it: all bytes of the largest in a round trip at least, or nothing is known.
+    fast = [pair_of([0, 1], 160.0, None, 2**20), pair_of([0, 2], 160.0, None, 65536)]
+    at_least = estimates(link_of(160.0, None, 2.0, pairs=fast, **asked), World(4), MB)
+    assert at_least["all_to_all"] == pytest.approx(0.08 + 0.16 * MB / 2**20)
+    unknown = estimates(link_of(160.0, None, 2.0, pairs=fast[1:], **asked), World(4), MB)
+    assert "all_to_all" not in unknown and unknown["direct"] == pytest.approx(0.16)
 
 
 # Measured over links that delay and limit each way, in bytes and seconds: an all-reduce of the
