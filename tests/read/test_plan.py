@@ -75,6 +75,12 @@ def reaching(
     return with_epochs(folder, rows)
 
 
+def ended(folder: Path, outcome: str) -> None:
+    """What became of a run that was written as a finished one."""
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"outcome": outcome}))
+
+
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
     """ddp takes two epochs or three, diloco three or four."""
@@ -236,6 +242,38 @@ def test_what_missed_or_cannot_be_predicted_is_named(records: Path, plan: Verb) 
     )
     assert "hivemind on 4_1: hivemind is not modelled" in text
     assert "take ddp, batch 16 on 4_1" in text
+
+
+@pytest.mark.parametrize("outcome", ["diverged", "failed", "oom"])
+@pytest.mark.parametrize(("seed", "reached"), [(2, "by 1 of 2 seeds"), (3, "by 2 of 3 seeds")])
+def test_a_run_that_failed_missed_the_target(
+    outcome: str, seed: int, reached: str, records: Path, plan: Verb
+) -> None:
+    """Though it reached it before, and whatever its seed did over other links."""
+    ended(reaching(records / "again", "diloco", 20.0, 3, seed), outcome)
+    said = f"diloco every 10, batch 16, on 4_1 (reached {reached}; 1 run: {outcome})"
+    for more in ((), ("--effective_batch", "64")):
+        found = json.loads(plan(records, *TO_ASK, *more, "--json"))
+        assert [each["strategy"] for each in found["choices"]] == ["ddp"]
+        assert found["missed"] == [said]
+    assert f"missed the target in some run: {said}" in plan.in_one_line(records, *TO_ASK)
+
+
+def test_all_runs_of_a_training_may_fail(records: Path, plan: Verb) -> None:
+    for seed in (1, 2):
+        ended(reaching(records, "ddp", 20.0, 2, seed, flags=("--lr", "9")), "diverged")
+    found = json.loads(plan(records, *TO_ASK, "--json"))
+    (missed,) = found["missed"]
+    assert missed.startswith("ddp, batch 16, on 4_1, lr 9") and "2 runs: diverged" in missed
+    assert {each["strategy"] for each in found["choices"]} == {"ddp", "diloco"}
+
+
+@pytest.mark.parametrize("outcome", ["interrupted", "timeout"])
+def test_a_run_stopped_from_outside_says_nothing(outcome: str, records: Path, plan: Verb) -> None:
+    before = json.loads(plan(records, *TO_ASK, "--json"))
+    ended(reaching(records, "diloco", 20.0, EPOCHS + 1, seed=3), outcome)
+    after = json.loads(plan(records, *TO_ASK, "--json"))
+    assert after["choices"] == before["choices"] and after["missed"] == []
 
 
 def test_of_close_choices_without_an_interval_none_is_taken(records: Path, plan: Verb) -> None:

@@ -18,6 +18,7 @@ from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import chooses_exchange
 from harness.core.topology import effective_batch
+from harness.read.labels import counted
 from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import joined
 from harness.read.predict.fitting import Fitted, Overrides, shape_of, step_s, wire_between
@@ -37,6 +38,8 @@ from harness.read.records.selection import command_on
 from harness.read.statistics import spread, student_t
 
 STEPS = "steps"
+# What says of a training that it may not get there; being stopped from outside says nothing of it.
+NOT_REACHED = ("diverged", "failed", "oom")
 # What a training may differ in without being another one; the way of sums changes their last bits
 # alone, and --exchange auto chooses it by the link.
 ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange")
@@ -79,7 +82,7 @@ class Candidate:
 @dataclass(frozen=True)
 class Candidates:
     reached: list[Candidate]  # the fastest first
-    missed: list[str]  # trainings that did not reach the target in every run
+    missed: list[str]  # trainings that did not reach the target in every run, or failed in one
     left_out: list[str]  # those that cannot be predicted, with the reason
 
 
@@ -89,6 +92,7 @@ def candidates(
 ) -> Candidates:  # fmt: skip
     """UserError without a run on these nodes with this effective batch."""
     done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
+    lost = [r for r in runs if r.state in NOT_REACHED and r.settings and shape_of(r).nodes in nodes]
     here = [run for run in done if shape_of(run).nodes in nodes]
     asked = " or ".join(map(str, nodes))
     if not here:
@@ -102,11 +106,12 @@ def candidates(
     if batch is not None:
         sizes = sorted({run.effective_batch for run in here if run.effective_batch})
         here = [run for run in here if run.effective_batch == batch]
+        lost = [run for run in lost if _batch_of(run) == batch]
         if not here:
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
     choices = Candidates([], [], [])
-    trainings = [*_trainings(here)]
+    trainings = [*_trainings([*here, *lost])]
     for same, settings in zip(trainings, told_apart(trainings), strict=True):
         _add(choices, fitted, same, settings, wire, target, emulated)
     if not choices.reached:
@@ -125,6 +130,13 @@ def _nothing(choices: Candidates, asked: str, target: Target, runs: Iterable[Run
     value = min(best) if target.smaller_is_better else max(best)
     return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the "
             f"best epoch has {value:.4g}")  # fmt: skip
+
+
+def _batch_of(run: Run) -> int | None:
+    """Of a run that may have ended before it was in its record."""
+    batch, grad_acc = run.identity.get("per_gpu_batch"), run.identity.get("grad_acc") or 1
+    known = effective_batch(batch, grad_acc, shape_of(run).ranks) if batch else None
+    return run.effective_batch or known
 
 
 def _trainings(runs: Iterable[Run]) -> Iterator[list[Run]]:
@@ -159,12 +171,13 @@ def _add(
     emulated: bool,
 ) -> None:  # fmt: skip
     """A candidate for each way of exchange that was recorded: of its steps its own runs tell, of
-    the epochs those of all ways.
+    the epochs those of all ways. One that failed missed the target, by whatever way.
     """
     name = f"{runs[0].identity.get('strategy')} on {shape_of(runs[0])}"
     epochs = _epochs(runs, target)
+    lost = [run.state for run in runs if run.state != FINISHED]
     ways: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in [run for run in runs if run.state == FINISHED] or runs:
         ways.setdefault(run.identity["exchange"] or "backend", []).append(run)
     for exchanged in ways.values():
         try:
@@ -172,6 +185,9 @@ def _add(
             if not epochs or not all(map(math.isfinite, epochs.values())):
                 reached = sum(map(math.isfinite, epochs.values()))
                 seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
+                each = (f"{counted(lost.count(state), 'run')}: {state}" for state in NOT_REACHED
+                        if state in lost)  # fmt: skip
+                seeds = "; ".join([seeds, *each])
                 text = f"{plan.label}, batch {plan.batch}, on {plan.shape}"
                 text += f", {settings}" if settings else ""
                 choices.missed.append(f"{text} (reached {seeds})")
@@ -184,12 +200,13 @@ def _add(
 
 
 def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
-    """Seed -> epochs to the target, the mean of its repeats; a miss is infinite, a run without the
-    metric is left out.
+    """Seed -> epochs to the target, the mean of its repeats; a miss is infinite, and so is a run
+    that failed. A run without the metric is left out.
     """
     by_seed: dict[Any, list[float]] = {}
     for run in runs:
         needed = time_to_target(run.epochs, target).get("tta_epochs")
+        needed = needed if run.state == FINISHED else math.inf
         if needed is not None:
             by_seed.setdefault(run.seed, []).append(needed)
     return {seed: statistics.mean(many) for seed, many in by_seed.items()}
