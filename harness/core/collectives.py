@@ -27,6 +27,9 @@ GLOO_SLACK = 0.7
 # one piece is waited for the other passes.
 GLOO_ADDED, GLOO_ADDED_OF_TWO = 0.5, 1.0
 
+# torch's PowerSGD sums what it does not compress, then either of its two factors.
+POWERSGD_SUMS = 3
+
 GLOO, NCCL = "gloo", "nccl"
 
 
@@ -105,6 +108,14 @@ def gloo_round_trips(size: float, ranks: int) -> tuple[float, float]:
     per_rank = math.ceil(pieces / ranks)
     # Reduce-scatter and all-gather: each rank sends (ranks - 1) x per_rank pieces in either.
     return 2 * (ranks - 1) * per_rank / GLOO_IN_FLIGHT, GLOO_SLACK * (ranks - 1)
+
+
+def powersgd_mean(size: float, shape: Shape, wire: Wire) -> Cost:
+    """Its sums follow one another, and ranks that have just met wait for no one again."""
+    waits, slack = gloo_round_trips(size / POWERSGD_SUMS, shape.ranks)
+    wire_s = ring_share(shape.ranks) * size / wire.bytes_per_s
+    round_trip_s = wire.round_trip_s
+    return Cost(wire_s, POWERSGD_SUMS * waits * round_trip_s, slack * round_trip_s)
 
 
 def ring_share(ranks: int) -> float:

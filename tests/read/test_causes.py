@@ -15,7 +15,8 @@ from harness.cli import main
 from harness.core.records import find_runs
 from harness.read.explain import causes
 from harness.read.explain.baseline import runs_on_one_node
-from harness.read.explain.causes import RunContext, bound, lost, of_run, of_scaling, share_lost
+from harness.read.explain.causes import bound, lost, of_run, of_scaling, share_lost
+from harness.read.explain.context import run_context
 from harness.read.explain.explain import Explanation, cause_text, explain
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
@@ -28,44 +29,18 @@ from harness.read.explain.time_breakdown import (
     STRAGGLERS,
     UNSEPARATED,
     SlowestRank,
-    TimeBreakdown,
     _from_ranks,
     mean_breakdown,
     time_breakdown,
 )
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_group
-from harness.read.statistics import spread
-from tests.support.explained import ROW, written
+from tests.support.explained import CONTEXT, ROW, breakdown, written
 from tests.support.paired import Verb, imported, text_file
 from tests.support.paired import written as record_of
 from tests.support.records import lines, with_epochs, with_ranks
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
-CONTEXT = RunContext(
-    strategy="ddp", nodes=1, processes=2, micro_batch=8, baseline_micro_batch=8, eval_batch=64,
-    on_cpu=True, emulated=False, cpu_percent=None,
-    others_cores=None, throttled=None, payload_bytes=None, rtt_ms=None, bandwidth_mbit=None,
-    requested_link=None, compress="none", padding_setting=None,
-)  # fmt: skip
-
-
-def breakdown(
-    devices: int = 2, batch: int = 8, parts: dict[str, float | None] | None = None, **more: Any
-) -> TimeBreakdown:
-    """In powers of two, whose sums and shares are exact."""
-    whole: dict[str, float | None] = {**dict.fromkeys(PARTS, 0.0), **(parts or {})}
-    step_s = sum(
-        whole[name] or 0.0 for name in (COMPUTE, DATA, COMMUNICATION, STRAGGLERS, UNSEPARATED)
-    )
-    result = TimeBreakdown(
-        devices=devices, samples=float(devices * batch), updates=16.0,
-        rate=spread([devices * batch / step_s]), step_s=step_s, parts=whole,
-        spreads=dict.fromkeys(PARTS), padding=None, evaluation_s=None, slowest=None,
-    )  # fmt: skip
-    return replace(result, **more)
-
-
 ONE = breakdown(1, parts={COMPUTE: 0.25, DATA: 0.125, EVALUATION: 0.125})
 
 
@@ -164,31 +139,6 @@ def test_a_small_batch_is_not_told_from_processes_that_share_a_machine() -> None
         assert ("Other programs used about 0.75 cores" in cause.text) == (busy > 0)
 
 
-def test_what_limits_an_exchange() -> None:
-    run = breakdown(parts={COMPUTE: 0.5, COMMUNICATION: 0.5})
-
-    def text_of(**more: Any) -> str:
-        words, change = causes.communication(run, replace(CONTEXT, **more))
-        return f"{words}; {change}"
-
-    # 25 MB over 1000 Mbit/s are 0.2 s, less than half of it; over 500 they are more.
-    link = {"nodes": 2, "payload_bytes": 25e6, "rtt_ms": 40.0, "requested_link": "20ms"}
-    assert "The delay is the limit" in text_of(**link, bandwidth_mbit=1000.0)
-    assert "--exchange" not in text_of(**link, bandwidth_mbit=1000.0)
-    for way in ("auto", "direct"):
-        text = text_of(**link, bandwidth_mbit=1000.0, other_exchange=way)
-        assert f", or --exchange {way}. --compress" in text
-    assert "The rate is the limit" in text_of(**link, bandwidth_mbit=500.0)
-    assert "--compress" in text_of(**link, bandwidth_mbit=500.0)
-    assert "--compress" not in text_of(**link, bandwidth_mbit=500.0, compress="bf16")
-    assert "limit" not in text_of(**link)
-    assert "diloco or local_sgd with --sync_scope rank" in text_of(nodes=1)
-    assert "local_sgd" in text_of(**link) and "--sync_scope" not in text_of(**link)
-    sharded = text_of(nodes=2, strategy="fsdp")
-    assert "--grad_acc" not in sharded and "a larger --per_gpu_batch" in sharded
-    assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
-
-
 def test_what_processes_cost_each_other_is_no_matter_of_the_batch() -> None:
     """Two take 1 s for 8 samples each; one alone takes 0.5 s, and 1 s for 32."""
     run = breakdown(parts={COMPUTE: 1.0})
@@ -255,7 +205,7 @@ def test_another_exchange_is_advised_where_it_would_be_taken(
     path, facts = tmp_path / "run", {"observed": {"device": device}}
     record_of(path, "vit", flags.split(), world, facts, {})
     run = read_group("RUN", str(path), None)
-    assert causes.run_context(run, None).other_exchange == advised
+    assert run_context(run, None).other_exchange == advised
 
 
 def test_balance_is_advised_where_it_would_be_taken(tmp_path: Path) -> None:
@@ -271,7 +221,7 @@ def test_balance_is_advised_where_it_would_be_taken(tmp_path: Path) -> None:
     for number, (words, facts, could) in enumerate(cases):
         path = tmp_path / str(number)
         record_of(path, "vit", words.split(), (1, 2), facts, {})
-        context = causes.run_context(read_group("RUN", str(path), None), None)
+        context = run_context(read_group("RUN", str(path), None), None)
         assert context.balances == could, words
 
 
@@ -496,5 +446,5 @@ def test_others_that_come_during_a_run_count_by_time(tmp_path: Path) -> None:
         (run,) = group.runs
         assert run.others_cpu_share == (whole if whole is None else pytest.approx(whole))
         assert run.is_beside_others == (whole is not None and whole > 0.25)
-        cores = causes.run_context(group, None).others_cores
+        cores = run_context(group, None).others_cores
         assert cores == (whole if whole is None else pytest.approx(2 * whole))

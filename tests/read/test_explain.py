@@ -19,7 +19,8 @@ from transformers import default_data_collator
 from harness.core.records import read_json
 from harness.core.records.checksums import vouched
 from harness.read.explain import causes
-from harness.read.explain.causes import bound, lost, of_run, run_context
+from harness.read.explain.causes import bound, lost, of_run
+from harness.read.explain.context import run_context
 from harness.read.explain.explain import (
     Explanation,
     _notes,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.settings import UserError
-from harness.read.explain.causes import _outside, run_context, seconds
+from harness.read.explain.causes import _outside, seconds
+from harness.read.explain.context import run_context
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,

@@ -7,12 +7,10 @@ samples take on the baseline? The run alone: what would be saved if a part took 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from harness.core.identity import EVAL_BATCH
-from harness.core.strategies import SENT_DIRECTLY, STRATEGIES, chooses_exchange, sends_directly
+from harness.read.explain.context import BOTH, RunContext, limit_of
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -27,10 +25,6 @@ from harness.read.explain.time_breakdown import (
     Parts,
     TimeBreakdown,
 )
-from harness.read.records.groups import Group
-from harness.read.records.recorded import is_number
-from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
-from harness.read.statistics import spread
 
 SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
 OUTSIDE = "evaluation and saving"
@@ -47,112 +41,6 @@ OTHERS_CORES = 0.25  # cores per process used by other programs, from which on t
 WORTH_BALANCING = 1.05  # times as many samples/s, from which on --balance is advised
 
 LARGER_BATCH = "a larger --per_gpu_batch, which also communicates less often (a different training)"
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """The conditions of a run that affect its speed, as recorded."""
-
-    strategy: str
-    nodes: int
-    processes: int
-    micro_batch: int  # samples of one pass on one device; 0: unknown
-    baseline_micro_batch: int
-    eval_batch: float  # samples of one pass of evaluation
-    on_cpu: bool
-    emulated: bool  # its nodes share one machine
-    cpu_percent: float | None  # of the cores of all nodes
-    others_cores: float | None  # cores used by other programs, on the busiest machine
-    throttled: float | None  # share of the readings, of the most throttled device
-    payload_bytes: float | None  # per update and process
-    rtt_ms: float | None
-    bandwidth_mbit: float | None
-    requested_link: str | None
-    compress: str | None
-    padding_setting: str | None
-    epochs: float | None = None
-    balances: bool = False  # equal shares, and --balance measured would be taken
-    other_exchange: str | None = None  # that may wait for fewer round trips
-    sync_first: int = 0  # updates that are made together before replicas train apart
-
-    @property
-    def shares_machine(self) -> bool:
-        """Whether several processes share the cores of one machine."""
-        return self.on_cpu and self.processes > 1 and (self.nodes == 1 or self.emulated)
-
-
-def run_context(group: Group, baseline: Group | None) -> RunContext:
-    run = group.finished[0]
-    settings, link = group.identity, link_numbers(run.environment)
-    nodes, processes = run.nodes or 1, run.processes or 1
-    payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
-    samples = run.data.get("test_samples") or 0
-    batch = settings.get("eval_batch") or EVAL_BATCH
-    return RunContext(
-        strategy=str(settings["strategy"]),
-        nodes=nodes,
-        processes=processes,
-        micro_batch=settings["per_gpu_batch"] or 0,
-        baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"] or 0,
-        eval_batch=min(batch, samples / processes),
-        on_cpu=run.device == "cpu",
-        emulated=run.launch.get("launcher") == "netns",
-        cpu_percent=_cpu_percent(run.epochs),
-        others_cores=_others_cores(run),
-        throttled=_throttled(run.epochs),
-        payload_bytes=payload / updates / processes if payload and updates else None,
-        rtt_ms=link.get(RTT),
-        bandwidth_mbit=link.get(BANDWIDTH),
-        requested_link=settings["link"],
-        compress=settings.get("compress"),
-        padding_setting=settings.get("padding"),
-        epochs=run.measures.get("epochs_done"),
-        balances=_could_balance(run),
-        other_exchange=_other_exchange(run),
-        sync_first=settings.get("sync_first") or 0,
-    )
-
-
-def _could_balance(run: Run) -> bool:
-    """As far as it is recorded: older records do not count BatchNorm layers."""
-    settings = run.settings
-    if run.observed.get("batchnorm_layers"):
-        return False
-    if settings.get("balance") or settings.get("auto_batch") or settings.get("tail") == "pad":
-        return False
-    variables = run.environment.get("variables") or {}
-    elastic = variables.get("TORCHELASTIC_MAX_RESTARTS") not in (None, "0")
-    more = (settings.get("per_gpu_batch") or 0) > 1  # than the one that each keeps
-    return run.identity["strategy"] in ("ddp", "fsdp") and more and not elastic
-
-
-def _other_exchange(run: Run) -> str | None:
-    """The --exchange to try for a run that used the backend without choosing it by the link."""
-    requested = (run.recorded_folder.read_settings() or {}).get("exchange")
-    on_cpu = run.device == "cpu"
-    if requested in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
-        return None
-    if run.identity["strategy"] not in STRATEGIES or not sends_directly(run.identity):
-        return None
-    return "auto" if chooses_exchange(run.identity) else "direct"
-
-
-def _others_cores(run: Run) -> float | None:
-    share, cores = run.others_cpu_share, run.environment.get("cpu_cores")
-    return None if share is None or not cores else share * float(cores)
-
-
-def _cpu_percent(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """The mean over the epochs that know it."""
-    readings = (((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows)
-    return spread([value for value in readings if is_number(value)]).mean
-
-
-def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """The largest share of readings, over all reasons and epochs."""
-    reasons = (((row.get("gpu") or {}).get("throttled")) or {} for row in rows)
-    shares = [share for each in reasons for share in each.values() if is_number(share)]
-    return max(shares, default=None)
 
 
 @dataclass(frozen=True)
@@ -331,9 +219,9 @@ def _data(run: TimeBreakdown) -> tuple[str, str]:
 def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     took_s = run.parts[COMMUNICATION]
     text = f"communication that overlaps no computing takes {_of_step(run, took_s)}{_link(context)}"
-    limit = _limit(context, took_s or 0.0)
+    limit = limit_of(context, took_s or 0.0)
     if limit is not None:
-        text += f". The {limit} is the limit"
+        text += f". The {limit} {'are limits' if limit == BOTH else 'is the limit'}"
     less_often = "communicating less often: a larger batch or --grad_acc (a different training)"
     if context.strategy == "fsdp":  # whose weights are gathered in each pass
         less_often = f"{LARGER_BATCH}, or --strategy ddp where memory allows it"
@@ -341,9 +229,10 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
         less_often += ", --strategy diloco or local_sgd"
         if context.nodes == 1:  # whose processes are one replica otherwise
             less_often += " with --sync_scope rank"
+    if limit in ("delay", BOTH) and context.other_exchange:
+        less_often += f", or --exchange {context.other_exchange}"
     if limit == "delay":
-        way = f", or --exchange {context.other_exchange}" if context.other_exchange else ""
-        return text, f"{less_often}{way}. --compress hardly helps against a delay"
+        return text, f"{less_often}. --compress hardly helps against a delay"
     if context.strategy == "ddp" and context.compress in (None, "none"):
         return text, f"{less_often}, or smaller gradients: --compress"
     return text, less_often
@@ -360,15 +249,6 @@ def _link(context: RunContext) -> str:
             text += f" and carries {three_digits(context.bandwidth_mbit)} Mbit/s"
         text += f" (requested: {context.requested_link})" if context.requested_link else ""
     return text
-
-
-def _limit(context: RunContext, took_s: float) -> str | None:
-    """Rate or delay, whichever makes up more than half of the communication."""
-    if not context.payload_bytes or not context.bandwidth_mbit or took_s <= 0:
-        return None
-    # A ring sends each byte 2 (n - 1) / n times.
-    sent = context.payload_bytes * 2 * (context.processes - 1) / context.processes
-    return "rate" if sent * 8 / (context.bandwidth_mbit * 1e6) > took_s / 2 else "delay"
 
 
 def stragglers(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from harness.read.explain.baseline import (
     why_not,
 )
 from harness.read.explain.causes import LARGE, Cause, percent, seconds, three_digits
+from harness.read.explain.context import run_context
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     PARTS,
@@ -111,7 +112,7 @@ def explain(
     if baseline is None and breakdown.devices > 1:
         baseline, refused = nearest(run, beside)
     base = None if baseline is None else group_breakdown(baseline)
-    context = causes.run_context(run, baseline)
+    context = run_context(run, baseline)
     fit = [other for other in beside if is_single(other) and why_not(run, other) is None]
     singles = [*fit, *([named] if named and is_single(named) else [])]
     others = [(group.identity["per_gpu_batch"], group_breakdown(group)) for group in singles]

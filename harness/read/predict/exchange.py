@@ -18,7 +18,6 @@ from harness.core.collectives import (
     Shape,
     Wire,
     allreduce,
-    gloo_round_trips,
     ring_share,
 )
 from harness.read.statistics import spread
@@ -31,8 +30,6 @@ FIRST_BYTES, CAP_MB = MIB, 25.0
 # Where a connection has sent nothing for its timeout of retransmission, which is the round trip and
 # at least 200 ms, TCP begins again with ten segments and doubles them each round trip.
 RESTED_S, WINDOW_BYTES = 0.2, 10 * 1448
-# torch's PowerSGD sums what it does not compress, then either of its two factors.
-POWERSGD_SUMS = 3
 # How far an exchange of a training is from an all-reduce measured alone over its link, which no
 # repeats of that show: standard deviation over ten published links (propagation-tiny), of what
 # steps take longer there than without a link.
@@ -47,14 +44,6 @@ def alpha_beta(size: float, shape: Shape, wire: Wire) -> float:
         return 0.0
     wire_s = ring_share(shape.ranks) * size / wire.bytes_per_s
     return 2 * (shape.ranks - 1) * wire.delay_s + wire_s
-
-
-def powersgd_mean(size: float, shape: Shape, wire: Wire) -> Cost:
-    """Its sums follow one another, and ranks that have just met wait for no one again."""
-    waits, slack = gloo_round_trips(size / POWERSGD_SUMS, shape.ranks)
-    wire_s = ring_share(shape.ranks) * size / wire.bytes_per_s
-    round_trip_s = wire.round_trip_s
-    return Cost(wire_s, POWERSGD_SUMS * waits * round_trip_s, slack * round_trip_s)
 
 
 def restart_s(size: float, shape: Shape, wire: Wire) -> float:

@@ -21,6 +21,7 @@ from harness.core.collectives import (
     allreduce,
     coded_mean,
     direct_mean,
+    powersgd_mean,
 )
 from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
 from harness.core.settings import Settings, UserError
@@ -395,7 +396,7 @@ def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Co
     if plan.exchange in MEANS:
         return MEANS[plan.exchange](size, shape, plan.wire, plan.emulated)
     if plan.compress.startswith("powersgd"):
-        return exchange.powersgd_mean(size, shape, plan.wire).scaled(factors.at(size))
+        return powersgd_mean(size, shape, plan.wire).scaled(factors.at(size))
     return allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
 
 

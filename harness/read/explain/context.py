@@ -1,0 +1,181 @@
+"""The conditions of a run that affect its speed, as recorded, and what limits its exchanges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.core.collectives import (
+    GLOO,
+    Cost,
+    Shape,
+    Wire,
+    all_to_all_mean,
+    allreduce,
+    coded_mean,
+    direct_mean,
+    powersgd_mean,
+    ring_share,
+)
+from harness.core.identity import EVAL_BATCH
+from harness.core.strategies import (
+    GRADIENT_CODES,
+    SENT_DIRECTLY,
+    STRATEGIES,
+    chooses_exchange,
+    sends_directly,
+)
+from harness.read.records.groups import Group
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
+from harness.read.statistics import spread
+
+BOTH, MUCH = "rate and the delay", 2  # what takes so many times as long as the other is the limit
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The conditions of a run that affect its speed, as recorded."""
+
+    strategy: str
+    nodes: int
+    processes: int
+    micro_batch: int  # samples of one pass on one device; 0: unknown
+    baseline_micro_batch: int
+    eval_batch: float  # samples of one pass of evaluation
+    on_cpu: bool
+    emulated: bool  # its nodes share one machine
+    cpu_percent: float | None  # of the cores of all nodes
+    others_cores: float | None  # cores used by other programs, on the busiest machine
+    throttled: float | None  # share of the readings, of the most throttled device
+    payload_bytes: float | None  # per update and process
+    rtt_ms: float | None
+    bandwidth_mbit: float | None
+    requested_link: str | None
+    compress: str | None
+    padding_setting: str | None
+    epochs: float | None = None
+    balances: bool = False  # equal shares, and --balance measured would be taken
+    other_exchange: str | None = None  # that may wait for fewer round trips
+    exchange: str = "backend"
+    backend: str | None = None
+    sync_first: int = 0  # updates that are made together before replicas train apart
+
+    @property
+    def shares_machine(self) -> bool:
+        """Whether several processes share the cores of one machine."""
+        return self.on_cpu and self.processes > 1 and (self.nodes == 1 or self.emulated)
+
+
+def run_context(group: Group, baseline: Group | None) -> RunContext:
+    run = group.finished[0]
+    settings, link = group.identity, link_numbers(run.environment)
+    nodes, processes = run.nodes or 1, run.processes or 1
+    payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
+    samples = run.data.get("test_samples") or 0
+    batch = settings.get("eval_batch") or EVAL_BATCH
+    return RunContext(
+        strategy=str(settings["strategy"]),
+        nodes=nodes,
+        processes=processes,
+        micro_batch=settings["per_gpu_batch"] or 0,
+        baseline_micro_batch=0 if baseline is None else baseline.identity["per_gpu_batch"] or 0,
+        eval_batch=min(batch, samples / processes),
+        on_cpu=run.device == "cpu",
+        emulated=run.launch.get("launcher") == "netns",
+        cpu_percent=_cpu_percent(run.epochs),
+        others_cores=_others_cores(run),
+        throttled=_throttled(run.epochs),
+        payload_bytes=payload / updates / processes if payload and updates else None,
+        rtt_ms=link.get(RTT),
+        bandwidth_mbit=link.get(BANDWIDTH),
+        requested_link=settings["link"],
+        compress=settings.get("compress"),
+        padding_setting=settings.get("padding"),
+        epochs=run.measures.get("epochs_done"),
+        balances=_could_balance(run),
+        other_exchange=_other_exchange(run),
+        exchange=settings.get("exchange") or "backend",
+        backend=run.observed.get("backend"),
+        sync_first=settings.get("sync_first") or 0,
+    )
+
+
+def _could_balance(run: Run) -> bool:
+    """As far as it is recorded: older records do not count BatchNorm layers."""
+    settings = run.settings
+    if run.observed.get("batchnorm_layers"):
+        return False
+    if settings.get("balance") or settings.get("auto_batch") or settings.get("tail") == "pad":
+        return False
+    variables = run.environment.get("variables") or {}
+    elastic = variables.get("TORCHELASTIC_MAX_RESTARTS") not in (None, "0")
+    more = (settings.get("per_gpu_batch") or 0) > 1  # than the one that each keeps
+    return run.identity["strategy"] in ("ddp", "fsdp") and more and not elastic
+
+
+def _other_exchange(run: Run) -> str | None:
+    """The --exchange to try for a run that used the backend without choosing it by the link."""
+    requested = (run.recorded_folder.read_settings() or {}).get("exchange")
+    on_cpu = run.device == "cpu"
+    if requested in ("auto", *SENT_DIRECTLY) or not on_cpu or (run.nodes or 1) == 1:
+        return None
+    if run.identity["strategy"] not in STRATEGIES or not sends_directly(run.identity):
+        return None
+    return "auto" if chooses_exchange(run.identity) else "direct"
+
+
+def _others_cores(run: Run) -> float | None:
+    share, cores = run.others_cpu_share, run.environment.get("cpu_cores")
+    return None if share is None or not cores else share * float(cores)
+
+
+def _cpu_percent(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """The mean over the epochs that know it."""
+    readings = (((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows)
+    return spread([value for value in readings if is_number(value)]).mean
+
+
+def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """The largest share of readings, over all reasons and epochs."""
+    reasons = (((row.get("gpu") or {}).get("throttled")) or {} for row in rows)
+    shares = [share for each in reasons for share in each.values() if is_number(share)]
+    return max(shares, default=None)
+
+
+def limit_of(context: RunContext, took_s: float) -> str | None:
+    """Rate or delay, whichever is most of the exchange by its closed form; None where that explains
+    less than half of what it took.
+    """
+    if not context.payload_bytes or not context.bandwidth_mbit or took_s <= 0:
+        return None
+    if context.strategy != "ddp":  # how many exchanges an update makes is in no record
+        sent_s = ring_share(context.processes) * context.payload_bytes / _wire(context).bytes_per_s
+        return "rate" if sent_s > took_s / 2 else "delay"
+    cost = _cost(context, context.payload_bytes)
+    if cost.alone_s < took_s / 2:  # what overlaps computing is no part of what it took
+        return None
+    times = cost.wire_s / (cost.waits_s + cost.slack_s or math.inf)
+    return BOTH if 1 / MUCH < times < MUCH else "rate" if times > 1 else "delay"
+
+
+def _wire(context: RunContext) -> Wire:
+    return Wire((context.rtt_ms or 0.0) / 2e3, (context.bandwidth_mbit or 0.0) * 1e6 / 8)
+
+
+def _cost(context: RunContext, size: float) -> Cost:
+    """Of the exchange of an update with ddp, as if of one tensor."""
+    wire, compress = _wire(context), str(context.compress)
+    nodes = Shape(context.nodes)
+    processes = Shape(context.nodes, max(1, context.processes // context.nodes))
+    if context.exchange == "direct":  # in which one process of each node takes part
+        return direct_mean(size, nodes, wire, context.emulated)
+    if context.exchange == "all_to_all":
+        return all_to_all_mean(size, nodes, wire, context.emulated)
+    if compress in GRADIENT_CODES:
+        return coded_mean(size, processes, wire, context.emulated)
+    if compress.startswith("powersgd"):
+        return powersgd_mean(size, processes, wire)
+    return allreduce(context.backend or GLOO, size, processes, wire)
