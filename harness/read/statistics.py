@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from harness.read.labels import UNKNOWN
 
@@ -21,6 +22,8 @@ Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them
 
 # Intervals of differences, of shares or of logarithms, below this are rounding errors.
 ROUNDING = 1e-12
+
+Side = TypeVar("Side")
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,23 @@ def ratio(upper: Repeats, lower: Repeats) -> Estimate:
     if logs.high - logs.low < ROUNDING:
         low = high = value
     return Estimate(value, low, high, logs.n, logs.paired)
+
+
+def leaders(
+    sides: Sequence[Side], lead: Callable[[Side, Side], Estimate], equal: float
+) -> list[Side]:
+    """Those that no other one leads: several that are equal; none where leads go in a circle, as
+    two sides may share other seeds than the next two.
+
+    lead: of the first over the second, as they are compared everywhere: means of each side alone
+    are of unlike seeds where some are missing. equal: the lead of one that differs in nothing.
+    """
+
+    def is_led(one: Side, other: Side) -> bool:
+        value = lead(one, other).value
+        return value is None or value < equal - ROUNDING
+
+    return [one for one in sides if not any(is_led(one, o) for o in sides if o is not one)]
 
 
 def _in_both(one: Repeats, other: Repeats) -> tuple[Repeats, Repeats]:

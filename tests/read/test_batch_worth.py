@@ -14,7 +14,7 @@ from harness.cli import main
 from harness.read.compare.critical_batch import fit, interpolated
 from harness.read.records.runs import Target, time_to_target
 from tests.support.paired import Verb, pair
-from tests.support.records import row_of, with_epochs
+from tests.support.records import epochs, row_of, with_epochs
 
 TARGET = Target("accuracy", 0.8)
 BATCHES = (8, 16, 32, 64, 128)
@@ -124,14 +124,14 @@ def sweep_of(
                 folder, seed, "--b", str(batch // 2), "--lr", lr, "--repeat", repeat,
                 rate=rate * batch**0.5, environment={"effective_batch": batch, "machine": machine},
             )  # fmt: skip
-            epochs = [
+            its_epochs = [
                 {
                     "epoch": n, "accuracy": min(0.8 * n * 400 / samples, 1.0), "samples": 400,
                     "epoch_time_s": 400 / (rate * batch**0.5),
                 }
                 for n in range(1, 13)
             ]  # fmt: skip
-            with_epochs(path, epochs)
+            with_epochs(path, its_epochs)
     return folder
 
 
@@ -151,7 +151,9 @@ def test_a_planted_sweep(tmp_path: Path, batches: Verb) -> None:
     # (40 + 128) / (40 + 8)
     assert "from batch 8 to 128 the samples needed grow 3.50-fold" in text
     # To the end of an epoch of 400 samples: 2000 / 566 at batch 32, 2800 / 800 at 64.
-    assert "least training time to the target: 3.50 s, at batch 64; batch 128 takes 3.89 s" in text
+    assert (
+        "least training time to the target: 3.50 s, at batch 64; batch 128 takes 1.11 times" in text
+    )
     assert "Bcrit: the batch at which twice the least samples are needed" in text
 
 
@@ -209,6 +211,45 @@ def test_the_first_evaluation_bounds_the_time_of_an_early_batch(
     text = batches.in_one_line(tmp_path, *AT)
     assert "(a --target beyond accuracy=0.9 tells when)" in text
     assert "least training time to the target: 2.00 s, at batch 4; batch 8 takes" in text
+
+
+def times_of(folder: Path, times: dict[int, dict[int, float]]) -> Path:
+    """Runs that reach the target at the end of two epochs: batch -> seed -> seconds."""
+    for batch, by_seed in times.items():
+        for seed, seconds in by_seed.items():
+            path = pair(folder, seed, "--b", str(batch // 2),
+                        environment={"effective_batch": batch})  # fmt: skip
+            with_epochs(path, epochs(0.5, 0.9, seconds=seconds / 2))
+    return folder
+
+
+def test_seeds_that_one_batch_lacks_decide_nothing(tmp_path: Path, batches: Verb) -> None:
+    """As `compare` has it: the mean of all runs is less at batch 16 for its third seed alone."""
+    missing = {16: {1: 2.90, 2: 2.91, 3: 1.44}, 64: {1: 2.58, 2: 2.585}}
+    text = batches.in_one_line(times_of(tmp_path / "missing", missing), *AT)
+    assert (
+        "least training time to the target: 2.58 s, at batch 64, the largest of those compared: "
+        "larger ones may be faster; batch 16 takes 1.12 times as long (more than noise, of 2 pairs "
+        "with the same seed)"
+    ) in text
+    # The other way round, the next larger one is the slower by the same pairs.
+    text = batches.in_one_line(
+        times_of(tmp_path / "after", {16: missing[64], 64: missing[16]}), *AT
+    )
+    assert (
+        "2.58 s, at batch 16; batch 64 takes 1.12 times as long (more than noise, of 2 pairs"
+    ) in text
+
+
+def test_equal_times_and_times_in_a_circle_name_no_single_batch(
+    tmp_path: Path, batches: Verb
+) -> None:
+    text = batches.in_one_line(times_of(tmp_path / "equal", {8: {1: 2.0}, 16: {1: 2.0}}), *AT)
+    assert "the target: 2.00 s, at batch 8 and 2.00 s, at batch 16, the largest of those" in text
+    # By the one seed that two of them share, each is faster than one and slower than the other.
+    circle = {8: {1: 1.0, 3: 5.0}, 16: {1: 3.0, 2: 1.0}, 32: {2: 3.0, 3: 3.0}}
+    text = batches.in_one_line(times_of(tmp_path / "circle", circle), *AT)
+    assert "least training time to the target: not known, as each batch takes longer" in text
 
 
 def test_not_determined(tmp_path: Path, batches: Verb) -> None:

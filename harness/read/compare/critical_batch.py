@@ -24,13 +24,13 @@ from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.read.labels import UNKNOWN
+from harness.read.labels import UNKNOWN, counted
 from harness.read.records.comparable import LOAD, MISSES, TARGET, disturbed, judge, values_of
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import read_selected
-from harness.read.statistics import ratio, spread, student_t
+from harness.read.statistics import Estimate, leaders, ratio, spread, student_t
 from harness.read.table import Table, screen, show
 
 BATCHES = 3  # a line goes through any two points
@@ -142,7 +142,8 @@ LEGEND = (
     "interpolated: between the two evaluations around the target; Bcrit: the batch at which twice "
     "the least samples are needed, of E = Emin (1 + B / Bcrit) fitted by least squares over the "
     "interpolated samples of all seeds (arXiv 1812.06162); a batch is only as good as its learning "
-    "rate, so Bcrit is that of these rates"
+    "rate, so Bcrit is that of these rates; times of two batches are compared as `compare` does: "
+    "by the seeds that both have, if any, as the ratio of geometric means"
 )
 HEADINGS = (
     "batch", "lr", "runs", "samples to target", "interpolated", "fitted", "samples/s", "train s",
@@ -399,16 +400,40 @@ def fastest(family: Family) -> Iterator[str]:
     timed = [batch for batch in family.batches if batch.reached and batch.measured("tta_train_s")]
     if len(timed) < 2:
         return
-    times = {b.size: statistics.mean(b.measured("tta_train_s").values()) for b in timed}
-    best = min(timed, key=lambda batch: times[batch.size])
-    text = f"least training time to the target: {times[best.size]:,.2f} s, at batch {best.size}"
-    after = next((batch for batch in timed if batch.size > best.size), None)
-    if after is None:
-        beyond_it = any(batch.size > best.size for batch in family.batches)
-        why = "larger ones are left out" if beyond_it else "larger ones may be faster"
-        yield f"{text}, the largest of those compared: {why}"
+    best = leaders(timed, lambda one, other: _time_of(other, one), equal=1.0)
+    if not best:
+        yield (
+            "least training time to the target: not known, as each batch takes longer than some "
+            "other by the seeds that both have; more seeds are needed"
+        )
         return
-    after_s, best_s = (batch.measured("tta_train_s") for batch in (after, best))
-    beyond = ratio(after_s, best_s).is_beyond_noise(equal=1.0)
-    noise = {True: "more than noise", False: "within noise", None: "noise unknown"}[beyond]
-    yield f"{text}; batch {after.size} takes {times[after.size]:,.2f} s ({noise})"
+    texts = [
+        f"{statistics.mean(batch.measured('tta_train_s').values()):,.2f} s, at batch {batch.size}"
+        for batch in best
+    ]
+    text = f"least training time to the target: {' and '.join(texts)}"
+    after = next((batch for batch in timed if batch.size > best[-1].size), None)
+    if after is not None:
+        yield f"{text}; {_against(after, best[-1])}"
+        return
+    beyond_it = any(batch.size > best[-1].size for batch in family.batches)
+    why = "larger ones are left out" if beyond_it else "larger ones may be faster"
+    text += f", the largest of those compared: {why}"
+    before = next((batch for batch in reversed(timed) if batch not in best), None)
+    yield text if before is None else f"{text}; {_against(before, best[-1])}"
+
+
+def _time_of(batch: Batch, other: Batch) -> Estimate:
+    """Its time to the target against that of another one, as `compare` has it."""
+    return ratio(batch.measured("tta_train_s"), other.measured("tta_train_s"))
+
+
+def _against(batch: Batch, best: Batch) -> str:
+    """How many times as long it takes, and of how many pairs where a side has other seeds, too."""
+    estimate = _time_of(batch, best)
+    noise = {True: "more than noise", False: "within noise", None: "noise unknown"}
+    text = noise[estimate.is_beyond_noise(equal=1.0)]
+    sides = (each.measured("tta_train_s") for each in (batch, best))
+    if estimate.paired and max(map(len, sides)) > estimate.n:
+        text += f", of {counted(estimate.n, 'pair')} with the same seed"
+    return f"batch {batch.size} takes {estimate.value:.2f} times as long ({text})"
