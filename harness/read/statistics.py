@@ -82,7 +82,9 @@ class Estimate:
 
     def is_exactly(self, equal: float) -> bool:
         """Whether no run differs, as far as there are several."""
-        return self.value == equal and {self.low, self.high} <= {None, equal}
+        if self.value is None:
+            return False
+        return all(abs(end - equal) < ROUNDING for end in (self.value, *self.ends))
 
     def is_beyond_noise(self, equal: float = 0.0) -> bool | None:
         """Whether the interval excludes what the estimate is where nothing differs; None without an

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main
+from harness.read.compare.answers import answers
 from harness.read.compare.fastest import fastest_batch, next_question
 from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_all, read_sweep
@@ -17,25 +18,44 @@ from tests.support.paired import Verb
 from tests.support.records import ENVIRONMENT, Plan, epochs, record
 
 
-def batches(plan: Plan, setup: str, rates: dict[int, float], best: int, seeds: int = 2) -> None:
+def batches(plan: Plan, setup: str, rates: dict[int, float], best: int, seeds: int = 3) -> None:
+    """Noise of a few percent, of each batch another one."""
     for batch, rate in rates.items():
         for seed in range(1, seeds + 1):
-            rows = epochs(0.5, 0.9 if batch == best else 0.8)
-            plan.run(setup, batch, seed, epochs=rows, updates=1000 // batch,
-                     train_samples_per_s=rate * (1 + (seed + batch // 16) % 2 / 10),
-                     environment={"effective_batch": batch})  # fmt: skip
+            noise = (seed * batch) % 7 / 100
+            one(plan, batch, seed, rate * (1 + noise),
+                (0.9 if batch == best else 0.8) + noise / 10, setup)  # fmt: skip
+
+
+def one(
+    plan: Plan, batch: int, seed: int, rate: float, accuracy: float = 0.8, setup: str = "1_1",
+    busy: float | None = None,
+) -> None:  # fmt: skip
+    plan.run(setup, batch, seed, epochs=epochs(0.5, accuracy), updates=1000 // batch,
+             train_samples_per_s=rate,
+             environment={"effective_batch": batch, "launch": {"cpu_busy_share": busy}},
+             )  # fmt: skip
+
+
+def answered(plan: Plan) -> tuple[str, str]:
+    """The sentence, and what is said below it of batch 64 against 16."""
+    sweep = measured(plan, baseline={"per_gpu_batch": 16})
+    (sentence,) = fastest_batch(sweep)
+    *_, answer = answers(sweep)
+    return sentence, str(answer)
 
 
 def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
     batches(plan, "1_1", {4: 100.0, 16: 200.0, 64: 3000.0}, best=4)
     assert fastest_batch(measured(plan)) == [
-        "The fastest batch per GPU is 64 (beyond the noise); the highest mean accuracy has 4."
+        "The fastest batch per GPU is 64 (beyond the noise); the highest accuracy has 4 "
+        "(beyond the noise)."
     ]
     batches(plan, "1_2", {4: 100.0, 16: 200.0, 64: 199.9}, best=16)
     sweep = measured(plan)
     assert fastest_batch(sweep) == [
         "The fastest batch per GPU is 64 in 1, 16 in 1 of 2 cases of setup (beyond the noise in 1);"
-        " the highest mean accuracy has 4 in 1, 16 in 1."
+        " the highest accuracy has 4 in 1, 16 in 1 (beyond the noise in 2)."
     ]
     asked = "up to which batch larger ones pay: python -m harness batches "
     assert next_question(sweep) == f"{asked}{plan.folder} --target accuracy=VALUE"
@@ -44,12 +64,93 @@ def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
 def test_batches_that_compare_refuses_are_not_ranked(plan: Plan) -> None:
     """One seed shows no quality, and unlike data show nothing."""
     batches(plan, "1_1", {4: 100.0, 16: 200.0}, best=4, seeds=1)
-    assert fastest_batch(measured(plan)) == [
-        "The fastest batch per GPU is 16 (not beyond the noise)."
-    ]
+    assert fastest_batch(measured(plan)) == ["The fastest batch per GPU is 16 (of unknown noise)."]
     plan.content["runs"].pop()
     plan.run("1_1", 64, environment={"data": {"data_checksum": "other"}})
-    assert fastest_batch(measured(plan)) == []
+    assert fastest_batch(measured(plan)) == [
+        "Which batch per GPU is fastest cannot be told: 64 not compared (data checksum)."
+    ]
+
+
+def test_seeds_that_one_batch_lacks_make_no_batch_fastest(plan: Plan) -> None:
+    """Means of all runs favour batch 64 in both; by the seeds that both have it is behind."""
+    for seed, rate, accuracy in ((1, 1000, 0.80), (2, 1003, 0.81), (3, 3000, 0.99)):
+        one(plan, 64, seed, rate, accuracy)
+        if seed < 3:
+            one(plan, 16, seed, 1100 + seed, accuracy + 0.02 + seed / 1e4)
+    sentence, answer = answered(plan)
+    assert "samples/s: 0.91 times as many" in answer and "accuracy: -2.0 points (-2" in answer
+    assert sentence == (
+        "The fastest batch per GPU is 16 (beyond the noise); the highest accuracy has 16 (beyond "
+        "the noise)."
+    )
+
+
+def test_a_lead_without_spread_is_not_beyond_the_noise(plan: Plan) -> None:
+    for batch, rate in ((16, 1000.0), (64, 1050.0)):
+        for seed in (1, 2, 3):
+            one(plan, batch, seed, rate)
+    sentence, answer = answered(plan)
+    assert "1.05 times as many, no spread to judge noise by; accuracy: equal" in answer
+    assert sentence == (
+        "The fastest batch per GPU is 64 (no spread to judge noise by); the highest accuracy has "
+        "16 and 64, equal."
+    )
+
+
+def test_equal_batches_are_all_the_fastest(plan: Plan) -> None:
+    """Also where their rates differ by an error of rounding."""
+    for batch, rate in ((4, 1000 * (1 + 1e-15)), (16, 1000.0), (64, 1000.0)):
+        for seed in (1, 2, 3):
+            one(plan, batch, seed, rate)
+    sentence, answer = answered(plan)
+    assert "samples/s: equal; accuracy: equal" in answer
+    assert sentence == (
+        "The fastest batch per GPU is 4, 16 and 64, equal; the highest accuracy has 4, 16 and 64, "
+        "equal."
+    )
+
+
+def test_disturbed_batches_are_left_out_and_named(plan: Plan) -> None:
+    for batch, busy in ((4, None), (16, None), (64, 0.9)):
+        for seed in (1, 2, 3):
+            one(plan, batch, seed, 100.0 * batch + seed * batch % 7, busy=busy)
+    sentence, answer = answered(plan)
+    assert "samples/s: not compared (other programs)" in answer
+    assert sentence == (
+        "The fastest batch per GPU is 16 (beyond the noise; 64 not compared (other programs)); the "
+        "highest accuracy has 4, 16 and 64, equal."
+    )
+
+
+def test_of_two_disturbed_batches_none_is_the_fastest_beside_a_quiet_one(plan: Plan) -> None:
+    for batch, busy in ((4, 0.9), (16, None), (64, 0.9)):
+        for seed in (1, 2, 3):
+            one(plan, batch, seed, 100.0 * batch + seed * batch % 7, busy=busy)
+    sentence, _ = answered(plan)
+    assert sentence.startswith(
+        "Which batch per GPU is fastest cannot be told: 4, 64 not compared (other programs); the "
+    )
+    plan.content["runs"] = [run for run in plan.content["runs"] if "_16_" not in run["path"]]
+    assert fastest_batch(measured(plan))[0].startswith(
+        "The fastest batch per GPU is 64 (beyond the noise; all runs disturbed); the highest"
+    )
+    batches(plan, "1_2", {4: 100.0, 16: 200.0}, best=16)
+    batches(plan, "1_4", {4: 100.0}, best=4)
+    plan.run("1_4", 16, environment={"data": {"data_checksum": "other"}})
+    assert fastest_batch(measured(plan))[0].startswith(
+        "The fastest batch per GPU is 64 in 1, 16 in 1 of 3 cases of setup (beyond the noise in 2; "
+        "not known in 1; all runs disturbed in 1); "
+    )
+
+
+def test_no_batch_is_the_fastest_where_leads_go_in_a_circle(plan: Plan) -> None:
+    for batch, seed, rate in ((4, 1, 3), (16, 1, 1), (16, 2, 3), (64, 2, 1), (64, 3, 3), (4, 3, 1)):
+        one(plan, batch, seed, rate, rate / 10)
+    sentence, _ = answered(plan)
+    assert sentence == (
+        "Which batch per GPU is fastest cannot be told: each is slower than some other."
+    )
 
 
 def test_a_sweep_over_set_ups_names_the_sweep_over_batches(plan: Plan) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.read.statistics import Estimate, difference, is_rate, ratio, spread, student_t
+from harness.read.statistics import Estimate, difference, is_rate, leaders, ratio, spread, student_t
 
 
 def test_mean_sd_and_interval() -> None:
@@ -103,6 +103,21 @@ def test_values_without_spread_tell_nothing_of_noise() -> None:
     assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).is_beyond_noise() is None
     equal = difference({1: 2.0, 2: 3.0}, {1: 2.0, 2: 3.0})
     assert (equal.value, equal.low, equal.high, equal.is_beyond_noise()) == (0, 0, 0, False)
+
+
+def test_an_error_of_rounding_is_no_difference() -> None:
+    lower = {1: 1000.0, 2: 2000.0}
+    found = ratio({seed: value * (1 + 1e-15) for seed, value in lower.items()}, lower)
+    assert found.value != 1 and found.is_exactly(1.0) and not found.is_exactly(0.0)
+    assert not Estimate().is_exactly(1.0)
+
+
+def test_a_side_leads_by_what_it_shares_with_each_other() -> None:
+    behind, ahead = {1: 10.0, 2: 10.0, 3: 900.0}, {1: 11.0, 2: 11.0}
+    assert leaders([behind, ahead], ratio, 1.0) == [ahead]
+    assert leaders([behind, {1: 12.0}, ahead], difference, 0.0) == [{1: 12.0}]
+    assert leaders([ahead, {**ahead}], ratio, 1.0) == [ahead, ahead]
+    assert leaders([{1: 3.0, 3: 1.0}, {1: 1.0, 2: 3.0}, {2: 1.0, 3: 3.0}], ratio, 1.0) == []
 
 
 def test_a_ratio_is_compared_in_pairs_where_the_seeds_are_the_same() -> None:

@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
 
+from harness.read.compare.answers import BY_NAME, UNKNOWN_NOISE, Pair
+from harness.read.compare.compare import NO_SPREAD, ComparedMeasure
 from harness.read.compare.critical_batch import batch_varies
-from harness.read.labels import heading_of, plain_text, shown_axes
+from harness.read.labels import heading_of, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE
-from harness.read.records.comparable import ACCURACY, QUALITY, SPEED, refused, values_of
+from harness.read.records.comparable import ACCURACY, QUALITY, all_beside_others
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
-from harness.read.statistics import ratio
+from harness.read.statistics import Estimate, leaders
 
 BATCH = "per_gpu_batch"
+BEYOND, NOT_BEYOND = "beyond the noise", "not beyond the noise"
+MOST_NAMED = 6  # batches
+
+
+@dataclass(frozen=True)
+class Best:
+    """The batch of a case that leads all those that may be compared with it."""
+
+    batch: str  # several that are equal; "" where none can be told
+    noise: str  # of its lead over the others; "" where all are equal
+    left_out: str  # batches that are not compared, and why
+    disturbed: bool  # whether only disturbed runs were compared
 
 
 def fastest_batch(sweep: SweepResults) -> list[str]:
     """The batch with the most samples/s and the one with the highest accuracy, of those that
-    `compare` would compare; nothing where no two are.
+    `compare` would compare, and as answers compare them: by the seeds that both have, of quiet
+    runs. Nothing where no two batches have a rate.
     """
-    fastest, most_accurate, clear = Counter[str](), Counter[str](), 0
-    for groups in _cases(sweep):
-        first, *others = sorted(groups, key=lambda g: -(g.mean(RATE) or 0.0))
-        if not (others := [g for g in others if not refused(g, first, SPEED)]):
-            continue
-        fastest[_batch(first)] += 1
-        sides = (values_of(group, RATE, SPEED) for group in (first, others[0]))
-        clear += (ratio(*sides).low or 0.0) > 1
-        alike = [first, *(g for g in others if not refused(g, first, QUALITY))]
-        if len(alike) > 1:
-            most_accurate[_batch(max(alike, key=lambda g: g.mean(ACCURACY) or 0.0))] += 1
-    if not fastest:
+    cases = _cases(sweep)
+    if not cases:
         return []
-    cases = fastest.total()
-    beyond = f"beyond the noise{f' in {clear}' if cases > 1 else ''}"
+    rates = [_best(groups, BY_NAME[RATE]) for groups in cases]
     axes = [heading_of(axis) for axis in shown_axes(sweep.varied) if axis != BATCH]
-    of = f" of {cases} cases of {', '.join(axes)}" if cases > 1 else ""
-    text = f"The fastest {heading_of(BATCH)} is {_counted(fastest)}{of}"
-    text += f" ({beyond if clear else 'not beyond the noise'})"
-    if most_accurate:
-        text += f"; the highest mean accuracy has {_counted(most_accurate)}"
+    of = f" of {len(cases)} cases of {', '.join(axes)}" if len(cases) > 1 else ""
+    if any(best.batch for best in rates):
+        text = f"The fastest {heading_of(BATCH)} is {_told(rates, of)}"
+    else:
+        why = dict.fromkeys(best.left_out or "each is slower than some other" for best in rates)
+        text = f"Which {heading_of(BATCH)} is fastest cannot be told: {listed(why, '; ', 2)}"
+    accuracies = [_best(groups, BY_NAME[ACCURACY]) for groups in cases]
+    if any(best.batch for best in accuracies):
+        text += f"; the highest accuracy has {_told(accuracies, '')}"
     return [f"{text}."]
 
 
@@ -67,12 +77,80 @@ def _cases(sweep: SweepResults) -> list[list[Group]]:
     return [groups for groups in cases.values() if len(groups) > 1]
 
 
+def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
+    is_quality = measure.question == QUALITY
+    equal = 0.0 if is_quality else 1.0
+
+    @cache
+    def between(one: int, other: int) -> Estimate | str:
+        return Pair(groups[one], groups[other]).estimate(measure)
+
+    def lead(one: int, other: int) -> Estimate:
+        estimate = between(one, other)
+        assert isinstance(estimate, Estimate)
+        return estimate
+
+    def comparable(first: int) -> list[int]:
+        """A group and those that may be compared with it and with each other, in their order."""
+        kept = [first]
+        for n in range(len(groups)):
+            if n != first and all(isinstance(between(n, other), Estimate) for other in kept):
+                kept.append(n)
+        return sorted(kept)
+
+    busy = [not is_quality and all_beside_others(group) for group in groups]
+    firsts = [n for n, is_busy in enumerate(busy) if not is_busy or all(busy)]
+    compared = max(map(comparable, firsts), key=len)
+    reasons: dict[str, list[str]] = {}
+    for n, group in enumerate(groups):
+        if n not in compared:
+            why = next(text for other in compared if isinstance(text := between(n, other), str))
+            reasons.setdefault(why, []).append(_batch(group))
+    left_out = "; ".join(f"{listed(names, ', ', MOST_NAMED)} {why}"
+                         for why, names in reasons.items())  # fmt: skip
+    if len(compared) < 2:
+        return Best("", "", left_out, False)
+    first = leaders(compared, lead, equal)
+    leads = [lead(first[0], other) for other in compared if other not in first] if first else []
+    *others, last = (_batch(groups[n]) for n in first) if first else [""]
+    name = f"{', '.join(others)} and {last}, equal" if others else last
+    return Best(name, _noise(leads, equal), left_out, busy[compared[0]])
+
+
+def _noise(leads: Sequence[Estimate], equal: float) -> str:
+    """How sure it is that one leads all others: as sure as its least sure lead."""
+    beyond = [estimate.is_beyond_noise(equal) for estimate in leads]
+    if False in beyond:
+        return NOT_BEYOND
+    if None in beyond:
+        known = all(estimate.low is not None for estimate in leads)
+        return NO_SPREAD if known else UNKNOWN_NOISE
+    return BEYOND if beyond else ""
+
+
 def _batch(group: Group) -> str:
     return plain_text(group.label[BATCH])
 
 
-def _counted(batches: Counter[str]) -> str:
-    """A batch alone where there is one case."""
-    if batches.total() == 1:
-        return next(iter(batches))
-    return ", ".join(f"{batch} in {count}" for batch, count in batches.most_common())
+def _told(bests: Sequence[Best], of: str) -> str:
+    """A batch alone where there is one case; else each with the number of its cases."""
+    known = [best for best in bests if best.batch]
+    if len(bests) == 1:
+        (best,) = known
+        remarks = [best.noise, best.left_out, "all runs disturbed" if best.disturbed else ""]
+        text = best.batch
+    else:
+        batches = Counter(best.batch for best in known)
+        text = ", ".join(f"{name} in {count}" for name, count in batches.most_common()) + of
+        clear = sum(best.noise == BEYOND for best in known)
+        noises = {best.noise for best in known} - {""}
+        noise = noises.pop() if len(noises) == 1 else NOT_BEYOND if noises else ""
+        remarks = [f"{BEYOND} in {clear}" if clear else noise]
+        for remark, count in (
+            ("not known", len(bests) - len(known)),
+            ("some batches not compared", sum(bool(best.left_out) for best in known)),
+            ("all runs disturbed", sum(best.disturbed for best in known)),
+        ):
+            remarks += [f"{remark} in {count}"] if count else []
+    said = "; ".join(filter(None, remarks))
+    return f"{text} ({said})" if said else text

@@ -162,11 +162,16 @@ def _all_in_other_batches(group: Group) -> bool:
     return bool(group.finished) and all(run.other_batches for run in group.finished)
 
 
+def all_beside_others(group: Group) -> bool:
+    """Whether no quiet run gives its times."""
+    return all(run.is_beside_others for run in group.timed)
+
+
 def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
     """Refuse times if one side alone has no quiet run, or a side has no run in the batch asked for;
     note it if only some runs of a side are so.
     """
-    busy = [group for group in groups if all(run.is_beside_others for run in group.timed)]
+    busy = [group for group in groups if all_beside_others(group)]
     for group in groups:
         if batches := {batch for run in group.finished for batch in run.other_batches}:
             changed = sum(bool(run.other_batches) for run in group.finished)
