@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.read.explain.explain import explain
+from harness.read.explain.explain import explain, explain_sweep
 from harness.read.records.selection import read_group
+from harness.read.records.sweeps import read_sweep
+from harness.read.tables.sweep_table import sweep_table
 from tests.support.explained import FACTS, on_one, written
 from tests.support.paired import Verb
+from tests.support.records import Plan
 
 BUSY = {"launch": {"cpu_busy_share": 0.9}}
 
@@ -115,3 +118,26 @@ def test_why_a_run_beside_it_is_no_baseline(tmp_path: Path) -> None:
     one = on_one(tmp_path, 32, threads=2)
     told = explain(read_group("RUN", str(run), None)).sentences[1]
     assert f"found beside it ({one} is not: threads per process: RUN has 1, the other has 2" in told
+
+
+def test_a_planned_seed_without_a_record_hides_nothing(plan: Plan) -> None:
+    """It comes first in the plan, and knows no settings: the others of its group tell them."""
+    root = plan.output_dir
+    two = written(root, "--per_gpu_batch", "32", train_samples_per_s_per_gpu=8.0,
+                  environment={**FACTS, "effective_batch": 64})  # fmt: skip
+    runs = [two, on_one(root, 32)]
+    for setup, path in zip(("1_2", "1_1"), runs, strict=True):
+        for seed in (7, 1):
+            plan.planned(setup, 32, seed)
+        plan.content["runs"][-1]["path"] = str(path.relative_to(root))
+    sweep = read_sweep(plan.write())
+    assert [run.state for run in sweep.groups[0].runs] == ["waiting", "finished"]
+    (item,) = explain_sweep(sweep)
+    text = " ".join(item.below)
+    alone = told(runs[0])
+    assert text.startswith("bert-nano with ddp on 2 processes on 1 node, batch 32 each. It reaches")
+    assert f"The baseline is one process with batch 32 ({runs[1]}, found beside it)" in text
+    assert text == f"{alone} 1 run(s) did not finish and are not counted."
+    # Rows are filtered by settings that no axis names.
+    marks = sweep_table(sweep)[0].table.marks
+    assert marks is not None and [row["strategy"] for row in marks] == ["ddp", "single"]

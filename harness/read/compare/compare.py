@@ -320,14 +320,14 @@ def more_seeds(comparison: Comparison) -> list[str]:
         if few < SEEDS:
             noise = "noise is unknown" if few == 1 else "a wide interval"
             command = command_for_seeds(group, SEEDS - few)
-            imported = group.runs[0].imported
+            imported = group.recorded.imported
             other = (
                 "only its source can measure more"
                 if imported
                 else "run its script with other seeds"
             )
             more = f"more: {command}" if command else other
-            if command and is_published(group.runs[0]):
+            if command and is_published(group.recorded):
                 more += f" (into {OWN_OUTPUT}, not beside published records: compare all of yours)"
             elif command and (parse_selector(group.selector)[0] / SWEEP).is_file():
                 more += " (this selection shows them once `seeds` in the sweep's file lists them)"

@@ -51,8 +51,8 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
     is on several nodes, of as many processes. Of those near, or else of the same records folder.
     """
     if near is None:
-        near = runs_on_one_node(_folders_near(group.runs[0].recorded_folder.path.absolute()))
-    fixed, first = _fixed(group.runs[0]), group.finished[0]
+        near = runs_on_one_node(_folders_near(group.recorded.recorded_folder.path.absolute()))
+    fixed, first = _fixed(group.recorded), group.finished[0]
     counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
     alike: dict[Any, list[Run]] = {}
     for run in near:

@@ -78,9 +78,16 @@ class Group:
         return ", ".join(sorted(states, key=lambda s: STATES.index(s) if s in STATES else 0))
 
     @property
+    def recorded(self) -> Run:
+        """The first run that tells what all share: a finished one, or else one with settings; one
+        that waits has none. The first of all where no run has begun.
+        """
+        return next((run for run in (*self.finished, *self.runs) if run.settings), self.runs[0])
+
+    @property
     def identity(self) -> dict[str, Any]:
         """The settings that can change the result, which all runs share."""
-        return self.runs[0].identity
+        return self.recorded.identity
 
     @property
     def machine_kind(self) -> str | None:

@@ -251,7 +251,7 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
     """(setting, its value in each group) where these differ. What an imported record does not say
     is left out.
     """
-    runs = one.runs[0], other.runs[0]
+    runs = one.recorded, other.recorded
     for name in dict.fromkeys(name for run in runs for name in run.characteristics):
         values = [run.characteristics.get(name) for run in runs]
         unknown = any(v is None and run.imported for v, run in zip(values, runs, strict=True))
@@ -266,7 +266,7 @@ def command_for_seeds(group: Group, how_many: int) -> str | None:
     """What measures more seeds, with as many threads; None where only others can, as of imported
     runs, or where a script that only calls LogCallback may take no --seed.
     """
-    run = group.runs[0]
+    run = group.recorded
     if (words := _command_of(run, ["--seed"])) is None:
         return None
     taken = {run.seed for run in group.runs}

@@ -45,7 +45,7 @@ def _trainings(sweep: SweepResults) -> Iterator[str]:
     finished = [group for group in sweep.groups if group.finished]
     by_script: dict[str, list[Group]] = {}
     for group in finished:
-        by_script.setdefault(_script(group.runs[0]), []).append(group)
+        by_script.setdefault(_script(group.recorded), []).append(group)
     for what, value_of in TRAININGS.items():
         differing = []
         for script, groups in by_script.items():
@@ -145,7 +145,7 @@ def results(sweep: SweepResults) -> Table:
     cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
     kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
     rows = [*zip(*(cells[heading] for heading in kept), strict=True)]
-    return Table(kept, rows, marks=[marks_of(group.runs[0]) for group in sweep.groups])
+    return Table(kept, rows, marks=[marks_of(group.recorded) for group in sweep.groups])
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
@@ -167,7 +167,7 @@ def by_node(sweep: SweepResults) -> Table:
             for node, values in enumerate(of_nodes):
                 texts = map(_of_node, PER_NODE, values)
                 rows.append([sweep.name_of(group), str(node), *texts])
-                marks.append(marks_of(group.runs[0]))
+                marks.append(marks_of(group.recorded))
     headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
     return Table(headings, rows, marks=marks)
 

@@ -86,7 +86,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     for row, group in zip(rows, sweep.groups, strict=True):
         first, *parts = (tuple(cells) for cells in _lines(sweep, row, left, keys))
         lines += [first, *parts]
-        of_group = marks_of(group.runs[0])
+        of_group = marks_of(group.recorded)
         marks += [of_group, *[of_group | {PART: ""}] * len(parts)]
     if sweep.per_node:
         headings.insert(keys, NODE)
