@@ -81,10 +81,10 @@ class Estimate:
         )
 
     def is_exactly(self, equal: float) -> bool:
-        """Whether no run differs, as far as there are several."""
-        if self.value is None:
+        """Whether none of several pairs or runs differs; one alone cannot tell."""
+        if self.low is None or self.high is None:
             return False
-        return all(abs(end - equal) < ROUNDING for end in (self.value, *self.ends))
+        return all(abs(end - equal) < ROUNDING for end in (self.low, self.high))
 
     def is_beyond_noise(self, equal: float = 0.0) -> bool | None:
         """Whether the interval excludes what the estimate is where nothing differs; None without an
@@ -148,9 +148,9 @@ def difference(one: Repeats, other: Repeats) -> Estimate:
     """mean(one) - mean(other), of finite values."""
     if not one or not other:
         return Estimate()
-    one, other = _in_both(one, other)
+    n, (one, other) = compared(one, other), _in_both(one, other)
     ones, others, paired = list(one.values()), list(other.values()), set(one) == set(other)
-    value, n = statistics.mean(ones) - statistics.mean(others), min(len(ones), len(others))
+    value = statistics.mean(ones) - statistics.mean(others)
     if n < 2:
         return Estimate(value, n=n, paired=paired)
     if paired:
@@ -186,6 +186,13 @@ def ratio(upper: Repeats, lower: Repeats) -> Estimate:
     if logs.high - logs.low < ROUNDING:
         low = high = value
     return Estimate(value, low, high, logs.n, logs.paired)
+
+
+def compared(one: Repeats, other: Repeats) -> int:
+    """How many pairs two sides are compared by; where they have none in common, the values of the
+    side that has fewer.
+    """
+    return min(map(len, _in_both(one, other)))
 
 
 def leaders(

@@ -103,6 +103,30 @@ def test_one_seed_says_nothing_of_noise_and_how_to_measure_it(
     )
 
 
+def test_one_seed_in_common_says_nothing_of_noise_and_how_to_make_pairs(
+    tmp_path: Path, compared: Verb
+) -> None:
+    one, other = tmp_path / "a", tmp_path / "b"
+    for folder, accuracies in ((one, {2: 0.95, 4: 0.9, 5: 0.93}), (other, {4: 0.9, 42: 0.8})):
+        for seed, accuracy in accuracies.items():
+            pair(folder, seed, accuracy=accuracy)
+    text = compared.in_one_line(one, other)
+    assert "+0.00 points - noise is unknown" in text and "points - equal" not in text
+    assert "accuracy: B is equal to A; with one pair of the same seed its noise is unknown" in text
+    # B alone measures two seeds that A has already, so that there are three pairs.
+    assert "A shares" not in text and "A has" not in text
+    assert "B shares 1 seed with A: noise is unknown; more: for seed in 2 5; do OMP" in text
+    pair(other, 2, outcome="oom")  # it was tried
+    text = compared.in_one_line(one, other)
+    assert "A shares 1 seed with B: noise is unknown; more: for seed in 42; do" in text
+    assert "B shares 1 seed with A: noise is unknown; more: for seed in 5; do" in text
+    for seed in (5, 43):
+        pair(other, seed, accuracy=0.9)
+    said = compared.in_one_line(one, other)
+    assert "A shares 2 seeds with B: a wide interval; more: for seed in 42; do" in said
+    assert "B shares" not in said
+
+
 def test_repeats_of_one_seed_tell_of_time_but_not_of_quality(
     tmp_path: Path, compared: Verb
 ) -> None:
@@ -396,7 +420,7 @@ def test_the_words_about_sharding_are_those_of_the_records(root: Path) -> None:
 def test_commands_for_more_seeds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
     far = read_group("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
-    assert command_for_seeds(far, 2) == (
+    assert command_for_seeds(far, (1, 3)) == (
         "for seed in 1 3; do OMP_NUM_THREADS=1 python -m harness nodes 2 --link 20ms/100mbit -- "
         "torchrun vit.py --tiny --per_gpu_batch 16 --epochs 1 --setup 2_1_20ms-100mbit "
         "--output_dir outputs --seed $seed; done"
@@ -425,7 +449,7 @@ def test_commands_of_every_start(
     flags: tuple[str, ...], facts: dict[str, Any], start: str, tmp_path: Path
 ) -> None:
     pair(tmp_path / "a", 1, *flags, environment=facts)
-    assert start in (command_for_seeds(read_group("A", str(tmp_path / "a"), None), 2) or "")
+    assert start in (command_for_seeds(read_group("A", str(tmp_path / "a"), None), (2, 3)) or "")
 
 
 @pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda:0", False)])

@@ -111,6 +111,13 @@ def test_equal_batches_are_all_the_fastest(plan: Plan) -> None:
     )
 
 
+def test_batches_that_are_equal_in_one_seed_may_differ_in_others(plan: Plan) -> None:
+    for batch, seeds in ((16, (1, 2)), (64, (2, 3))):
+        for seed in seeds:
+            one(plan, batch, seed, 1000.0)
+    assert answered(plan)[0] == "The fastest batch per GPU is 16 and 64, equal (of unknown noise)."
+
+
 def test_disturbed_batches_are_left_out_and_named(plan: Plan) -> None:
     for batch, busy in ((4, None), (16, None), (64, 0.9)):
         for seed in (1, 2, 3):

@@ -19,7 +19,7 @@ from harness.read.drawing import NothingToDraw
 from harness.read.explain.explain import group_breakdown
 from harness.read.figures.catalogue import draw
 from harness.read.predict.fitting import measured_beside
-from harness.read.records.comparable import ONE_SEED, QUALITY, SPEED, judge, refused
+from harness.read.records.comparable import ONE_PAIR, ONE_SEED, QUALITY, SPEED, judge, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_group, select
@@ -163,6 +163,17 @@ def test_one_seed_on_either_side_shows_no_points(plan: Plan) -> None:
     plan.write()
     one, two = read_sweep(plan.folder).groups[::-1]
     assert refused(one, two, QUALITY) == refused(two, one, QUALITY) == [ONE_SEED]
+
+
+def test_one_seed_in_common_is_one_seed(plan: Plan, table: Verb) -> None:
+    """Of two a side, one that both have: it is equal, where the means are 7.5 points apart."""
+    for setup, accuracies in (("1_1", {2: 0.95, 4: 0.90}), ("1_2", {4: 0.90, 42: 0.80})):
+        for seed, accuracy in accuracies.items():
+            plan.run(setup, seed=seed, accuracy=accuracy)
+    (answer,) = map(str, answers(read_sweep(plan.write())))
+    assert "samples/s: 1.00 times as many, of unknown noise (of 1 pair with" in answer
+    assert f"; accuracy: not compared ({ONE_PAIR}); 2 runs each." in answer
+    assert row_of(table(plan.write(columns=["accuracy", POINTS])), "1_2")[-1] == "-"
 
 
 def test_batches_of_other_shares_are_one_question(plan: Plan) -> None:

@@ -73,10 +73,10 @@ def test_only_what_an_import_does_not_say_is_no_difference() -> None:
 def test_more_seeds_are_measured_into_the_same_folder() -> None:
     group = Group((run(path="there/vit/1_1/run"),))
     command = "for seed in 2 3; do python vit.py --tiny"
-    assert command_for_seeds(group, 2) == f"{command} --output_dir there --seed $seed; done"
+    assert command_for_seeds(group, (2, 3)) == f"{command} --output_dir there --seed $seed; done"
     own = replace(run(), environment={"command": "vit.py --tiny --o here --lr 1"})
-    assert command_for_seeds(Group((own,)), 1) == (
+    assert command_for_seeds(Group((own,)), [2]) == (
         "for seed in 2; do python vit.py --tiny --o here --lr 1 --seed $seed; done"
     )
     bare = Group((run(path="vit/run"),))  # in a folder that says no output folder
-    assert command_for_seeds(bare, 2) == f"{command} --seed $seed; done"
+    assert command_for_seeds(bare, (2, 3)) == f"{command} --seed $seed; done"

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.read.statistics import Estimate, difference, is_rate, leaders, ratio, spread, student_t
+from harness.read.statistics import (
+    Estimate,
+    compared,
+    difference,
+    is_rate,
+    leaders,
+    ratio,
+    spread,
+    student_t,
+)
 
 
 def test_mean_sd_and_interval() -> None:
@@ -110,6 +119,13 @@ def test_an_error_of_rounding_is_no_difference() -> None:
     found = ratio({seed: value * (1 + 1e-15) for seed, value in lower.items()}, lower)
     assert found.value != 1 and found.is_exactly(1.0) and not found.is_exactly(0.0)
     assert not Estimate().is_exactly(1.0)
+
+
+def test_one_pair_is_never_equal() -> None:
+    found = difference({1: 0.9, 2: 0.5}, {1: 0.9, 3: 0.7})
+    assert (found.value, found.n) == (0, 1) and not found.is_exactly(0.0)
+    assert compared({1: 0.9, 2: 0.5}, {1: 0.9, 3: 0.7}) == 1
+    assert compared({1: 0.9, 2: 0.5}, {3: 0.9}) == 1 and compared({}, {3: 0.9}) == 0
 
 
 def test_a_side_leads_by_what_it_shares_with_each_other() -> None:

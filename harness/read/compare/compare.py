@@ -28,6 +28,7 @@ from harness.read.records.selection import (
     is_published,
     parse_selector,
     read_group,
+    seeds_for_pairs,
 )
 from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
 
@@ -172,9 +173,12 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
             "nothing can be computed"
         )
     assert estimate.value is not None
+    is_equal = f"{other.name} is equal to {one.name}"
     if estimate.is_exactly(row.equal):
-        return f"{measure.title}: {other.name} is equal to {one.name}{_repeats(row)}"
-    if row.is_ratio:
+        return f"{measure.title}: {is_equal}{_repeats(row)}"
+    if estimate.value == row.equal:
+        text = is_equal
+    elif row.is_ratio:
         text = f"{other.name} has {row.text(estimate.value)} times that of {one.name}"
     else:
         more = "more" if estimate.value > 0 else "less"
@@ -311,15 +315,18 @@ def _mean(row: Row, values: tuple[float, ...]) -> str:
 
 
 def more_seeds(comparison: Comparison) -> list[str]:
-    """The commands that make unknown noise known."""
+    """The commands that make unknown noise known: that give each side as many seeds that the other
+    side has, too, as it takes.
+    """
     lines = []
     for n, group in enumerate(comparison.groups):
         # Repeats of a seed count for speed only; of speed alone they are all that there is.
-        counts = [(row.measure.question == SPEED, len(row.values[n])) for row in comparison.rows]
-        _, few = min(counts, default=(False, SEEDS))
-        if few < SEEDS:
+        counts = [(row.measure.question == SPEED, *_counts(row, n)) for row in comparison.rows]
+        _, few, pairs = min(counts, default=(False, SEEDS, 0))
+        seeds = seeds_for_pairs(*comparison.groups, SEEDS - pairs) if few < SEEDS else []
+        if seeds := [seed for seed in seeds if seed not in group.seeds]:
             noise = "noise is unknown" if few == 1 else "a wide interval"
-            command = command_for_seeds(group, SEEDS - few)
+            command = command_for_seeds(group, seeds)
             imported = group.recorded.imported
             other = (
                 "only its source can measure more"
@@ -331,5 +338,14 @@ def more_seeds(comparison: Comparison) -> list[str]:
                 more += f" (into {OWN_OUTPUT}, not beside published records: compare all of yours)"
             elif command and (parse_selector(group.selector)[0] / SWEEP).is_file():
                 more += " (this selection shows them once `seeds` in the sweep's file lists them)"
-            lines.append(f"{group.name} has {counted(few, 'seed')}: {noise}; {more}")
+            has = f"has {counted(few, 'seed')}"
+            if len(group.seeds) > few == pairs:
+                has = f"shares {counted(few, 'seed')} with {comparison.groups[1 - n].name}"
+            lines.append(f"{group.name} {has}: {noise}; {more}")
     return lines
+
+
+def _counts(row: Row, side: int) -> tuple[int, int]:
+    """The values of a side that count, and how many pairs there are."""
+    pairs = row.estimate.n if row.estimate is not None and row.estimate.paired else 0
+    return pairs or len(row.values[side]), pairs

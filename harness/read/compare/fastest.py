@@ -111,7 +111,9 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
     if len(compared) < 2:
         return Best("", "", left_out, False)
     first = leaders(compared, lead, equal)
-    leads = [lead(first[0], other) for other in compared if other not in first] if first else []
+    leads = [lead(first[0], other) for other in compared if first and other != first[0]]
+    # Equal ones do not lead each other; whether they are alike beyond one seed is not always known.
+    leads = [each for each in leads if not each.is_exactly(equal)]
     *others, last = (_batch(groups[n]) for n in first) if first else [""]
     name = f"{', '.join(others)} and {last}, equal" if others else last
     return Best(name, _noise(leads, equal), left_out, busy[compared[0]])

@@ -18,10 +18,12 @@ from harness.read.labels import counted, listed
 from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import TO_TARGET, Run
+from harness.read.statistics import compared
 
 SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
 NUMBER_FORMAT, LOAD, MISSES = "number format", "other programs", "misses beside disturbed runs"
-ACCURACY, ONE_SEED = "accuracy", "one seed on a side"
+ACCURACY = "accuracy"
+ONE_SEED, ONE_PAIR = "one seed on a side", "one seed in common"
 OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
 MOST_NAMED = 6  # groups, in a note
 SHARES = ("per_gpu_batch", "grad_acc")  # settings that make the effective batch of a device
@@ -241,15 +243,15 @@ def _not_finished(group: Group) -> str | None:
 def refused(group: Group, base: Group, question: str) -> list[str]:
     """The names of what forbids to compare a group of a sweep with its baseline in a question.
 
-    A difference that the sweep is about does not count. One seed on a side forbids to compare
-    quality: the difference may be the seed's.
+    A difference that the sweep is about does not count. One seed on a side, or one alone that both
+    have, forbids to compare quality: the difference may be the seed's.
     """
     names = [reason.partition(":")[0] for reason in judge(base, group)[question].reasons]
     names = [name for name in names if name not in _asked_for(group, base)]
-    if question == QUALITY and any(
-        len(values_of(g, ACCURACY, QUALITY)) == 1 for g in (group, base)
-    ):
-        names.append(ONE_SEED)
+    if question == QUALITY:
+        ours, theirs = (values_of(each, ACCURACY, QUALITY) for each in (group, base))
+        if compared(ours, theirs) == 1:
+            names.append(ONE_SEED if 1 in (len(ours), len(theirs)) else ONE_PAIR)
     return names
 
 

@@ -262,17 +262,29 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
 OWN_OUTPUT = "outputs"  # where runs go that must not stand beside published ones
 
 
-def command_for_seeds(group: Group, how_many: int) -> str | None:
-    """What measures more seeds, with as many threads; None where only others can, as of imported
+def seeds_for_pairs(one: Group, other: Group, how_many: int) -> list[int]:
+    """Seeds that make so many more pairs: those that one side alone has, of the larger side first,
+    and then such as neither has. What was tried on a side and did not finish is not tried again.
+    """
+    larger = max((one, other), key=lambda group: len(group.seeds))
+    alone = {*one.seeds} ^ {*other.seeds}
+    tried = [{run.seed for run in group.runs} for group in (one, other)]
+    first = sorted(alone - (tried[0] & tried[1]), key=lambda seed: (seed not in larger.seeds, seed))
+    new = (seed for seed in SEEDS if seed not in tried[0] | tried[1])
+    return [*first, *new][:how_many]
+
+
+def command_for_seeds(group: Group, seeds: Iterable[int]) -> str | None:
+    """What measures these seeds, with as many threads; None where only others can, as of imported
     runs, or where a script that only calls LogCallback may take no --seed.
     """
     run = group.recorded
     if (words := _command_of(run, ["--seed"])) is None:
         return None
-    taken = {run.seed for run in group.runs}
-    new = [str(seed) for seed in SEEDS if seed not in taken][:how_many]
     command = shlex.join([*_launcher(run), *words])
-    return f"for seed in {' '.join(new)}; do {_threads(run)}{command} --seed $seed; done"
+    return (
+        f"for seed in {' '.join(map(str, seeds))}; do {_threads(run)}{command} --seed $seed; done"
+    )
 
 
 def command_on(
