@@ -11,7 +11,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from harness.read.labels import UNKNOWN
@@ -64,12 +64,13 @@ class Estimate:
     high: float | None = None
     n: int = 0  # pairs, or the runs of the smaller group
     paired: bool = False
+    unpaired: int = 0  # values of both sides that have no partner beside pairs: they do not count
 
     def scaled(self, factor: float, shift: float = 0.0) -> Estimate:
         """The same in other units: factor * value + shift, for a factor above zero."""
         ends = (self.value, self.low, self.high)
         value, low, high = (None if end is None else factor * end + shift for end in ends)
-        return Estimate(value, low, high, self.n, self.paired)
+        return replace(self, value=value, low=low, high=high)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -148,17 +149,19 @@ def difference(one: Repeats, other: Repeats) -> Estimate:
     """mean(one) - mean(other), of finite values."""
     if not one or not other:
         return Estimate()
+    values = len(one) + len(other)
     n, (one, other) = compared(one, other), _in_both(one, other)
+    unpaired = values - len(one) - len(other)
     ones, others, paired = list(one.values()), list(other.values()), set(one) == set(other)
     value = statistics.mean(ones) - statistics.mean(others)
     if n < 2:
-        return Estimate(value, n=n, paired=paired)
+        return Estimate(value, n=n, paired=paired, unpaired=unpaired)
     if paired:
         pairs = spread([one[key] - other[key] for key in one])
         low, high = pairs.ends
         if high - low < ROUNDING:
             low = high = value
-        return Estimate(value, low, high, n, paired=True)
+        return Estimate(value, low, high, n, True, unpaired)
     half = _welch_half(statistics.variance(ones) / len(ones), len(ones) - 1,
                        statistics.variance(others) / len(others), len(others) - 1)  # fmt: skip
     return Estimate(value, value - half, value + half, n)
@@ -177,15 +180,15 @@ def ratio(upper: Repeats, lower: Repeats) -> Estimate:
         above, below = (statistics.mean(values.values()) for values in (upper, lower))
         unknown = below == 0 or (math.isinf(above) and math.isinf(below))
         return Estimate() if unknown else Estimate(above / below, n=n)
+    logs = difference(*({k: math.log(v) for k, v in values.items()} for values in (upper, lower)))
     upper, lower = _in_both(upper, lower)
     value = _geometric_mean(upper.values()) / _geometric_mean(lower.values())
-    logs = difference(*({k: math.log(v) for k, v in values.items()} for values in (upper, lower)))
     if logs.low is None or logs.high is None:
-        return Estimate(value, n=logs.n, paired=logs.paired)
+        return replace(logs, value=value)
     low, high = math.exp(logs.low), math.exp(logs.high)
     if logs.high - logs.low < ROUNDING:
         low = high = value
-    return Estimate(value, low, high, logs.n, logs.paired)
+    return replace(logs, value=value, low=low, high=high)
 
 
 def compared(one: Repeats, other: Repeats) -> int:

@@ -181,7 +181,7 @@ LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}",
     "±": r"$\pm$", "†": r"\textdagger{}", "‡": r"\textdaggerdbl{}",
-    "§": r"\S{}", "≥": r"$\geq$", "≤": r"$\leq$", "`": r"\textasciigrave{}",
+    "§": r"\S{}", "¶": r"\P{}", "≥": r"$\geq$", "≤": r"$\leq$", "`": r"\textasciigrave{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 })  # fmt: skip
 

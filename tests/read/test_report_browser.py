@@ -189,7 +189,7 @@ ORDERED = {
     "sizes": ["400 kB", "1.5 MB", "0.5 GiB", "1 GB"],
     "links": ["1ms/50mbit", "1ms/1000mbit", "20ms/50mbit", "80ms/50mbit", "150ms/50mbit"],
     "strategies": ["ddp", "diloco h5", "diloco h10", "diloco h50", "local_sgd h10"],
-    "shares": ["-3.5%", "+0.4%", "+12.0%"],
+    "shares": ["-3.5%", "+0.4%¶", "+12.0%"],
     "numbers of runs": ["0/3", "2/3§", "3/3", "10/10"],
     "marked numbers": ["16†", "176", "352†‡"],
     "learning rates": ["2e-05", "0.0001", "0.003", "1e+01"],

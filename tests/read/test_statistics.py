@@ -98,6 +98,8 @@ def test_seeds_of_one_side_alone_do_not_count_beside_pairs() -> None:
     assert (one.n, one.paired, one.low) == (alone.n, alone.paired, alone.low) == (1, True, None)
     assert two.value == two.low == pytest.approx(1.1) and both.value == 3
     assert (two.n, two.paired) == (both.n, both.paired) == (2, True)
+    assert [each.unpaired for each in (one, alone, two, both)] == [2, 2, 2, 2]
+    assert both.scaled(2).unpaired == 2 and ratio({7: 1.0}, lower).unpaired == 0
     # A miss is not left out with its seed.
     assert ratio({3: 44.0, 7: math.inf}, lower).value == math.inf
 

@@ -14,7 +14,9 @@ import pytest
 from harness.cli import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
+from harness.read.report.report import make_report
 from harness.read.table import Table, latex_lines
+from harness.read.tables.columns import GAIN, POINTS
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, row_of, timed_epochs
 
@@ -39,7 +41,7 @@ sweep sizes (--tiny), a-cpux2, all: batch per GPU 4
 | setup | n | batch | updates | accuracy | eval loss | samples/s | per GPU | vs base | weak eff. | epoch s | train s | wall s | target train s | target wall s | reached |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 | 1_1 | 2/2 | 4 | 100 | 0.8100 ± 0.0141 | 0.5000 | 1,010 ± 14 | 100 | base | 1.00 | 10.0 | 20.0 | 40.0 | not reached | not reached | 1/2 |
-| 1_2 | 1/2 | 8 | 50† | 0.9000 | 0.5000 | 1,515 | 758 | +51.5% | 0.76 | 10.0 | 10.0 | 40.0 | 10.0 | 13.0 | 1/1 |
+| 1_2 | 1/2 | 8 | 50† | 0.9000 | 0.5000 | 1,515 | 758 | +51.5%¶ | 0.76¶ | 10.0 | 10.0 | 40.0 | 10.0 | 13.0 | 1/1 |
 | 2_1 | 0/1 | - | - | skipped | - | - | - | - | - | - | - | - | - | - | - |
 
 Against the baseline:
@@ -58,7 +60,7 @@ Not finished:
 
 n: runs finished/planned; numbers are means over the finished ones; ±: sample standard deviation; batch: samples of one update over all processes; samples/s: training only, all processes, first steps left out, harmonic mean; train s: without evaluation and saving; wall s: everything
 
-base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means (those shown are harmonic); eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
+base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means (those shown are harmonic); ¶ 1 row: by 1 pair with the same seed alone, beside means of all runs; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
 
 target: first epoch with accuracy at least 0.9; target train s: its training and that before; target wall s: everything until its row; reached: of the finished runs; a run that misses counts as infinite
 
@@ -85,6 +87,33 @@ def test_the_files_that_are_written(small: Path, table: Verb) -> None:
     runs = list(csv.DictReader((small / "runs.csv").read_text().splitlines()))
     assert [run["state"] for run in runs] == ["finished", "finished", "finished", "oom", "skipped"]
     assert [run["reason"] for run in runs[3:]] == ["no room | for `x`", "needs 2 nodes"]
+
+
+def test_cells_of_the_seeds_of_both_sides_are_marked_beside_means_of_all_runs(
+    plan: Plan, table: Verb, tmp_path: Path
+) -> None:
+    """A seed that one side alone has makes its mean the larger, and its gain is a loss."""
+    for seed, rate in ((1, 1000.0), (2, 1000.0), (3, 3000.0)):
+        plan.run("1_2", seed=seed, train_samples_per_s=rate)
+        plan.run("2_1", seed=seed, train_samples_per_s=1300.0)
+        if seed < 3:
+            plan.run("1_1", seed=seed, train_samples_per_s=1099.0 + seed)
+    said = table(plan.write(columns=["samples_per_s", GAIN, POINTS]))
+    assert row_of(said, "1_2")[2:4] == ["1,286±1,155", "-9.1%¶"]
+    assert row_of(said, "2_1")[3].endswith("%¶") and row_of(said, "1_1")[3] == "base"
+    legend = "¶ 2 rows: by 2 pairs with the same seed alone, beside means of all runs"
+    table(plan.folder, "--write")
+    page, *_ = make_report(plan.folder, tmp_path / "report")
+    for text in (said, (plan.folder / "table.md").read_text(), page.read_text()):
+        assert legend in " ".join(text.split()) and "-9.1%¶" in text
+    plan.run("1_1", seed=3, train_samples_per_s=1100.0)
+    assert "¶" not in table(plan.write(columns=["samples_per_s", GAIN, POINTS]))
+    for batch, seeds in ((8, (1, 2)), (16, (1, 2, 3))):
+        for seed in seeds:
+            plan.run("1_1", batch, seed)
+        for seed in (1, 2, 3, 4):
+            plan.run("1_2", batch, seed)
+    assert "¶ 2 rows: by 2 to 3 pairs with the same seed alone" in table(plan.write())
 
 
 def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
@@ -215,12 +244,12 @@ def test_columns_are_chosen_by_heading_or_field(small: Path, table: Verb) -> Non
 
 
 def test_latex_is_a_booktabs_table_whatever_the_names_hold() -> None:
-    table = Table(("50% & more_", "n"), [("[a] {b}\\c^~#$", "-1.5 ± 0.2"), ("a\nb", "†")])
+    table = Table(("50% & more_", "n"), [("[a] {b}\\c^~#$", "-1.5 ± 0.2"), ("a\nb", "†¶")])
     assert [*latex_lines(table)] == [
         r"\begin{tabular}{ll}", r"\toprule", r"50\% \& more\_ & n \\", r"\midrule",
         r"{[}a{]} \{b\}\textbackslash{}c\textasciicircum{}\textasciitilde{}\#\$ & "
         r"$-$1.5 $\pm$ 0.2 \\",
-        r"a b & \textdagger{} \\", r"\bottomrule", r"\end{tabular}",
+        r"a b & \textdagger{}\P{} \\", r"\bottomrule", r"\end{tabular}",
     ]  # fmt: skip
 
 

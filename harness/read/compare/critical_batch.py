@@ -433,7 +433,6 @@ def _against(batch: Batch, best: Batch) -> str:
     estimate = _time_of(batch, best)
     noise = {True: "more than noise", False: "within noise", None: "noise unknown"}
     text = noise[estimate.is_beyond_noise(equal=1.0)]
-    sides = (each.measured("tta_train_s") for each in (batch, best))
-    if estimate.paired and max(map(len, sides)) > estimate.n:
+    if estimate.unpaired:
         text += f", of {counted(estimate.n, 'pair')} with the same seed"
     return f"batch {batch.size} takes {estimate.value:.2f} times as long ({text})"

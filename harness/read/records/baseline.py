@@ -182,6 +182,7 @@ def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
         f"{name}_low": estimate.low,
         f"{name}_high": estimate.high,
         f"{name}_n": estimate.n,
+        f"{name}_unpaired": estimate.unpaired,
     }
 
 

@@ -27,7 +27,7 @@ const MEASURED = /([\d.]+) ?([µa-zA-Z]+)/g;
 const MISSING = ["", "-", "base"];
 const MISSED = ["not reached", "infinite"];
 function worth(text) {
-  const whole = text.trim().replace(/(\d),(?=\d{3})/g, "$1").replace(/[†‡§]+$/, "");
+  const whole = text.trim().replace(/(\d),(?=\d{3})/g, "$1").replace(/[†‡§¶]+$/, "");
   if (MISSING.includes(whole)) return null;
   if (MISSED.includes(whole)) return Infinity;
   const value = whole.split(/ ?± | \(/)[0]; // without its spread

@@ -40,13 +40,15 @@ DEVICE_FIELDS = (TFLOPS, MFU, BUSY, ENERGY, JOULES)
 
 Row = Mapping[str, Any]
 
-# Marks: more or fewer updates than the baseline, a link far from the requested one, other programs.
-OTHER_TRAINING, OTHER_LINK, DISTURBED = "†", "‡", "§"
+# Marks: more or fewer updates than the baseline, a link far from the requested one, other programs,
+# a comparison of pairs that leaves out values which count in the means beside it.
+OTHER_TRAINING, OTHER_LINK, DISTURBED, PAIRS = "†", "‡", "§", "¶"
 
 GAIN, POINTS, EFFICIENCY = (
     "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
 )  # fmt: skip
 TIMES, RATIOS = TO_TARGET[:2], tuple(f"{name}_ratio" for name in TO_TARGET[:2])
+AGAINST_BASE = (GAIN, POINTS, EFFICIENCY, *RATIOS)
 
 # Of these two, neither says enough without the other: a device can be busy without computing much,
 # and a strategy that trains fast can lose the time when it evaluates and saves.
@@ -102,7 +104,7 @@ class Column:
     def text(self, row: Row) -> str:
         marks = {
             OTHER_TRAINING: row["other_updates"], OTHER_LINK: row["link_warnings"],
-            DISTURBED: row["disturbed"],
+            DISTURBED: row["disturbed"], PAIRS: row.get(f"{self.name}_unpaired"),
         }  # fmt: skip
         return self.cell(row) + "".join(mark for mark in self.marks if marks[mark])
 
@@ -125,10 +127,9 @@ def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> lis
         DISTURBED: "planned",
         OTHER_LINK: next((name for name in (RTT, BANDWIDTH) if name in shown), "planned"),
     }
-    return [
-        replace(column, marks="".join(m for m, name in marked.items() if name == column.name))
-        for column in (*first, count, *measured)
-    ]
+    marks = {column: "".join(mark for mark, name in marked.items() if name == column)
+             for column in {*marked.values()}} | dict.fromkeys(AGAINST_BASE, PAIRS)  # fmt: skip
+    return [replace(c, marks=marks.get(c.name, "")) for c in (*first, count, *measured)]
 
 
 def _asked(sweep: SweepResults) -> list[str]:

@@ -34,6 +34,7 @@ from harness.read.records.runs import BANDWIDTH, RTT, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.table import Table
 from harness.read.tables.columns import (
+    AGAINST_BASE,
     BUSY,
     DISTURBED,
     EFFICIENCY,
@@ -43,6 +44,7 @@ from harness.read.tables.columns import (
     MFU,
     OTHER_LINK,
     OTHER_TRAINING,
+    PAIRS,
     POINTS,
     RATIOS,
     TFLOPS,
@@ -234,6 +236,7 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
         row.get(f"{n}_low") is not None and not row["baseline"] for n in bracketed for row in rows
     ):
         texts.append("in brackets: 95 % interval over the seeds, Student's t")
+    texts += _of_pairs(rows, names)
     kinds = {row["scaling_kind"] for row in rows} if EFFICIENCY in names else set()
     if kinds & {WEAK, STRONG}:
         forms = [SCALING[kind] for kind in (WEAK, STRONG) if kind in kinds]
@@ -245,6 +248,23 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
     if sweep.hold and fixed:
         texts.append(f"held fixed: {held.get(sweep.hold, sweep.hold)}")
     return [*texts, f"learning-rate rule: {sweep.lr_rule}"] if sweep.lr_rule else texts
+
+
+def _of_pairs(rows: Sequence[Row], names: set[str]) -> list[str]:
+    """How many rows are compared by some of their runs alone, and by how many pairs."""
+    pairs = [
+        {row[f"{name}_n"] for name in names & {*AGAINST_BASE} if row.get(f"{name}_unpaired")}
+        for row in rows
+    ]
+    counts = {n for of_row in pairs for n in of_row}
+    if not counts:
+        return []
+    few, most = min(counts), max(counts)
+    many = counted(most, "pair") if few == most else f"{few} to {most} pairs"
+    rows_of_pairs = counted(sum(map(bool, pairs)), "row")
+    return [
+        f"{PAIRS} {rows_of_pairs}: by {many} with the same seed alone, beside means of all runs"
+    ]
 
 
 def _links(runs: Sequence[Run]) -> list[str]:
