@@ -11,6 +11,7 @@ import pytest
 from harness.core.settings import UserError
 from harness.read.explain.causes import _outside, seconds
 from harness.read.explain.context import run_context
+from harness.read.explain.explain import explain
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,
@@ -45,6 +46,31 @@ def test_parts_of_a_disturbed_rank_add_up() -> None:
         COMPUTE: pytest.approx(0.949 * 5 / 8), DATA: pytest.approx(0, abs=1e-12),
         COMMUNICATION: pytest.approx(0.949 / 8), STRAGGLERS: pytest.approx(0.949 * 2 / 8),
     }  # fmt: skip
+
+
+def test_a_delay_is_no_waiting_for_slower_ranks(tmp_path: Path) -> None:
+    """Two nodes that send directly over 80 ms, in records with and without what that explains."""
+    took = {"compute_s": 0.04, "comm_exposed_s": 0.6, "data_wait_s": 0.02}
+    row = {"timed_s": 0.66, "epoch_time_s": 0.9}
+    for way, observed, told in (
+        ("direct", {}, False), ("all_to_all", {}, False), ("backend", {}, True),
+        ("direct", {"exchange_early_s": 0.16}, True),
+    ):  # fmt: skip
+        facts = {"nodes": 2, "observed": {"device": "cpu", **observed}}
+        folder = tmp_path / f"{way}{told}"
+        path = written(folder, "--exchange", way, row=row, environment=facts)
+        with_ranks(path, *({**took, "comm_wait_s": waited} for waited in (0.31, 0.3)))
+        run = read_group("RUN", str(path), None)
+        parts = time_breakdown(run.runs[0]).parts
+        assert parts[UNSEPARATED] == 0.0
+        assert sum(parts[name] or 0.0 for name in IN_STEP) == pytest.approx(0.165)
+        assert (parts[STRAGGLERS] is not None) == told
+        assert parts[COMMUNICATION] == pytest.approx(0.0725 if told else 0.15)
+        text = " ".join(explain(run).sentences)
+        assert "waiting for slower ranks takes" not in text or told
+        said = "Not known from this record: waiting for slower ranks, which may be part of comm"
+        assert (said in text) != told
+        assert ("communication that overlaps no computing takes 150 ms" in text) != told
 
 
 def test_the_steps_of_a_stream_have_unknown_samples(tmp_path: Path) -> None:

@@ -108,6 +108,10 @@ class ObservedRecord(TypedDict, total=False):
         "`all_to_all`; `--exchange auto` has chosen it, and an attempt that goes on keeps it"]
     exchange_estimates_s: Annotated[ExchangeEstimates,
         "with `--exchange auto` over a link of 1 ms or more there and back: what it was chosen by"]
+    exchange_early_s: Annotated[Seconds,
+        "of sums sent directly over a link: the round trip by which ranks may differ at an update "
+        "for the delay alone, and which `comm_wait_s` leaves out; of older records, "
+        "without it, readers do not know how long ranks waited for slower ones"]
     padding: Annotated[str,
         "of texts, the layout of a batch: `packed`, all tokens in one row, with attention by "
         "`runs` of equal length (CPU), by torch's `kernel` for texts of any length (CUDA in half "

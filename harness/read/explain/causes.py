@@ -374,6 +374,11 @@ def _padding(share: float, context: RunContext) -> tuple[str, str]:
 def not_known(run: TimeBreakdown) -> str | None:
     """The parts of a step that the record does not separate."""
     names = [name for name in (COMPUTE, COMMUNICATION, STRAGGLERS) if run.parts[name] is None]
+    if names == [STRAGGLERS] and not run.parts[UNSEPARATED]:
+        return (
+            f"Not known from this record: {STRAGGLERS}, which may be part of {COMMUNICATION}. It "
+            "does not tell that from the delay of what is sent directly."
+        )
     if not run.parts[UNSEPARATED] or not names:
         return None
     left = _of_step(run, run.parts[UNSEPARATED])

@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.core.records.summary import mean_of, total_of
 from harness.core.settings import UserError
+from harness.core.strategies import SENT_DIRECTLY
 from harness.read.records.runs import Run
 from harness.read.statistics import SampleStatistics, spread
 
@@ -125,6 +126,9 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
     alone = known and len(ranks) == 1
     if alone or (known and all("comm_wait_s" in rank for rank in ranks)):
         parts, slowest = _from_ranks(ranks, step_s, steps)
+        if not alone and _takes_delays_for_waiting(run):
+            waited_s = parts[STRAGGLERS] or 0.0
+            parts |= {COMMUNICATION: (parts[COMMUNICATION] or 0.0) + waited_s, STRAGGLERS: None}
         return dict.fromkeys(IN_STEP, 0.0) | parts, None if alone else slowest
     data_s, share = _data_wait(run.epochs, step_s), run.measures.get("comm_share")
     communication_s = None if share is None else max(share, 0.0) * step_s
@@ -143,6 +147,14 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
             UNSEPARATED: 0.0,
         }, None
     return parts | {COMMUNICATION: communication_s, UNSEPARATED: left_s}, None
+
+
+def _takes_delays_for_waiting(run: Run) -> bool:
+    """What is sent directly is under way while its receiver still computes. Older records count
+    what ranks differ by for that delay as waiting for slower ones.
+    """
+    directly = run.identity["exchange"] in SENT_DIRECTLY and (run.nodes or 1) > 1
+    return directly and not run.observed.get("exchange_early_s")
 
 
 def _from_ranks(

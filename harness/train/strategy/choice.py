@@ -33,8 +33,9 @@ WORTH = 0.8
 
 
 def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any]:
-    """For the record: the way that is taken, the same on all ranks, and with auto what it was
-    chosen by. An attempt that goes on keeps that of the attempt before, to whose bits it adds.
+    """For the record: the way that is taken, the same on all ranks, with auto what it was chosen
+    by, and on rank 0 by how much ranks may differ for the delay alone. An attempt that goes on
+    keeps the way of the attempt before, to whose bits it adds.
     """
     context, settings = exchange.context, exchange.context.settings
     if not STRATEGIES[str(settings.strategy)].direct or context.world.size == 1:
@@ -44,7 +45,8 @@ def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any
         rank0 = context.is_rank0
         way = broadcast((_before(context) or _chosen(context, link)) if rank0 else None)
     exchange.way = way["exchange"]
-    return way
+    early = early_s(exchange, link)
+    return {**way, "exchange_early_s": early} if early else way
 
 
 def early_s(exchange: Exchange, link: Mapping[str, Any] | None) -> float:

@@ -138,7 +138,9 @@ def test_what_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, link, flags, expected = CHOICES[name]
     exchange = exchange_of(nodes, flags)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    assert set_way(exchange, link)["exchange"] == exchange.way == expected
+    way = set_way(exchange, link)
+    assert way["exchange"] == exchange.way == expected
+    assert way.get("exchange_early_s", 0.0) == early_s(exchange, link)
     if "--exchange" not in flags:
         monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
         assert set_way(exchange, link) == {"exchange": "backend"}
