@@ -142,7 +142,7 @@ def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
         others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise UserError(
             f"{path} is finished{others}, but {change}: --rerun all measures again and keeps the "
-            "earlier records; another --out keeps both"
+            "earlier records; another --output_dir keeps both"
         )
 
 

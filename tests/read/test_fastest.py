@@ -180,7 +180,9 @@ def test_batches_is_named_with_the_folder_read_where_the_batch_varies(
     plan.run("1_1", 4, epochs=epochs(0.5, 0.9))
     plan.run("1_2", 2, devices=2, epochs=epochs(0.5, 0.9))
     assert next_question(measured(plan)) == ""  # both train with 4 samples an update
-    for batch in (8, 16):
+    for batch in (8, 16, 32):
+        *_, of_none = read_all(root)[0]
+        assert next_question(of_none) == ""  # a fit takes three
         folder = record(root / "bert" / f"alone{batch}", "--per_gpu_batch", str(batch))
         folder.environment.write_text(json.dumps({**ENVIRONMENT, "effective_batch": batch}))
     *_, of_none = read_all(root)[0]

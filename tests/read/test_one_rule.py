@@ -470,3 +470,16 @@ def test_links_beside_a_selection_count_whatever_its_values_have(tmp_path: Path)
     assert len(every) == 1
     for part in ("script=vit", "dataset=embedded:digits", "script=vit,dataset=embedded:digits"):
         assert [*measured_beside(f"{tmp_path}:{part}")] == every
+
+
+def test_compare_says_that_all_runs_of_both_were_disturbed(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        plan.run("1_1", seed=seed, environment=BUSY)
+        plan.run("1_2", seed=seed, environment=BUSY)
+    folder = plan.write()
+    assert main(["compare", f"{folder}:setup=1_1", f"{folder}:setup=1_2"]) == 0
+    told = capsys.readouterr().out
+    assert "speed: comparable, as far as disturbed runs are" in told
+    assert "quality: comparable\n" in told

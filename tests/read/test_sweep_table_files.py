@@ -143,6 +143,15 @@ def test_the_hypothesis_stands_directly_before_the_answer(plan: Plan, table: Ver
     assert "hypothesis:" not in table(folder)
 
 
+def test_runs_that_were_stopped_and_went_on_are_counted_below(plan: Plan, table: Verb) -> None:
+    """Their wall times are those of others and what was lost."""
+    plan.run("1_1", seed=1, attempts=1)
+    assert "stopped and continued" not in table(plan.write())
+    plan.run("1_2", seed=1, attempts=3)
+    line = "1 run stopped and continued: wall times have what that took"
+    assert line in table(plan.write())
+
+
 def test_the_file_itself_will_do(small: Path, table: Verb) -> None:
     assert table(small / "sweep.json") == table(small)
     assert len(load_sweep(small / "sweep.json")) == 3

@@ -16,7 +16,15 @@ from harness.core.records import SWEEP
 from harness.core.settings import UserError
 from harness.read import table
 from harness.read.labels import counted
-from harness.read.records.comparable import QUALITY, SPEED, TARGET, Verdict, judge, values_of
+from harness.read.records.comparable import (
+    QUALITY,
+    SPEED,
+    TARGET,
+    Verdict,
+    all_beside_others,
+    judge,
+    values_of,
+)
 from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
 from harness.read.records.runs import parse_target
@@ -284,7 +292,7 @@ def show(comparison: Comparison) -> None:
     unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(*comparison.groups)]
     screen.print(f"training settings that differ: {', '.join(unlike) or 'none'}")
     for question, verdict in comparison.verdicts.items():
-        screen.print(f"{question}: {'not comparable' if verdict.reasons else 'comparable'}")
+        screen.print(f"{question}: {_is_comparable(question, verdict, comparison.groups)}")
         for text in (*verdict.reasons, *(f"note: {note}" for note in verdict.notes)):
             screen.print(f"  {text}")
     for note in comparison.notes:
@@ -298,6 +306,13 @@ def show(comparison: Comparison) -> None:
         screen.print("nothing is known on both sides")
     for line in more_seeds(comparison):
         screen.print(line)
+
+
+def _is_comparable(question: str, verdict: Verdict, groups: tuple[Group, Group]) -> str:
+    if verdict.reasons:
+        return "not comparable"
+    is_disturbed = question != QUALITY and all(map(all_beside_others, groups))
+    return f"comparable{', as far as disturbed runs are' if is_disturbed else ''}"
 
 
 def _cells(row: Row) -> list[str]:

@@ -273,9 +273,11 @@ def families_of(records: Iterable[Run], target: Target) -> list[Family]:
     return [_family(name, own, target) for name, own in _of_several_batches(records)]
 
 
-def batch_varies(records: Iterable[Run]) -> bool:
-    """Whether there is a family."""
-    return any(True for _ in _of_several_batches(records))
+def are_enough_batches(records: Iterable[Run]) -> bool:
+    """Whether some family has as many batches as a fit takes."""
+    sizes = ({run.effective_batch for run in together} for _, together in
+             _of_several_batches(records))  # fmt: skip
+    return any(len(of_family) >= BATCHES for of_family in sizes)
 
 
 def _of_several_batches(records: Iterable[Run]) -> Iterator[tuple[str, list[Run]]]:

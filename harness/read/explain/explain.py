@@ -121,7 +121,10 @@ def explain(
     if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
         scaling = _for_its_script(run, causes.of_scaling(breakdown, base, context))
     candidates = scaling if does_lose else alone
-    main = next((cause for cause in candidates if cause.share >= LARGE), None)
+    large = [cause for cause in candidates if cause.share >= LARGE]
+    # What was lost is named in samples/s, of which evaluation, saving and first steps are no part.
+    in_steps = [cause for cause in large if cause.in_step] if does_lose else []
+    main = next(iter([*in_steps, *large]), None)
     hidden_s = 0.0 if does_lose else breakdown.parts[UNSEPARATED] or 0.0
     if main is not None and main.lost_s < hidden_s:
         main = None  # what is not known may be larger

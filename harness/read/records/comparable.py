@@ -81,7 +81,7 @@ CONDITIONS = (
     Condition("test set", _test_set, (QUALITY, TARGET)),
     Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
     Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
-              why="it is another training"),
+              why="it is another training; a sweep over batches compares them as its question"),
     Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
               why="it is another training"),
     Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
@@ -136,6 +136,14 @@ def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
             "(--auto_batch, or nodes were missing): times and memory are left out"
         )
     return texts
+
+
+def resumed(runs: Iterable[Run]) -> list[str]:
+    """How many finished runs were stopped and went on, and which of their times that adds to."""
+    count = sum((run.measures.get("attempts") or 1) > 1 for run in runs)
+    if not count:
+        return []
+    return [f"{counted(count, 'run')} stopped and continued: wall times have what that took"]
 
 
 def without_times(

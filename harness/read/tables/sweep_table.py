@@ -26,6 +26,7 @@ from harness.read.records.comparable import (
     TARGET,
     disturbed,
     refused,
+    resumed,
     without_times,
 )
 from harness.read.records.processors import spread_of
@@ -104,6 +105,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         legend=[
             *legend(sweep, rows, columns),
             *(f"{DISTURBED} {text}" for text in disturbed(finished)),
+            *resumed(finished),
             *spread_of(finished),
             *_links(runs),
         ],
