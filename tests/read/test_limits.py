@@ -43,6 +43,7 @@ LIMITS: dict[str, tuple[Any, float, str | None]] = {
     "factors": (replace(NEAR, compress="powersgd:2", payload_bytes=1e5), 0.3, "delay"),
     "neither": (replace(NEAR, exchange="direct"), 0.4, None),
     "no rate": (replace(NEAR, bandwidth_mbit=None), 0.2, None),
+    "no delay": (replace(NEAR, rtt_ms=None), 0.02, "rate"),
     "nothing exposed": (NEAR, 0.0, None),
     # Of other strategies nobody knows how many exchanges an update makes.
     "layer by layer": (replace(NEAR, strategy="fsdp"), 0.2, "delay"),

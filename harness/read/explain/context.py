@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,8 @@ from harness.read.records.recorded import is_number
 from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
 from harness.read.statistics import spread
 
-BOTH, MUCH = "rate and the delay", 2  # what takes so many times as long as the other is the limit
+BOTH = "rate and the delay"
+MUCH = 2  # what takes so many times as long as the other is the limit alone
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def limit_of(context: RunContext, took_s: float) -> str | None:
-    """Rate or delay, whichever is most of the exchange by its closed form; None where that explains
-    less than half of what it took.
+    """Rate or delay, whichever takes most of the exchange by its closed form, or both where neither
+    does; None where that form explains less than half of what the exchange took.
     """
     if not context.payload_bytes or not context.bandwidth_mbit or took_s <= 0:
         return None
@@ -157,8 +157,10 @@ def limit_of(context: RunContext, took_s: float) -> str | None:
     cost = _cost(context, context.payload_bytes)
     if cost.alone_s < took_s / 2:  # what overlaps computing is no part of what it took
         return None
-    times = cost.wire_s / (cost.waits_s + cost.slack_s or math.inf)
-    return BOTH if 1 / MUCH < times < MUCH else "rate" if times > 1 else "delay"
+    delay_s = cost.waits_s + cost.slack_s
+    if cost.wire_s >= MUCH * delay_s:
+        return "rate"
+    return "delay" if delay_s >= MUCH * cost.wire_s else BOTH
 
 
 def _wire(context: RunContext) -> Wire:
