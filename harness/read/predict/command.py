@@ -40,6 +40,10 @@ from harness.read.table import Table, screen, show
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
 BETWEEN = " (counts between epochs only)"
+ON_EACH_NODE = (
+    " (on each node; typed alone, python -m harness link prints it with address and ranks, also "
+    "for SLURM)"
+)
 MOST = 100_000  # nodes; what is beyond is a typing error
 INNER = ("prediction", "phases")  # of an Outcome: spread over other fields of --json
 
@@ -236,18 +240,10 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
         return "note: this link was not measured: the closed form, corrected as over other links"
     plan = prediction.plan
     start = start_on(plan.shape.nodes, plan.shape.per_node, plan.emulated, str(link))
-    filled = (
-        ""
-        if plan.emulated
-        else (
-            " (on each node; typed alone, python -m harness link prints it with address and ranks, "
-            "also for SLURM)"
-        )
-    )
     return (
         "note: no all-reduce was measured: the closed form alone; measure the link with "
         f"{shlex.join([*start, '-m', 'harness', 'link', '--json'])} > "
-        f"{shlex.quote(f'{folder}/link.json')}{filled}"
+        f"{shlex.quote(f'{folder}/link.json')}{'' if plan.emulated else ON_EACH_NODE}"
     )
 
 
