@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,8 +93,9 @@ def candidates(
 ) -> Candidates:  # fmt: skip
     """UserError without a run on these nodes with this effective batch."""
     done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
-    lost = [r for r in runs if r.state in NOT_REACHED and r.settings and shape_of(r).nodes in nodes]
     here = [run for run in done if shape_of(run).nodes in nodes]
+    lost = [run for run in runs if run.state in NOT_REACHED and run.settings]
+    lost = [run for run in lost if shape_of(run).nodes in nodes]
     asked = " or ".join(map(str, nodes))
     if not here:
         there = ", ".join(map(str, sorted({shape_of(run).nodes for run in done}))) or "one alone"
@@ -175,9 +177,11 @@ def _add(
     """
     name = f"{runs[0].identity.get('strategy')} on {shape_of(runs[0])}"
     epochs = _epochs(runs, target)
-    lost = [run.state for run in runs if run.state != FINISHED]
+    lost = Counter(run.state for run in runs if run.state != FINISHED)
+    failed = "".join(f"; {counted(lost[s], 'run')}: {s}" for s in NOT_REACHED if lost[s])
+    finished = [run for run in runs if run.state == FINISHED]
     ways: dict[str, list[Run]] = {}
-    for run in [run for run in runs if run.state == FINISHED] or runs:
+    for run in finished or runs:
         ways.setdefault(run.identity["exchange"] or "backend", []).append(run)
     for exchanged in ways.values():
         try:
@@ -185,12 +189,9 @@ def _add(
             if not epochs or not all(map(math.isfinite, epochs.values())):
                 reached = sum(map(math.isfinite, epochs.values()))
                 seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
-                each = (f"{counted(lost.count(state), 'run')}: {state}" for state in NOT_REACHED
-                        if state in lost)  # fmt: skip
-                seeds = "; ".join([seeds, *each])
                 text = f"{plan.label}, batch {plan.batch}, on {plan.shape}"
                 text += f", {settings}" if settings else ""
-                choices.missed.append(f"{text} (reached {seeds})")
+                choices.missed.append(f"{text} (reached {seeds}{failed})")
                 continue
             known = [*epochs.values()]
             choice = _candidate(fitted, exchanged, plan, known, "direct" in ways)
@@ -205,8 +206,9 @@ def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
     """
     by_seed: dict[Any, list[float]] = {}
     for run in runs:
-        needed = time_to_target(run.epochs, target).get("tta_epochs")
-        needed = needed if run.state == FINISHED else math.inf
+        needed: float | None = math.inf
+        if run.state == FINISHED:
+            needed = time_to_target(run.epochs, target).get("tta_epochs")
         if needed is not None:
             by_seed.setdefault(run.seed, []).append(needed)
     return {seed: statistics.mean(many) for seed, many in by_seed.items()}
