@@ -82,12 +82,12 @@ class Explanation:
 
 
 def run(options: argparse.Namespace) -> int:
-    named = options.baseline and ("explain", options.run, "{}")
-    baseline = options.baseline and read_group(
-        "BASELINE", options.baseline, None, options.run, named
-    )
-    beside = (options.baseline,) if options.baseline else ()
-    group = read_group("RUN", options.run, None, options.baseline, ("explain", "{}", *beside))
+    baseline, words = None, ["explain", "{}"]
+    if options.baseline:
+        command = ("explain", options.run, "{}")
+        baseline = read_group("BASELINE", options.baseline, None, options.run, command)
+        words.append(options.baseline)
+    group = read_group("RUN", options.run, None, options.baseline, words)
     explanation = explain(group, baseline)
     if options.json:
         parts = [part._asdict() for part in explanation.parts]

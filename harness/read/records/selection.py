@@ -90,12 +90,13 @@ def _part(sweep: SweepResults, path: Path, conditions: Mapping[str, str]) -> Swe
 
 def read_group(
     name: str, selector: str, target: Target | None, beside: str | None = None,
-    command: tuple[str, ...] = (),
+    command: Sequence[str] = (),
 ) -> Group:  # fmt: skip
     """The runs that an argument selects; they may differ in nothing but seed and repeat.
 
     beside: the argument of what they are compared with, to which an error fits its example.
-    command: what follows "python -m harness", with {} for the argument, of which it is a part then.
+    command: the words after "python -m harness", with {} in place of the argument. The example of
+    an error is then that whole command.
     """
     runs, target, not_read = read_selected(selector, target)
     if unlike := settings_that_differ(runs):
@@ -116,7 +117,7 @@ def read_selected(selector: str, target: Target | None) -> Selected:
         read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
     else:
         folders, copies = without_copies(find_runs(path))
-        with working(f"reading {len(folders)} records of {path}"):
+        with working(f"reading {counted(len(folders), 'record')} of {path}"):
             read = [read_run(folder, {}, str(folder.path), target) for folder in folders]
     runs = [run for run in read if run.recorded_folder.has(run.recorded_folder.settings)]
     if not runs:
