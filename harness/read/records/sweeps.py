@@ -88,7 +88,7 @@ class SweepResults:
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """All of them, in the order of the plan."""
-        with working(f"reading {len(self.planned)} records of {self.name}"):
+        with working(f"reading {counted(len(self.planned), 'record')} of {self.name}"):
             return tuple(self._read(planned) for planned in self.planned)
 
     @cached_property
