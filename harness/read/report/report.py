@@ -137,7 +137,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 def _end_quietly() -> None:
     """Ctrl-C reaches all processes of a terminal: the first one says it."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of what a shell has put behind
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell
         signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
