@@ -41,10 +41,9 @@ from harness.core.process import (
     working,
 )
 from harness.core.records.disk import one_line
-from harness.core.refused import MEANT
+from harness.core.refused import MEANT, REFUSED
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import SENT_DIRECTLY
-from harness.core.tasks import TASKS
 
 LONG_USAGE = 300  # characters
 FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -54,8 +53,11 @@ class Incomplete(UserError):
     """Something that a verb needs is not there."""
 
 
-def _flags_of_runs() -> set[str]:
-    return {*trainer_flags(), *MEANT}.union(*map(names_of, tasks.TASKS))
+def _of_runs(flag: str) -> str | None:
+    """What to do instead where a sweep is given a flag of runs; None where it is none."""
+    taken = flag in trainer_flags() or any(flag in names_of(script) for script in tasks.TASKS)
+    told = f"it is one of runs: --set {flag}=VALUE gives it to all" if taken else None
+    return (MEANT | REFUSED).get(flag, told)
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,8 +74,8 @@ class Parser(argparse.ArgumentParser):
             if FLAG.fullmatch(word) and name not in self._option_string_actions:
                 known = sorted(n[2:] for n in self._option_string_actions if n.startswith("--"))
                 hint = nearest(name.lstrip("-"), known, mark="--")
-                if "set" in known and (flag := name.lstrip("-")) in _flags_of_runs():
-                    hint = f"it is one of runs: --set {flag}=VALUE gives it to all"
+                if "set" in known:
+                    hint = _of_runs(name.lstrip("-")) or hint
                 raise UserError(f"unknown flag {name}: {hint}")
         options = self.parse_intermixed_args(arguments)
         if "--" in argv and not self.get_default("takes_command"):
@@ -215,7 +217,7 @@ def import_(parser: Parser) -> None:
     add("files", nargs="+", type=Path, metavar="FILE", help="a text file with a list a line "
         "(f1=[0.90,0.91]) whose name holds the settings, such as bert/2_1_2e-05_16_P100far.txt, or "
         "the trainer_state.json of the Trainer")
-    add("--script", type=one_of(*TASKS), metavar="NAME", help=tasks.names())
+    add("--script", type=one_of(*tasks.TASKS), metavar="NAME", help=tasks.names())
     add("--setup", metavar="N_M[_tag]")
     names = ("lr", "grad_acc", "epochs", "seed", "model", "dataset", "train_size", "test_size")
     for name in (*names, "precision", "strategy"):

@@ -115,6 +115,8 @@ MISTAKES = {
     "flag of runs": (["x.yaml", "--epochs", "2"], "unknown flag --epochs: it is one of runs: --set "
                      "epochs=VALUE gives it to all"),
     "flag of the trainer": (["x.yaml", "--use_cpu"], "--set use_cpu=VALUE gives it to all"),
+    "flag that no run takes": (["x.yaml", "--do_train"], "--do_train: training always runs"),
+    "flag of other programs": (["x.yaml", "--steps", "9"], "unknown flag --steps: use --max_steps"),
     "far flag": (["x.yaml", "--zzz"], "unknown flag --zzz: there are --account,"),
     "two files": (["x.yaml", "y.yaml"], "unexpected y.yaml; usage:"),
     "missing file": (["none.yaml"], "none.yaml does not exist"),
