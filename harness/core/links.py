@@ -38,9 +38,10 @@ EXPECTED = (
 )
 
 # TCP opens its window during a transfer, which waits for up to two round trips more than the one
-# that is taken off its time. Before a probe sends so many bytes, smaller transfers have opened it:
-# what takes a round trip then tells the rate, within 5 % in 609 of the 640 published transfers over
-# links with one, and within a factor of 3 in all. All others were wrong by a factor of 10 to 1000.
+# that is taken off its time: it has to take CLOSED_TRIPS. Before a probe sends OPENED_BYTES,
+# smaller transfers have opened the window: OPENED_TRIPS are enough. The rate was then within 5 % in
+# 609 of the 640 published transfers over links of limited rate, and within a factor of 3 in all.
+# Shorter transfers were wrong by a factor of 10 to 1000.
 OPENED_BYTES, OPENED_TRIPS, CLOSED_TRIPS = 2**20, 1, 6
 
 
@@ -80,15 +81,17 @@ class Link:
         """Fits any number of nodes."""
 
 
-def is_rate(size: float, seconds: float, round_trip_s: float) -> bool:
-    """Whether a transfer tells a rate: so many seconds more than its round trip."""
+def tells_rate(size: float, seconds: float, round_trip_s: float) -> bool:
+    """Whether a transfer of so many bytes was long enough to tell a rate; seconds: what it took
+    beyond its round trip.
+    """
     trips = OPENED_TRIPS if size >= OPENED_BYTES else CLOSED_TRIPS
     return seconds > 0 and seconds >= trips * round_trip_s
 
 
 def rate_of(link: Mapping[str, Any]) -> float | None:
-    """Mbit/s of a recorded link, of the slowest pair of nodes. Older records hold rates, too, of
-    transfers that tell none.
+    """Mbit/s of a recorded link, of the slowest pair of nodes. Older records also hold rates of
+    transfers that were too short to tell one.
     """
     if not (pairs := link.get("pairs")):
         return link.get("bandwidth_mbit")
@@ -96,14 +99,14 @@ def rate_of(link: Mapping[str, Any]) -> float | None:
     for pair in pairs:
         mbit, size = pair.get("bandwidth_mbit"), pair.get("transfer_bytes")
         round_trip_s = (pair.get("rtt_min_ms") or 0.0) / 1e3
-        if mbit and size and is_rate(size, size * 8e-6 / mbit, round_trip_s):
+        if mbit and size and tells_rate(size, size * 8e-6 / mbit, round_trip_s):
             known.append(float(mbit))
     return min(known, default=None)
 
 
 def least_rate_of(link: Mapping[str, Any]) -> float | None:
-    """Mbit/s that a link carries at least whose transfers were too short to tell its rate: all of
-    their bytes in a round trip.
+    """Mbit/s that a link carries at least, where transfers were too short to tell its rate: then
+    all of their bytes passed within a round trip.
     """
     least = [
         pair["transfer_bytes"] * 8e-3 / pair["rtt_min_ms"]

@@ -13,10 +13,10 @@ from harness.core.links import (
     PRESETS,
     Link,
     Network,
-    is_rate,
     least_rate_of,
     link_of,
     rate_of,
+    tells_rate,
 )
 from harness.core.settings import UserError, parse_setup
 from harness.launch.plan import plan
@@ -177,8 +177,8 @@ def test_a_wrong_network_is_one_line(value: Any, message: str) -> None:
 ])  # fmt: skip
 def test_which_transfers_tell_a_rate(size: int, round_trips: float, tells: bool) -> None:
     for round_trip_s in (0.0001, 0.16):
-        assert is_rate(size, round_trips * round_trip_s, round_trip_s) == tells
-    assert not is_rate(size, 0.0, 0.0)
+        assert tells_rate(size, round_trips * round_trip_s, round_trip_s) == tells
+    assert not tells_rate(size, 0.0, 0.0)
 
 
 def test_the_rate_of_a_recorded_link() -> None:

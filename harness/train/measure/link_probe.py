@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.core.links import is_rate
+from harness.core.links import tells_rate
 from harness.core.topology import World
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
@@ -249,7 +249,7 @@ def measure_pair(channel: TensorChannel, peer: int, share_s: float, left_s: floa
         return _transfer(channel, peer, size) - least
 
     def is_enough(size: int, seconds: float) -> bool:
-        return seconds >= max(LONG_ENOUGH_S, 4 * least) and is_rate(size, seconds, least)
+        return seconds >= max(LONG_ENOUGH_S, 4 * least) and tells_rate(size, seconds, least)
 
     transfer = climb(once, LARGEST_TRANSFER, until_s, is_enough)
     channel.send_message(peer, END)
@@ -291,7 +291,7 @@ def answer(channel: TensorChannel, peer: int) -> None:
 def pair_row(
     nodes: tuple[int, int], least_s: float, median_s: float, size: float, seconds: float
 ) -> dict[str, Any]:
-    known = is_rate(size, seconds, least_s)
+    known = tells_rate(size, seconds, least_s)
     return {
         "nodes": list(nodes),
         "rtt_min_ms": least_s * 1000 if math.isfinite(least_s) else None,
