@@ -81,7 +81,7 @@ def ahead(
         line += f", about {short(left_s)} plus loading libraries"
         known_links = {label.get("link") for label, _ in took}
         if unknown := sum(state.job.label.get("link") not in known_links for state in to_go):
-            line += f", and plus what links cost that no finished run had (in {runs(unknown)})"
+            line += f", and what the link costs in {runs(unknown)}: no finished run had it"
     elif expected_s and to_go:
         left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
         # The header may count the runs that are skipped here.
