@@ -166,7 +166,8 @@ def ending_signals() -> list[signal.Signals]:
 
 def _end(signum: int, frame: Any) -> None:
     if is_leader():
-        os.write(2, f"stopped by {signal.Signals(signum).name}\n".encode())
+        cleared = CLEARED if _shows_work() else ""  # of what working() says
+        os.write(2, f"{cleared}stopped by {signal.Signals(signum).name}\n".encode())
     os._exit(128 + signum)
 
 
@@ -222,10 +223,14 @@ def say_work() -> None:
     _says_work = True
 
 
+def _shows_work() -> bool:
+    return _says_work and sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """At a terminal, a line says what is going on, until it is done."""
-    if not _says_work or sys.stderr is None or not sys.stderr.isatty():
+    if not _shows_work():
         yield
         return
     with suppress(OSError):

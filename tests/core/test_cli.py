@@ -30,13 +30,12 @@ RIGHT = {
 }  # fmt: skip
 
 
-def at_a_terminal(*words: str) -> str:
-    """What stands on stderr if that is a terminal."""
+def at_a_terminal(*words: str, code: int = 0) -> str:
+    """What a call of Python writes to stderr if that is a terminal."""
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "harness", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs)
+    done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
-    assert done.returncode == 0 and b"\x1b" not in done.stdout
+    assert done.returncode == code and b"\x1b" not in done.stdout
     said = b""
     with contextlib.suppress(OSError):  # of a terminal that nobody writes to any more
         while part := os.read(ours, 2**16):
@@ -51,16 +50,36 @@ def test_a_terminal_shows_what_is_waited_for(tmp_path: Path) -> None:
     plan.run("1_1", train_samples_per_s=10.0)
     plan.run("1_2", devices=2, train_samples_per_s=15.0)
     plan.write()
-    said = at_a_terminal("report", str(plan.output_dir), "--out", str(tmp_path / "page"))
+    to = ("--out", str(tmp_path / "page"))
+    said = at_a_terminal("-m", "harness", "report", str(plan.output_dir), *to)
     lines = said.split(CLEARED)
     assert lines[-1] == "" and lines[1] == "loading libraries ..."
     name = json.loads((plan.folder / "sweep.json").read_text())["name"]
     shown = [f"reading 2 records of {name} ...", f"drawing {name} ..."]
     assert [line for line in lines if line in shown] == shown
-    assert "drawing" in at_a_terminal("figures", str(plan.folder), "--out", str(tmp_path))
+    drawn = at_a_terminal("-m", "harness", "figures", str(plan.folder), "--out", str(tmp_path))
+    assert "drawing" in drawn
     # Elsewhere it is silent.
     command = [sys.executable, "-m", "harness", "figures", str(plan.folder)]
     assert subprocess.run(command, capture_output=True).stderr == b""
+
+
+INTERRUPTED = """
+import signal
+from harness.core.process import install_quit_handlers, say_work, working
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+install_quit_handlers()
+say_work()
+with working("loading libraries"):
+    signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.process
+def test_an_interrupt_stands_in_a_line_of_its_own() -> None:
+    said = at_a_terminal("-c", INTERRUPTED, code=130)
+    assert said.split(CLEARED) == ["", "loading libraries ...", "stopped by SIGINT\r\n"]
 
 
 def refusal(verb: str, *words: str) -> str:
