@@ -374,19 +374,20 @@ def _check_complete(
     splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str, texts: list[str]
 ) -> None:
     """A class and a text for each sample; all that lacks is told at once."""
-    lacking = dict[str, str]()
+    problems, needed = list[str](), list[str]()
     for column, what in ((label, "class"), *((column, "text") for column in texts)):
         for data in sets.values():
             if missing := _without(data, column):
                 value = data.with_format(None)[column][missing[0]]
                 why = "empty" if value is None else f"value {value}"
-                found = f"column {column} has no {what} ({why}) in {_where(splits, column)}"
-                lacking[found] = what
+                where = _where(splits, column)
+                problems.append(f"column {column} has no {what} ({why}) in {where}")
+                needed.append(f"a {what}")
                 break
-    if lacking:
-        wanted = " and ".join(f"a {what}" for what in dict.fromkeys(lacking.values()))
+    if problems:
         raise UserError(
-            f"{'; '.join(lacking)} (a header not counted): remove these rows or give them {wanted}"
+            f"{'; '.join(problems)} (a header not counted): remove these rows or give them "
+            f"{' and '.join(dict.fromkeys(needed))}"
         )
 
 
