@@ -8,13 +8,12 @@ from typing import Any
 
 from harness.core.collectives import (
     GLOO,
+    MEANS,
     Cost,
     Shape,
     Wire,
-    all_to_all_mean,
     allreduce,
     coded_mean,
-    direct_mean,
     powersgd_mean,
     ring_share,
 )
@@ -172,10 +171,8 @@ def _cost(context: RunContext, size: float) -> Cost:
     wire, compress = _wire(context), str(context.compress)
     nodes = Shape(context.nodes)
     processes = Shape(context.nodes, max(1, context.processes // context.nodes))
-    if context.exchange == "direct":  # in which one process of each node takes part
-        return direct_mean(size, nodes, wire, context.emulated)
-    if context.exchange == "all_to_all":
-        return all_to_all_mean(size, nodes, wire, context.emulated)
+    if context.exchange in MEANS:  # in which one process of each node takes part
+        return MEANS[context.exchange](size, nodes, wire, context.emulated)
     if compress in GRADIENT_CODES:
         return coded_mean(size, processes, wire, context.emulated)
     if compress.startswith("powersgd"):

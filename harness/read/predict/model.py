@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from harness.core.collectives import (
+    MEANS,
     Cost,
     Shape,
     Wire,
-    all_to_all_mean,
     allreduce,
     coded_mean,
-    direct_mean,
     powersgd_mean,
 )
 from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
@@ -42,8 +41,6 @@ WIRE_SHARES = {
     "int8": 0.25 + 1 / 1024,
     "int4": 0.125 + 1 / 256,
 }
-# --exchange without the backend.
-MEANS = {"direct": direct_mean, "all_to_all": all_to_all_mean}
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 APART = ("local_sgd", "diloco")
 
