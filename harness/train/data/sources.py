@@ -414,7 +414,7 @@ def _blank(
     def rows_of(data: datasets.Dataset) -> list[int]:
         columns = (data.with_format(None)[column][:] for column in texts)
         return [row for row, values in enumerate(zip(*columns, strict=True))
-                if not any(value and not value.isspace() for value in values)]  # fmt: skip
+                if not any(v is not None and str(v).strip() for v in values)]  # fmt: skip
 
     if not any(map(rows_of, sets.values())):
         return []

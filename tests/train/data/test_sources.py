@@ -16,7 +16,7 @@ from PIL import Image
 
 from harness.core.settings import UserError
 from harness.train.data import sources
-from harness.train.data.sources import Source, load
+from harness.train.data.sources import Source, _blank, load
 from tests.support.declared import assert_declared
 from tests.support.ranks import script
 from tests.support.samples import WORDS, check_pairs, rows, settings, texts, write_csv
@@ -421,6 +421,15 @@ def test_texts_of_blanks_are_counted_and_placed(tmp_path: Path) -> None:
     )
     source = load(settings(tmp_path / "a.jsonl", train_size="all", test_size="all"))
     assert source.facts["blank_texts"] == ["1 of 20 rows of split train: 3"]
+
+
+def test_a_number_is_no_blank_text() -> None:
+    """As a split that is not trained on may have them in the column of texts."""
+    texts = datasets.Dataset.from_dict({"text": ["a", " "]})
+    numbers = datasets.Dataset.from_dict({"text": [0, None, 7]})
+    splits = datasets.DatasetDict({"train": texts, "more": numbers})
+    told = ["1 of 2 rows of split train: 2", "1 of 3 rows of split more: 2"]
+    assert _blank(splits, {"train": texts}, ["text"]) == told
 
 
 def test_a_folder_of_images_with_metadata(tmp_path: Path) -> None:
