@@ -43,6 +43,8 @@ EXPECTED = (
 # 609 of the 640 published transfers over links of limited rate, and within a factor of 3 in all.
 # Shorter transfers were wrong by a factor of 10 to 1000.
 OPENED_BYTES, OPENED_TRIPS, CLOSED_TRIPS = 2**20, 1, 6
+# A pair whose round trip is so many times as long as another's is joined by another kind of link.
+FURTHER = 2
 
 
 @dataclass(frozen=True)
@@ -90,18 +92,21 @@ def tells_rate(size: float, seconds: float, round_trip_s: float) -> bool:
 
 
 def rate_of(link: Mapping[str, Any]) -> float | None:
-    """Mbit/s of a recorded link, of the slowest pair of nodes. Older records also hold rates of
-    transfers that were too short to tell one.
+    """Mbit/s of a recorded link, of the slowest pair of nodes; None where the rate of a pair much
+    further apart is not known. Older records also hold rates of transfers too short to tell one.
     """
     if not (pairs := link.get("pairs")):
         return link.get("bandwidth_mbit")
-    known = []
+    known, trips_s, others_s = [], [0.0], [0.0]
     for pair in pairs:
         mbit, size = pair.get("bandwidth_mbit"), pair.get("transfer_bytes")
         round_trip_s = (pair.get("rtt_min_ms") or 0.0) / 1e3
         if mbit and size and tells_rate(size, size * 8e-6 / mbit, round_trip_s):
             known.append(float(mbit))
-    return min(known, default=None)
+            trips_s.append(round_trip_s)
+        else:
+            others_s.append(round_trip_s)
+    return None if max(others_s) > FURTHER * max(trips_s) else min(known, default=None)
 
 
 def least_rate_of(link: Mapping[str, Any]) -> float | None:

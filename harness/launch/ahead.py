@@ -79,9 +79,9 @@ def ahead(
     if took and to_go:
         left_s = sum(_like(state.job.label, took) for state in to_go)
         line += f", about {short(left_s)} plus loading libraries"
-        known_links = {label.get("link") for label, _ in took}
+        known_links = {None, *(label.get("link") for label, _ in took)}
         if unknown := sum(state.job.label.get("link") not in known_links for state in to_go):
-            line += f", and what the link costs in {runs(unknown)}: no finished run had it"
+            line += f"; no finished run had the link of {runs(unknown)}"
     elif expected_s and to_go:
         left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
         # The header may count the runs that are skipped here.

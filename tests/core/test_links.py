@@ -186,13 +186,20 @@ def test_the_rate_of_a_recorded_link() -> None:
 
     def recorded(*pairs: tuple[int | None, float | None], **link: Any) -> dict[str, Any]:
         names = ("transfer_bytes", "bandwidth_mbit", "rtt_min_ms")
-        return {"pairs": [dict(zip(names, (*each, 160.4), strict=True)) for each in pairs], **link}
+        told = [dict[str, Any](zip(names, (*each, 160.4), strict=True)) for each in pairs]
+        return {"pairs": told, **link}
 
     whole, cut_off, short = (2**20, 48.3), (2**16, 2.1), (2**20, 72.7)
     assert rate_of(recorded(whole, (2**22, 47.9), cut_off, (None, None))) == 47.9
     assert rate_of(recorded(cut_off, short, bandwidth_mbit=2.1)) is None
     assert rate_of({"bandwidth_mbit": 80.0}) == rate_of(recorded(bandwidth_mbit=80.0)) == 80.0
     assert rate_of({}) is None
+    # Of unlike links the slowest is not that of the near pairs whose transfers were long enough.
+    near = {"transfer_bytes": 2**25, "bandwidth_mbit": 9400.0, "rtt_min_ms": 0.12}
+    for far, told in ((whole, 48.3), (short, None)):
+        mixed = recorded(far)
+        mixed["pairs"].insert(0, near)
+        assert rate_of(mixed) == told
     untold = recorded((2**16, None), (2**20, None), (2**22, None), (None, None), whole)
     assert least_rate_of(untold) == pytest.approx(2**20 * 8e-6 / 0.1604)
     assert least_rate_of(recorded(whole)) is least_rate_of({}) is None

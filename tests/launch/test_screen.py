@@ -240,7 +240,7 @@ def test_the_time_ahead_is_that_over_the_same_link(tmp_path: Path) -> None:
     # None in the second seed: 20 + 10, 20 ms: 200 + 100, 80 ms: twice as the others of a strategy.
     line, left_s = ahead(states, None)
     assert left_s == 20 + 10 + 200 + 100 + 2 * (110 + 55)
-    plus = "plus loading libraries, and what the link costs in 4 runs: no finished run had it"
+    plus = "plus loading libraries; no finished run had the link of 4 runs"
     assert line == f"4 done before, 8 to go, about 11:00 {plus}"
 
 

@@ -200,8 +200,8 @@ def test_without_a_baseline_a_large_part_is_no_cause(tmp_path: Path) -> None:
 
 
 def test_what_samples_per_s_do_not_count_is_no_main_cause_of_losing_them(tmp_path: Path) -> None:
-    """Evaluation takes four times as long as the communication that slows the steps."""
-    path = written(tmp_path, row={"data_wait_share": 0.0, "eval_time_s": 16.0})
+    """Evaluation takes twenty times as long as the communication that slows the steps."""
+    path = written(tmp_path, row={"data_wait_share": 0.0, "eval_time_s": 80.0})
     with_ranks(path, *[{"compute_s": 4.0, "comm_exposed_s": 4.0, "comm_wait_s": 0.0}] * 2)
     base = record_of_one(tmp_path, 16, timed_s=4.0)
     told = [sentence for sentence in explained(path, base).sentences if "cause" in sentence]

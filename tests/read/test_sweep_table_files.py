@@ -60,7 +60,7 @@ Not finished:
 
 n: runs finished/planned; numbers are means over the finished ones; ±: sample standard deviation; batch: samples of one update over all processes; samples/s: training only, all processes, first steps left out, harmonic mean; train s: without evaluation and saving; wall s: everything
 
-base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means (those shown are harmonic); ¶ 1 row: by 1 pair with the same seed alone, beside means of all runs; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
+base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means (those shown are harmonic); ¶ 1 row: by 1 pair with the same seed alone, beside means of all that count; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
 
 target: first epoch with accuracy at least 0.9; target train s: its training and that before; target wall s: everything until its row; reached: of the finished runs; a run that misses counts as infinite
 
@@ -101,7 +101,7 @@ def test_cells_of_the_seeds_of_both_sides_are_marked_beside_means_of_all_runs(
     said = table(plan.write(columns=["samples_per_s", GAIN, POINTS]))
     assert row_of(said, "1_2")[2:4] == ["1,286±1,155", "-9.1%¶"]
     assert row_of(said, "2_1")[3].endswith("%¶") and row_of(said, "1_1")[3] == "base"
-    legend = "¶ 2 rows: by 2 pairs with the same seed alone, beside means of all runs"
+    legend = "¶ 2 rows: by 2 pairs with the same seed alone, beside means of all that count"
     table(plan.folder, "--write")
     page, *_ = make_report(plan.folder, tmp_path / "report")
     for text in (said, (plan.folder / "table.md").read_text(), page.read_text()):

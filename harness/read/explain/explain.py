@@ -121,10 +121,9 @@ def explain(
     if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
         scaling = _for_its_script(run, causes.of_scaling(breakdown, base, context))
     candidates = scaling if does_lose else alone
-    large = [cause for cause in candidates if cause.share >= LARGE]
     # What was lost is named in samples/s, of which evaluation, saving and first steps are no part.
-    in_steps = [cause for cause in large if cause.in_step] if does_lose else []
-    main = next(iter([*in_steps, *large]), None)
+    in_steps = [c for c in scaling if c.in_step and c.lost_s >= LARGE * breakdown.step_s]
+    main = next(iter([*in_steps, *_large(candidates)]), None)
     hidden_s = 0.0 if does_lose else breakdown.parts[UNSEPARATED] or 0.0
     if main is not None and main.lost_s < hidden_s:
         main = None  # what is not known may be larger
@@ -138,7 +137,7 @@ def explain(
     slowed = _slowed(run)
     sentences += [slowed] if slowed and main is None else []
     sentences.append(_main_cause(breakdown, main, hidden_s, base is not None, does_lose))
-    also = _others(main, [*scaling, *alone])
+    also = _others(main, [*in_steps, *_large([*scaling, *alone])])
     sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
     sentences += filter(
         None, [causes.not_known(breakdown), slowed if main else "", *_notes(run, breakdown)]
@@ -214,11 +213,16 @@ def _slowed(run: Group) -> str:
     return f"Other programs{used} may have slowed every part."
 
 
+def _large(candidates: Sequence[Cause]) -> list[Cause]:
+    """Those that take much of the run."""
+    return [cause for cause in candidates if cause.share >= LARGE]
+
+
 def _others(main: Cause | None, candidates: Sequence[Cause]) -> list[Cause]:
     """Causes that also stand out, each once: a loss in scaling comes before a large cost."""
     by_key: dict[str, Cause] = {}
     for cause in candidates:
-        if cause.share >= LARGE and (main is None or cause.key != main.key):
+        if main is None or cause.key != main.key:
             by_key.setdefault(cause.key, cause)
     return [*by_key.values()][:MOST_CAUSES]
 

@@ -264,9 +264,8 @@ def _of_pairs(rows: Sequence[Row], names: set[str]) -> list[str]:
     few, most = min(counts), max(counts)
     many = counted(most, "pair") if few == most else f"{few} to {most} pairs"
     rows_of_pairs = counted(sum(map(bool, pairs)), "row")
-    return [
-        f"{PAIRS} {rows_of_pairs}: by {many} with the same seed alone, beside means of all runs"
-    ]
+    text = f"{rows_of_pairs}: by {many} with the same seed alone, beside means of all that count"
+    return [f"{PAIRS} {text}"]
 
 
 def _links(runs: Sequence[Run]) -> list[str]:
