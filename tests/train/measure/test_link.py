@@ -193,9 +193,15 @@ def test_the_interface_is_the_named_one_or_that_of_the_connections(
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     named = {"GLOO_SOCKET_IFNAME": "vA", "NCCL_SOCKET_IFNAME": "ib", "MASTER_PORT": "1"}
     assert interface(cpu, named) == "vA" and interface(gpu, named) == "ib"
-    # In a process with no connections but this one.
+    real = psutil.Process.net_connections
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
+
+        def alone(self: psutil.Process, kind: str) -> list[Any]:
+            """No connections but this one: tests before it may have left some."""
+            return [c for c in real(self, kind) if c.raddr and port in (c.laddr.port, c.raddr.port)]
+
+        monkeypatch.setattr(psutil.Process, "net_connections", alone)
         with socket.create_connection(("127.0.0.1", port)):
             result = interface(cpu, {"MASTER_PORT": "1"})
             assert result is not None
