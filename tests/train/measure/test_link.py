@@ -322,11 +322,12 @@ def test_a_transfer_shorter_than_a_round_trip_says_nothing_of_bandwidth() -> Non
 
 
 @pytest.mark.process
-def test_the_slowest_pair_is_one_whose_rate_is_known() -> None:
+def test_the_rate_of_near_pairs_is_not_that_of_one_further_apart() -> None:
     first, *_ = ranks(3, measured, [400], "cut off", env={"LOCAL_WORLD_SIZE": "1"})
     cut_off, *others = first["found"]["pairs"]
     assert cut_off["bandwidth_mbit"] is None and cut_off["transfer_bytes"] == SMALLEST
-    assert first["found"]["bandwidth_mbit"] == min(row["bandwidth_mbit"] for row in others) > 10
+    assert min(row["bandwidth_mbit"] for row in others) > 10
+    assert first["found"]["bandwidth_mbit"] is None
 
 
 def test_a_probe_grows_until_a_transfer_tells_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
