@@ -273,7 +273,7 @@ def families_of(records: Iterable[Run], target: Target) -> list[Family]:
     return [_family(name, own, target) for name, own in _of_several_batches(records)]
 
 
-def are_enough_batches(records: Iterable[Run]) -> bool:
+def has_enough_batches(records: Iterable[Run]) -> bool:
     """Whether some family has as many batches as a fit takes."""
     sizes = ({run.effective_batch for run in together} for _, together in
              _of_several_batches(records))  # fmt: skip

@@ -9,7 +9,7 @@ from functools import cache
 
 from harness.read.compare.answers import BY_NAME, UNKNOWN_NOISE, Pair
 from harness.read.compare.compare import NO_SPREAD, ComparedMeasure
-from harness.read.compare.critical_batch import are_enough_batches
+from harness.read.compare.critical_batch import has_enough_batches
 from harness.read.labels import heading_of, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, all_beside_others
@@ -57,7 +57,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
 def next_question(sweep: SweepResults) -> str:
     """What runs of several batches, or a sweep over set-ups with one, leave open; its command."""
     tiny = " --tiny" if sweep.tiny else ""
-    if are_enough_batches(run for group in sweep.groups for run in group.finished):
+    if has_enough_batches(run for group in sweep.groups for run in group.finished):
         target = "" if sweep.target else " --target accuracy=VALUE"
         command = f"python -m harness batches {sweep.folder_read}{target}"
         return f"up to which batch larger ones pay: {command}"

@@ -343,7 +343,7 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
 
 
 def _resumed_notes(group: Group) -> Iterator[str]:
-    resumed = [run for run in group.finished if (run.measures.get("attempts") or 1) > 1]
+    resumed = [run for run in group.finished if run.was_resumed]
     if resumed:
         known = [run.measures["lost_s"] for run in resumed if "lost_s" in run.measures]
         lost = seconds(sum(known)) if len(known) == len(resumed) else "an unknown time"

@@ -140,7 +140,7 @@ def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
 
 def resumed(runs: Iterable[Run]) -> list[str]:
     """How many finished runs were stopped and went on, and which of their times that adds to."""
-    count = sum((run.measures.get("attempts") or 1) > 1 for run in runs)
+    count = sum(run.was_resumed for run in runs)
     if not count:
         return []
     return [f"{counted(count, 'run')} stopped and continued: wall times have what that took"]

@@ -223,6 +223,10 @@ class Run:
         return self.measured_link.get("warning")
 
     @property
+    def was_resumed(self) -> bool:
+        return (self.measures.get("attempts") or 1) > 1
+
+    @property
     def is_disturbed(self) -> bool:
         """Whether its times may differ from those of its settings on a quiet machine."""
         return self.is_beside_others or bool(self.other_batches)
