@@ -82,11 +82,6 @@ class Pair:
             return difference(ours, theirs).scaled(measure.factor)
         return ratio(ours, theirs)
 
-    def has_others(self, measure: ComparedMeasure, estimate: Estimate) -> bool:
-        """Whether a side has values without a pair, which an estimate of pairs leaves out."""
-        sides = (values_of(g, measure.name, measure.question) for g in (self.group, self.base))
-        return estimate.paired and max(map(len, sides)) > estimate.n
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -304,7 +299,7 @@ def _part(
         return f"{what}: {listed(dict.fromkeys(map(str, results)), ' or ', MOST_TEXTS)}"
     cases, unit = _names_of_cases(sweep, alike), _unit(measure, brief)
     once = _counted_once(len(alike), len(pairs))
-    once += "" if brief else _of_pairs(measure, alike, results)
+    once += "" if brief else _of_pairs(alike, results)
     if len(alike) <= FEW_CASES:
         alone = _runs(pairs) == ALONE
         both = zip(results, cases, strict=True)
@@ -345,14 +340,9 @@ def _counted_once(different: int, cases: int) -> str:
     return f" ({different} different results in {cases} cases)"
 
 
-def _of_pairs(
-    measure: ComparedMeasure, alike: Sequence[Sequence[Pair]], results: Sequence[Estimate | str]
-) -> str:
+def _of_pairs(alike: Sequence[Sequence[Pair]], results: Sequence[Estimate | str]) -> str:
     """What says that some cases leave out seeds that one side alone has."""
-    counts = [
-        result.n for (pair, *_), result in zip(alike, results, strict=True)
-        if isinstance(result, Estimate) and pair.has_others(measure, result)
-    ]  # fmt: skip
+    counts = [result.n for result in results if isinstance(result, Estimate) and result.unpaired]
     if not counts:
         return ""
     cases = f" in {len(counts)} of {len(alike)} cases" if len(alike) > 1 else ""
