@@ -55,11 +55,13 @@ def train_once(folder: str, argv: list[str], stop: int | None) -> tuple[Any, Any
     except toys.BrokenOffError:
         return None, None
     state = {name: value.numpy().copy() for name, value in trainer.model.state_dict().items()}
+    # What each start measures on the link is its own.
+    observed = {k: v for k, v in trainer.observations.observed.items() if k != "exchange_early_s"}
     rows = [
         {k: v for k, v in row.items() if k in ("train_loss", "grad_norm", "eval_loss", "updates")}
         for row in (toys.rows(run) if run.context.is_rank0 else [])
     ]
-    return state, (rows, diary.weights[-3:], trainer.observations.observed)
+    return state, (rows, diary.weights[-3:], observed)
 
 
 def twice(folder: str, ways: list[list[str]], stops: list[int]) -> list[Any]:
