@@ -112,5 +112,8 @@ def _in_environment(
 ) -> None:
     import os
 
+    from harness.train.run.start import leave
+
     os.environ.update(env)
     _printing_to(folder, function, args)
+    leave(0)  # as the scripts do: Python's teardown would wait for threads of the library

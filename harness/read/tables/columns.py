@@ -114,7 +114,8 @@ def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> lis
     known = [*dict.fromkeys([*measures, *OPTIONAL, *GROUP_FACTS])]
     is_listed = sweep.columns is not None
     shown = [_checked(name, known) for name in _asked(sweep)] if is_listed else _usual(sweep, rows)
-    with_spread = shown if is_listed else ["accuracy", "train_samples_per_s"]
+    own = {name for run in sweep.runs for name in run.own_metrics}
+    with_spread = shown if is_listed else {"accuracy", "train_samples_per_s", *own}
     first = [_axis(column_of(axis), rows) for axis in shown_axes(sweep.axes)]
     if len({row["machine"] for row in rows if row["machine"]}) > 1:
         first.append(_axis("machine", rows))

@@ -19,10 +19,12 @@ from rich.progress import (
 from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
+from harness.core.attempts import best_of, own_metrics
 from harness.core.identity import number
 from harness.core.process import usable_cores
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
-from harness.core.records.summary import disturbance, gpu_utilisation_percent
+from harness.core.records.summary import Rows, disturbance, gpu_utilisation_percent
+from harness.core.settings import Settings
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.measure.calibration import WORTH_SAYING
@@ -171,7 +173,7 @@ class Console(TrainerCallback):
         if not state.is_world_process_zero or row is None:
             return
         parts = [f"epoch {row['epoch']:g}/{args.num_train_epochs:g}"]
-        for name in ("train_loss", "eval_loss", "accuracy", "f1"):
+        for name in ("train_loss", "eval_loss", "accuracy", "f1", *own_metrics(row)):
             if row.get(name) is not None:
                 parts.append(f"{name} {row[name]:.4f}")
         if row["train_samples_per_s"]:
@@ -194,6 +196,8 @@ class Console(TrainerCallback):
                 epoch = metrics["test_epoch"]
                 self.screen.print(f"  test set, weights of epoch {epoch:g}: {shown}")
             rows, _ = self.context.folder.read_epochs()
+            if best := best_epoch(self.context.settings, rows):
+                self.screen.print(f"  {best}", markup=False)
             if why := disturbance(launch(), rows):
                 self.screen.print(f"  disturbed: {why}; tables mark its times")
             self.screen.print(f"  recorded in {self.context.folder.path}")
@@ -202,6 +206,19 @@ class Console(TrainerCallback):
         """Give the terminal back, also when the training breaks off."""
         if self.bar is not None:
             self.bar.stop()
+
+
+def best_epoch(settings: Settings, rows: Rows) -> str | None:
+    """Which it was, for who asked for it or could have kept it by the metric that was named."""
+    kept, default = settings.save == "best", Settings.__dataclass_fields__["best_metric"].default
+    best = best_of(rows, settings.best_metric)
+    if best["best_epoch"] is None or not (kept or settings.best_metric != default):
+        return None
+    hint = "" if kept else "; --save best keeps its weights"
+    return (
+        f"best epoch by {best['best_metric']}: {best['best_epoch']:g} "
+        f"({best['best_value']:.4f}){hint}"
+    )
 
 
 def utilisation(row: dict[str, Any]) -> list[str]:

@@ -11,15 +11,18 @@ import pytest
 import torch
 
 from harness.core.records import RunFolder, append_row
+from harness.core.settings import Settings
 from harness.core.topology import World
-from harness.train.loop.progress import Console
+from harness.train.loop.progress import Console, best_epoch
 from harness.train.run.recorder import Recorder
 
 SHARE = "threads share 4 cores of this machine"
 
 
 def console(folder: Path, **world: int) -> Console:
-    context: Any = SimpleNamespace(folder=RunFolder(folder), recorded_world=World(**world))
+    context: Any = SimpleNamespace(
+        folder=RunFolder(folder), recorded_world=World(**world), settings=Settings(script="vit")
+    )
     recorder: Any = Recorder()
     recorder.observations = SimpleNamespace(test_metrics={})
     return Console(recorder, context)
@@ -77,3 +80,37 @@ def test_threads_that_wait_beside_other_programs_are_said_once(
     for _ in range(2):
         printing.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
     assert capsys.readouterr().out.count("try OMP_NUM_THREADS=1") == said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, None),
+        ({"save": "best"}, "best epoch by accuracy: 3 (0.8000)"),
+        ({"best_metric": "mcc"}, "best epoch by mcc: 1 (0.5000); --save best keeps its weights"),
+        ({"best_metric": "loss", "save": "best"}, "best epoch by eval_loss: 2 (0.3000)"),
+        ({"best_metric": "rmse:min"}, None),  # the run was interrupted before any was measured
+    ],
+)
+def test_the_best_epoch_is_named_where_somebody_asked_for_it(
+    flags: dict[str, str], said: str | None
+) -> None:
+    values = [(0.6, 0.4, 0.5), (0.7, 0.3, 0.4), (0.8, 0.35, 0.3)]
+    rows = [
+        {"epoch": epoch, "accuracy": accuracy, "eval_loss": loss, "mcc": mcc}
+        for epoch, (accuracy, loss, mcc) in enumerate(values, 1)
+    ]
+    assert best_epoch(Settings(script="vit", **flags), rows) == said
+
+
+def test_an_own_metric_stands_in_the_line_of_its_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printing = console(tmp_path)
+    printing.recorder.last_row = {  # type: ignore[misc]
+        "epoch": 1.0, "f1": 0.5, "mcc": 0.25, "train_samples_per_s": 9.0, "epoch_time_s": 1.0,
+        "eval_time_s": 1.0,
+    }  # fmt: skip
+    args: Any = SimpleNamespace(num_train_epochs=2, device=SimpleNamespace(type="cuda"))
+    printing.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
+    assert "f1 0.5000  mcc 0.2500  9 samples/s" in capsys.readouterr().out

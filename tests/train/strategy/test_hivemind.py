@@ -32,7 +32,7 @@ from harness.train.strategy.hivemind import (
     session,
 )
 from harness.train.strategy.hivemind.optimizer import state_interval
-from harness.train.strategy.hivemind.session import PEERS
+from harness.train.strategy.hivemind.session import PEERS, Peers
 
 TRAIN, TEST = Points(64), Points(10, draw=1)
 FLAGS = ["--strategy=hivemind", "--per_gpu_batch=4", "--epochs=2", "--lr=0.05",
@@ -277,6 +277,22 @@ def test_another_version_of_the_library_is_refused() -> None:
     assert INSTALL.endswith(f" hivemind=={VERSION}")
     with pytest.raises(UserError, match=rf"hivemind {VERSION}, and 1.2.0 is installed: {INSTALL}"):
         patch_hivemind("1.2.0")
+
+
+def test_what_fails_while_a_peer_closes_keeps_none_of_its_processes(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    def broken() -> None:
+        raise RuntimeError("planted")
+
+    peer = object.__new__(Peers)
+    peer.optimizer = SimpleNamespace(shutdown=broken)
+    peer.release_threads = lambda: closed.append("threads")
+    dht = SimpleNamespace(shutdown=lambda: closed.append("dht"))
+    peer._state = SimpleNamespace(close=broken, dht=dht)  # type: ignore[assignment]
+    peer.sockets = SimpleNamespace(cleanup=lambda: closed.append("sockets"))  # type: ignore[assignment]
+    peer.close()
+    assert closed == ["threads", "dht", "sockets"]
 
 
 class Table:

@@ -297,11 +297,13 @@ class Peers(Session):
         closing.join(GOODBYE_S)
 
     def _close(self) -> None:
-        with suppress(Exception):
-            if self.optimizer is not None:
-                self.optimizer.shutdown()
-            self.release_threads()
-            if self._state is not None:
-                self._state.close()
-                self._state.dht.shutdown()
-                self.sockets.cleanup()
+        """Each part by itself: what fails at one must not keep the processes of the others."""
+        state, optimizer = self._state, self.optimizer
+        parts = [
+            *([optimizer.shutdown] if optimizer is not None else []),
+            self.release_threads,
+            *([state.close, state.dht.shutdown, self.sockets.cleanup] if state is not None else []),
+        ]
+        for part in parts:
+            with suppress(Exception):
+                part()
