@@ -111,6 +111,17 @@ def test_usage_shows_every_device_of_every_node(plan: Plan) -> None:
     assert named_lines(drawn) == ["node 0", "node 1"]
 
 
+def test_usage_has_one_scale_for_all_runs(plan: Plan) -> None:
+    for batch, memory in ((4, 3.0), (8, 9.0)):
+        folder = plan.run("1_1", batch, epochs=epochs(0.5)) / "telemetry" / "node_0.jsonl"
+        node = {"cpu_percent": 100.0, "memory_gib": memory}
+        lines(folder, [{"unix": 1000.0 + s, "gpus": [], "node": node} for s in range(5)])
+    axes = draw("usage", measured(plan)).figure.axes
+    tops = [place.get_ylim()[1] for place in axes]
+    # A line at 100 % does not lie on the frame.
+    assert tops == pytest.approx([105, 105, 9.9, 9.9])
+
+
 def test_usage_marks_no_more_ends_of_epochs_than_can_be_told_apart(plan: Plan) -> None:
     for count, marked in ((20, 20), (21, 10), (100, 20)):
         ended = [{**row, "unix": 1001.0 + n} for n, row in enumerate(epochs(*[0.5] * count))]

@@ -88,6 +88,12 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
             )
         texts.append(f"{name}: {', '.join(means)}.")
+    for y in range(len(shown)):  # the same scale for all runs
+        row = [axes[y * len(runs) + x] for x in range(len(runs))]
+        row = [place for place in row if place.get_visible()]
+        top = max(place.get_ylim()[1] for place in row)
+        for place in row:
+            place.set_ylim(0, top)
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
     return drawn
 
@@ -101,7 +107,8 @@ def _draw_quantity(
     else:
         colours = [kit.cycle(key[by_gpu]).colour for key in series]
     values = _draw_series(place, series, begin, colours)
-    top = 100 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
+    # A line at 100 % is not to lie on the frame.
+    top = 105 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
     place.set_ylim(0, top)
     of_lines = kit.listed((f"{np.mean(each):,.3g}" for each in values), ", ")
     return f"{quantity.title} {of_lines} in the mean"
