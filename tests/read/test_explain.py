@@ -24,6 +24,7 @@ from harness.read.explain.context import run_context
 from harness.read.explain.explain import (
     Explanation,
     _notes,
+    _rate,
     explain,
     explain_sweep,
     group_breakdown,
@@ -301,3 +302,9 @@ def test_bf16_is_advised_where_it_was_tried_and_pays(gain: float | None, said: b
     breakdown: Any = SimpleNamespace(parts={REST: None})
     text = " ".join(_notes(group, breakdown))
     assert ("1.4 times as fast with `--precision bf16`" in text) == said
+
+
+@pytest.mark.parametrize(("sd", "said"), [(2.5, "± 2.5 "), (1.4e-13, "± 0 "), (0.0, "± 0 ")])
+def test_equal_rates_have_no_spread(sd: float, said: str) -> None:
+    breakdown: Any = SimpleNamespace(rate=SimpleNamespace(mean=250.0, sd=sd, n=2))
+    assert _rate(breakdown).startswith(f"250 {said}samples/s")

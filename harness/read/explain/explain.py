@@ -48,6 +48,7 @@ LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
 WORTH_HALF = 1.15  # times as fast, from which on bf16 is advised, as when a run starts
 MOST_EPOCHS = 6  # named of those that were interrupted
 MOST_GROUPS = 6  # of a sweep, in a report
+ROUNDING = 1e-9  # share of a rate: rates that differ by less are equal
 PER_DEVICE = "train_samples_per_s_per_gpu"
 
 
@@ -247,8 +248,9 @@ def _rate(breakdown: TimeBreakdown) -> str:
     assert rate.mean is not None
     if rate.sd is None:
         return f"{three_digits(rate.mean)} samples/s"
+    spread = rate.sd if rate.sd > rate.mean * ROUNDING else 0.0  # of equal rates
     return (
-        f"{three_digits(rate.mean)} ± {three_digits(rate.sd)} samples/s "
+        f"{three_digits(rate.mean)} ± {three_digits(spread)} samples/s "
         f"(mean and standard deviation of {rate.n} runs)"
     )
 

@@ -138,7 +138,7 @@ def _batch_of(run: Run) -> int | None:
     """Of a run that may have ended before it was in its record."""
     batch, grad_acc = run.identity.get("per_gpu_batch"), run.identity.get("grad_acc") or 1
     known = effective_batch(batch, grad_acc, shape_of(run).ranks) if batch else None
-    return run.effective_batch or known
+    return run.effective_batch or run.identity.get("target_batch") or known
 
 
 def _trainings(runs: Iterable[Run]) -> Iterator[list[Run]]:
