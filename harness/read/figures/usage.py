@@ -88,14 +88,18 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
             )
         texts.append(f"{name}: {', '.join(means)}.")
-    for y in range(len(shown)):  # the same scale for all runs
-        row = [axes[y * len(runs) + x] for x in range(len(runs))]
-        row = [place for place in row if place.get_visible()]
+    _share_scales(axes, len(runs))
+    drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
+    return drawn
+
+
+def _share_scales(axes: Sequence[Axes], columns: int) -> None:
+    """A quantity has the same scale for all runs."""
+    for first in range(0, len(axes), columns):
+        row = [place for place in axes[first : first + columns] if place.get_visible()]
         top = max(place.get_ylim()[1] for place in row)
         for place in row:
             place.set_ylim(0, top)
-    drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
-    return drawn
 
 
 def _draw_quantity(
