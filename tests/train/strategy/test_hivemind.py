@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -132,6 +133,34 @@ def test_one_peer_is_training_in_one_process(tmp_path: Path) -> None:
         assert set(one) == set(other)
         assert one["clipped_share"] == other["clipped_share"] == 1
     assert alone["payload_bytes"] == 0
+
+
+def left_by_the_other(folder: str, *flags: str) -> dict[str, Any]:
+    """Each update is begun as if another peer were there, which then has gone."""
+    update = optimizer.PeerOptimizer._update_global_epoch
+
+    def begun_with_another(made_by: Any, scaler: Any) -> None:
+        there = iter((2,))
+
+        def count() -> int:
+            made_by.tracker.global_progress.num_peers = 1
+            return next(there, 1)
+
+        made_by.count_peers = count
+        update(made_by, scaler)
+
+    optimizer.PeerOptimizer._update_global_epoch = begun_with_another  # type: ignore[method-assign]
+    return trained(folder, *flags)
+
+
+@pytest.mark.process
+def test_where_the_average_fails_a_peer_goes_on_with_its_own_gradients(tmp_path: Path) -> None:
+    (left,) = ranks(1, left_by_the_other, str(tmp_path / "left"), *FLAGS, env=ENV)
+    flags = ["--strategy=single", *FLAGS[1:]]
+    (plain,) = ranks(1, trained, str(tmp_path / "plain"), *flags, env=ENV)
+    # Of the gradients of 32 updates, and of the weights at the end of both epochs.
+    assert (left["failed_averages"], left["averaged_rounds"]) == (34, 0)
+    assert apart(left["weights"], plain["weights"]) < 1e-6
 
 
 @pytest.mark.process

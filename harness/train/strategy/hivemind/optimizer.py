@@ -69,6 +69,12 @@ class _OneGroupPerUpdate:
 
 
 class PeerGradients(_OneGroupPerUpdate, GradientAverager):
+    def step(self, **kwargs: Any) -> Any:
+        """The own gradients are kept until the update is made: it takes them where the average
+        fails, and hivemind would have emptied them.
+        """
+        return super().step(**{**kwargs, "reset_accumulators": False})
+
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """A gradient is not taken over from others."""
 
