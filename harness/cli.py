@@ -146,7 +146,7 @@ def table(parser: Parser) -> None:
     add("folder", nargs="?", default="outputs", type=Path, metavar="FOLDER",
         help=f"of runs or of a sweep (outputs); {PART}")
     add("--write", action="store_true", help="also write a sweep's table.md, table.csv, runs.csv")
-    columns = "show these alone, by heading or by field: script,setup,samples/s"
+    columns = "show these and what tells rows apart, by heading or field: accuracy,samples/s"
     add("--columns", type=column_names, metavar="A,B,...", help=columns)
     add("--latex", action="store_true", help="print it for LaTeX, with booktabs")
 

@@ -259,11 +259,12 @@ def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         if {"files", "bytes", "checksum"} <= old.keys() & new.keys() and (
             old["checksum"] != new["checksum"]
         ):
-            sizes = (
+            sizes = dict.fromkeys(
                 f"{one['files']} file{'s' if one['files'] != 1 else ''} of {one['bytes']:,} bytes"
                 for one in (old, new)
             )
-            changes.append(f"{what} changed since ({', now '.join(sizes)})")
+            same = "still " if len(sizes) == 1 else ""
+            changes.append(f"{what} changed since ({same}{', now '.join(sizes)})")
     if "link" in before and before["link"] != now["link"]:
         links = (f"over {one['link']}" if one["link"] else "without one" for one in (before, now))
         changes.append(f"the link of `harness nodes` is another ({', now '.join(links)})")

@@ -219,7 +219,9 @@ class Runner(Worker):
         state.before_s = 0.0 if fresh else attempts.total_wall_s(attempts.believed(job.folder))
         self.running.append(Running(state, launcher, lock, devices, log, Began.now(job.folder)))
         launcher.begin(self._request(state, devices, log))
-        self.screen.note(f"{self.name_of(state)}: started")
+        # Their loading is done once for all runs, and is no part of this one's time.
+        loading = "" if launcher.ready else "; the libraries are loaded first"
+        self.screen.note(f"{self.name_of(state)}: started{loading}")
         return True
 
     def _needs_no_start(self, state: State) -> bool:

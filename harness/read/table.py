@@ -52,14 +52,19 @@ class Table:
 
 
 def chosen(table: Table, names: Sequence[str]) -> Table:
-    """These columns, by heading or by the name of the field, in this order."""
-    at = []
+    """These columns, by heading or by the name of the field, in this order; after those that tell
+    the rows apart where none of these is named.
+    """
+    at: list[int] = []
     for name in names:
         matching = [n for n, head in enumerate(table.headings) if head in (name, heading_of(name))]
         if not matching:
             raise UserError(f"no column {name}: there are {', '.join(table.headings)}")
         at += matching
-    return replace(table.select(at), keys=1)
+    telling = [n for n, cells in enumerate(table.columns[: table.keys]) if len({*cells}) > 1]
+    if {*range(table.keys)} & {*at}:
+        return replace(table.select(at), keys=1)
+    return replace(table.select([*telling, *at]), keys=len(telling) or 1)
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"written": files})
     else:
         print(*(f"written: {file}" for file in files), sep="\n")
+        print(f"open {next(file for file in files if file.suffix == '.html')}")
     return 0
 
 
@@ -110,7 +111,7 @@ def _sections(
                         made = futures[n].result()
                     yield made
             except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(cancel_futures=True)
                 raise
     except BrokenProcessPool:
         raise UserError(

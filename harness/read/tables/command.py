@@ -39,7 +39,7 @@ from harness.read.table import (
     show_list,
 )
 from harness.read.tables import columns
-from harness.read.tables.sweep_table import SweepTable, sweep_table
+from harness.read.tables.sweep_table import OF_LAST_EPOCH, SweepTable, keeps_best, sweep_table
 
 # Column of load_runs() -> how a value is shown.
 COLUMNS = {
@@ -136,9 +136,9 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
     disturbances = (f"{columns.DISTURBED} {text}" for text in disturbed(finished, grouped=False))
     for line in (*_notes(runs), *disturbances):
         console.print(line)
-    console.print(LEGEND, style="dim")
-    if runs["imported"].notna().any():
-        console.print(IMPORTED, style="dim")
+    of_imported = [IMPORTED] * bool(runs["imported"].notna().any())
+    for line in (LEGEND, *[OF_LAST_EPOCH] * keeps_best(read), *of_imported):
+        console.print(line, style="dim")
     console.print(f"records: {root}")
 
 

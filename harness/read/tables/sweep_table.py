@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,10 @@ from harness.read.tables.columns import (
 from harness.read.tables.marks import PART, marks_of
 
 NODE = "node"
+OF_LAST_EPOCH = (
+    "accuracy and all else: of the last epoch; --save best has kept the weights of another where "
+    "best_epoch in summary.json differs"
+)
 
 
 @dataclass(frozen=True)
@@ -210,12 +215,18 @@ def _definitions(sweep: SweepResults, names: set[str]) -> list[str]:
         "±: sample standard deviation",
         *(text for name, text in DEFINITIONS.items() if name in names),
     ]
+    if keeps_best(sweep.runs):
+        texts.append(OF_LAST_EPOCH)
     if sweep.per_node:
         texts.append(
             "node: from the last epoch's rows of its ranks, user s and system s added up, accuracy "
             "weighted by their test samples"
         )
     return texts
+
+
+def keeps_best(runs: Iterable[Run]) -> bool:
+    return any(run.settings.get("save") == "best" for run in runs)
 
 
 def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[str]:
@@ -300,7 +311,10 @@ def _notes(
     notes += [f"{UNKNOWN}: {text}" for text in without_times(sweep.groups)]
     notes += sweep.averaged_exchanges
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
-        notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}")
+        known = {name for run in sweep.runs for row in run.epochs for name in row}
+        near = difflib.get_close_matches(sweep.target.metric, known, n=1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}{hint}")
     return notes
 
 

@@ -19,7 +19,7 @@ from rich.progress import (
 from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
-from harness.core.attempts import best_of, own_metrics
+from harness.core.attempts import best_of, larger_is_better, own_metrics
 from harness.core.identity import number
 from harness.core.process import usable_cores
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
@@ -81,6 +81,11 @@ class Console(TrainerCallback):
         if "label_column" in data and not str(data["dataset"]).startswith("embedded:"):
             inputs = " and ".join(data["input_columns"])
             yield f"input from {inputs}, classes from {data['label_column']}"
+            if cut := data.get("truncated_texts"):
+                yield (
+                    f"{cut:,} texts have more than {data['max_length']} tokens and are cut there "
+                    "(--max_length)"
+                )
         for field, which in (
             ("alike_classes", "classes that differ in case, blanks or as 1, 1.0 alone (samples)"),
             ("rare_classes", "classes with very few samples"),
@@ -90,15 +95,7 @@ class Console(TrainerCallback):
             if named := data.get(field):
                 more = "; ..." if named[MOST_NAMED:] else ""
                 yield f"warning: {which}: {'; '.join(named[:MOST_NAMED])}{more}"
-        empty = data.get("empty_test_splits", [])
-        without = [name for name in data.get("unused_test_splits", []) if name not in empty]
-        for lack, unused in (("class is given", without), ("row is", empty)):
-            if unused:
-                names = f"split{'s' * (len(unused) > 1)} {', '.join(unused)}"
-                yield (
-                    f"warning: no {lack} in {names}, which this does not use: the test set is "
-                    f"{data['test_from']}"
-                )
+        yield from self._unused_splits(data)
         for which in ("test", "validation"):
             if repeated := data.get(f"{which}_samples_in_training"):
                 yield (
@@ -111,6 +108,17 @@ class Console(TrainerCallback):
                 f"warning: {deep:,} images have 16 bits, which are divided by 257; pipeline() and "
                 "Pillow cut them off at 255: give the trained model images with 8 bits"
             )
+
+    def _unused_splits(self, data: Mapping[str, Any]) -> Iterator[str]:
+        empty = data.get("empty_test_splits", [])
+        without = [name for name in data.get("unused_test_splits", []) if name not in empty]
+        for lack, unused in (("class is given", without), ("row is", empty)):
+            if unused:
+                names = f"split{'s' * (len(unused) > 1)} {', '.join(unused)}"
+                yield (
+                    f"warning: no {lack} in {names}, which this does not use: the test set is "
+                    f"{data['test_from']}"
+                )
 
     def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
         settings, device = self.context.settings, observed["device"]
@@ -215,9 +223,11 @@ def best_epoch(settings: Settings, rows: Rows) -> str | None:
     if best["best_epoch"] is None or not (kept or settings.best_metric != default):
         return None
     hint = "" if kept else "; --save best keeps its weights"
+    # Of a metric of one's own it is easily forgotten (NAME:min).
+    which = "largest" if larger_is_better(settings.best_metric) else "smallest"
     return (
         f"best epoch by {best['best_metric']}: {best['best_epoch']:g} "
-        f"({best['best_value']:.4f}){hint}"
+        f"({best['best_value']:.4f}, the {which}){hint}"
     )
 
 

@@ -16,6 +16,7 @@ from harness.core.topology import World
 from harness.train.loop.progress import Console, best_epoch
 from harness.train.run.recorder import Recorder
 
+KEEP = "; --save best keeps its weights"
 SHARE = "threads share 4 cores of this machine"
 
 
@@ -86,9 +87,9 @@ def test_threads_that_wait_beside_other_programs_are_said_once(
     ("flags", "said"),
     [
         ({}, None),
-        ({"save": "best"}, "best epoch by accuracy: 3 (0.8000)"),
-        ({"best_metric": "mcc"}, "best epoch by mcc: 1 (0.5000); --save best keeps its weights"),
-        ({"best_metric": "loss", "save": "best"}, "best epoch by eval_loss: 2 (0.3000)"),
+        ({"save": "best"}, "best epoch by accuracy: 3 (0.8000, the largest)"),
+        ({"best_metric": "mcc"}, f"best epoch by mcc: 1 (0.5000, the largest){KEEP}"),
+        ({"best_metric": "loss"}, f"best epoch by eval_loss: 2 (0.3000, the smallest){KEEP}"),
         ({"best_metric": "rmse:min"}, None),  # the run was interrupted before any was measured
     ],
 )
@@ -114,3 +115,18 @@ def test_an_own_metric_stands_in_the_line_of_its_epoch(
     args: Any = SimpleNamespace(num_train_epochs=2, device=SimpleNamespace(type="cuda"))
     printing.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
     assert "f1 0.5000  mcc 0.2500  9 samples/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("dataset", "cut", "said"), [("mine.csv", 1300, 1), ("mine.csv", 0, 0),
+                                                      ("embedded:english", 1300, 0)])  # fmt: skip
+def test_texts_that_are_cut_off_are_counted(
+    dataset: str, cut: int, said: int, tmp_path: Path
+) -> None:
+    printing = console(tmp_path)
+    printing.context.data_facts = {  # type: ignore[misc]
+        "dataset": dataset, "label_column": "label", "input_columns": ["text"], "classes": 2,
+        "left_out_samples": 0, "train_samples": 1200, "test_samples": 400, "max_length": 48,
+        "truncated_texts": cut,
+    }  # fmt: skip
+    line = "1,300 texts have more than 48 tokens and are cut there (--max_length)"
+    assert [*printing._about_data()].count(line) == said
