@@ -90,8 +90,11 @@ def settled(outcome: str | None, rerun: str | None) -> str | None:
 
 
 def quality_and_speed(row: Mapping[str, object]) -> str:
-    """Quality and speed of a row or a summary, on a line."""
-    formats = {"accuracy": "accuracy {:.4f}", "train_samples_per_s": "{:,.0f} samples/s"}
+    """Quality and speed of a row or a summary, on a line; by the metric that was asked for, too."""
+    formats = {"accuracy": "accuracy {:.4f}"}
+    if metric := row.get("best_metric"):
+        formats.setdefault(str(metric), f"{metric} {{:.4f}}")
+    formats["train_samples_per_s"] = "{:,.0f} samples/s"
     return ", ".join(
         f.format(row[name]) for name, f in formats.items() if row.get(name) is not None
     )

@@ -14,7 +14,7 @@ from harness.core.records import COMPLETE, read_json, write_json
 from harness.core.records.locks import Lock
 from harness.launch.ahead import ahead
 from harness.launch.launcher import Exit
-from harness.launch.outcome import ELSEWHERE, Began, State, settle
+from harness.launch.outcome import ELSEWHERE, Began, State, quality_and_speed, settle
 from harness.launch.places import Local, Machine, Options
 from harness.launch.plan import Job
 from harness.launch.runner import Runner
@@ -174,3 +174,11 @@ def test_the_clock_does_not_say_which_outcome_is_new(
     write_json(job.folder.failure(0), row | {"reason": "now"})
     assert settle(job, Exit(1), began, log, None) == "oom"
     assert (read_json(job.folder.summary) or {})["reason"].startswith("now")
+
+
+def test_a_finished_run_names_the_metric_that_was_asked_for() -> None:
+    row = {"accuracy": 0.8, "cost": 12.5, "train_samples_per_s": 1234.5}
+    assert quality_and_speed(row) == "accuracy 0.8000, 1,234 samples/s"
+    for metric, said in (("cost", ", cost 12.5000"), ("accuracy", ""), ("mcc", "")):
+        summary = row | {"best_metric": metric, "best_value": 9.0}
+        assert quality_and_speed(summary) == f"accuracy 0.8000{said}, 1,234 samples/s"

@@ -154,6 +154,7 @@ def test_time_to_a_target_and_misses(tmp_path: Path, compared: Verb) -> None:
     text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target", "accuracy=0.7")
     # Another training, and yet both go to the same place.
     assert "quality: not comparable" in text and "time to target: comparable" in text
+    assert "training time to target (s)" in text
     assert "training time to target: B has 0.667 times that of A" in text
     text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target=accuracy=0.75")
     assert "the target is missed by 0 of 2 runs of A and 1 of 2 of B" in text

@@ -316,11 +316,14 @@ def _is_comparable(question: str, verdict: Verdict, groups: tuple[Group, Group])
 
 
 def _cells(row: Row) -> list[str]:
-    means = [_mean(row, values) for values in row.values]
+    measure, means = row.measure, [_mean(row, values) for values in row.values]
+    # Shares are written as such, and differ by points; samples/s says its unit itself.
+    has_unit = bool(measure.unit) and measure.factor == 1 and measure.unit != measure.title
+    title = f"{measure.title} ({measure.unit})" if has_unit else measure.title
     if row.estimate is None or row.estimate.value is None:
-        return [row.measure.title, *means, "-", "-", "target missed"]
+        return [title, *means, "-", "-", "target missed"]
     against = f"{row.text(row.estimate.value)} {row.unit}".rstrip()
-    return [row.measure.title, *means, against, row.interval, judgement(row)]
+    return [title, *means, against, row.interval, judgement(row)]
 
 
 def _mean(row: Row, values: tuple[float, ...]) -> str:
