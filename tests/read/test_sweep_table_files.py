@@ -48,8 +48,8 @@ Against the baseline:
 
 - setup 1_2 against setup 1_1:
   - samples/s: 1.51 times as many, of unknown noise (of 1 pair with the same seed)
-  - wall time to accuracy 0.9: missed by some run
-  - training time to accuracy 0.9: missed by some run
+  - wall time to accuracy 0.9: reached by 1 of 1 runs, of the baseline by 1 of 2
+  - training time to accuracy 0.9: reached by 1 of 1 runs, of the baseline by 1 of 2
   - accuracy: not compared (effective batch, updates, one seed on a side)
   - 1 to 2 runs each.
 

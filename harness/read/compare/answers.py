@@ -61,6 +61,12 @@ MISSED, NOT_COMPARED = "missed by some run", "not compared"
 NOT_RECORDED = "not recorded on a side"
 
 
+class Missed(str):
+    """By how many runs a target is reached, where some of a case miss it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Pair:
     """A group and its baseline, which differ in the way that is compared and in nothing else."""
@@ -74,7 +80,10 @@ class Pair:
             values_of(group, measure.name, measure.question) for group in (self.group, self.base)
         )
         if ours and theirs and not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
-            return MISSED
+            reached = [
+                f"{sum(map(math.isfinite, of.values()))} of {len(of)}" for of in (ours, theirs)
+            ]
+            return Missed(f"reached by {reached[0]} runs, of the baseline by {reached[1]}")
         names = refused(self.group, self.base, measure.question)
         if names or not ours or not theirs:
             return f"{NOT_COMPARED} ({', '.join(names) or NOT_RECORDED})"
@@ -149,7 +158,7 @@ def finding(sweep: SweepResults, *names: str) -> str:
         cases = [pair.estimate(measures[0]) for pair, *_ in _alike(measures[0], pairs)]
         clear = [_clear_gain(measures[0], each) for each in cases if isinstance(each, Estimate)]
         if any(clear):
-            gains[way] = -cases.count(MISSED) / len(cases), sum(clear) / len(cases)
+            gains[way] = -_missed(cases) / len(cases), sum(clear) / len(cases)
     if not gains:
         return ""
     better = [way for way, (_, gain) in gains.items() if gain > 0]
@@ -227,7 +236,7 @@ def _way(sweep: SweepResults, group: Group, pair: Pair) -> str:
 
 def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
     names = [] if sweep.target is None else [*TIMES_TO_TARGET]
-    missed = any(pair.estimate(BY_NAME[name]) == MISSED for pair in pairs for name in names)
+    missed = _missed(pair.estimate(BY_NAME[name]) for pair in pairs for name in names)
     if sweep.target is None or "setup" in (sweep.baseline or {}) or missed:
         names = [RATE, *names]
     if MEMORY in (sweep.columns or ()):
@@ -235,6 +244,10 @@ def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
     texts = (_part(sweep, BY_NAME[name], pairs) for name in (*names, ACCURACY))
     runs = _runs(pairs), *_other_links(pairs)
     return Answer(_ways(sweep, way, pairs), tuple(texts), runs)
+
+
+def _missed(estimates: Iterable[Estimate | str]) -> int:
+    return sum(isinstance(each, Missed) for each in estimates)
 
 
 def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
@@ -307,7 +320,12 @@ def _part(
         return f"{what}: {', and '.join(texts)}{once}"
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(
-        each if isinstance(each, str) else _judged(measure, each, more, less) for each in results
+        MISSED
+        if isinstance(each, Missed)
+        else each
+        if isinstance(each, str)
+        else _judged(measure, each, more, less)
+        for each in results
     )
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
