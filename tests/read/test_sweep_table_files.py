@@ -18,7 +18,7 @@ from harness.read.report.report import make_report
 from harness.read.table import Table, latex_lines
 from harness.read.tables.columns import GAIN, POINTS
 from tests.support.paired import Verb
-from tests.support.records import TARGET, Plan, row_of, timed_epochs
+from tests.support.records import TARGET, Plan, epochs, row_of, timed_epochs
 
 
 @pytest.fixture
@@ -301,3 +301,18 @@ def test_columns_of_one_kind_of_machine_stand_in_all_tables(
         ["50", "0.250"],
     ]
     assert "no column fun" in table.refused(tmp_path, "--columns", "updates,fun")
+
+
+def test_a_table_says_that_other_weights_were_kept(plan: Plan, table: Verb) -> None:
+    said = "of the last epoch, though --save best may have kept the weights of an earlier one"
+    folder = plan.run()
+    assert said not in table(plan.write()) and said not in table(folder)
+    settings = json.loads((folder / "settings.json").read_text())
+    (folder / "settings.json").write_text(json.dumps({**settings, "save": "best"}))
+    assert said in table(plan.folder) and said in table(folder)
+
+
+def test_a_target_that_no_run_has_names_what_is_near(plan: Plan, table: Verb) -> None:
+    plan.run(epochs=epochs(0.5))
+    said = table(plan.write(target={"metric": "acuracy", "value": 0.5}))
+    assert "a number named acuracy: did you mean accuracy?" in said

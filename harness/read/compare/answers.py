@@ -319,18 +319,17 @@ def _part(
         texts = [_one(measure, result, unit, case, alone) for result, case in both]
         return f"{what}: {', and '.join(texts)}{once}"
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
-    counts = Counter(
-        MISSED
-        if isinstance(each, Missed)
-        else each
-        if isinstance(each, str)
-        else _judged(measure, each, more, less)
-        for each in results
-    )
+    counts = Counter(_told(measure, each, more, less) for each in results)
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
     span = [] if {*counts} == {EQUAL} else [f"{_span(measure, results, cases)} {unit}"]
     return f"{what}: {', '.join([*span, *texts])}{once}"
+
+
+def _told(measure: ComparedMeasure, result: Estimate | str, more: str, less: str) -> str:
+    if isinstance(result, Missed):
+        return MISSED
+    return result if isinstance(result, str) else _judged(measure, result, more, less)
 
 
 def _alike(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[list[Pair]]:

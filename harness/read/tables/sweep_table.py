@@ -59,8 +59,8 @@ from harness.read.tables.marks import PART, marks_of
 
 NODE = "node"
 OF_LAST_EPOCH = (
-    "accuracy and all else: of the last epoch; --save best has kept the weights of another where "
-    "best_epoch in summary.json differs"
+    "accuracy and all else: of the last epoch, though --save best may have kept the weights of an "
+    "earlier one (best_epoch in summary.json)"
 )
 
 

@@ -190,7 +190,7 @@ class Console(TrainerCallback):
         parts.append(f"epoch {row['epoch_time_s']:.1f} s, evaluation {row['eval_time_s']:.1f} s")
         if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
             parts.append(f"other programs used {others:.0%} of the cores")
-        self.screen.print("  " + "  ".join(parts))
+        self.screen.print("  " + "  ".join(parts), markup=False)  # names of own metrics
         many = args.device.type == "cpu" and torch.get_num_threads() > 1
         if others > DISTURBING_SHARE and many and not self.said_threads:
             self.said_threads = True
