@@ -280,10 +280,12 @@ def _refuse_changed_inputs(context: Context) -> None:
         of_cpu = context.args.device.type == "cpu"
         if of_cpu and threads not in (None, torch.get_num_threads()):
             unlike += f"with OMP_NUM_THREADS={threads}, "
-        asked = context.settings.best_metric
-        metric = (read_json(folder.settings) or {}).get("best_metric", asked)
-        if metric != asked:  # no part of a run's name unless it chooses the weights
+        asked, recorded = context.settings, read_json(folder.settings) or {}
+        # Both are no part of a run's name unless they choose the weights that are tested.
+        if (metric := recorded.get("best_metric", asked.best_metric)) != asked.best_metric:
             unlike += f"its best epoch is by --best_metric {metric}, "
+        if asked.save == "best" != recorded.get("save", "best"):
+            unlike += "without --save best, "
     if change := broadcast(change):
         reason = UserError(
             f"{folder.path} is finished, but {change}: --rerun measures again and keeps the "

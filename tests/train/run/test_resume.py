@@ -221,8 +221,9 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     again = script("vit", *argv)
     assert again.code == 0
     assert "already finished" in again.out and "best epoch" not in again.out
-    other = script("vit", *argv, "--best_metric", "f1_macro").out
-    assert "(its best epoch is by --best_metric accuracy, --rerun measures again)" in other
+    other = script("vit", *argv, "--best_metric", "f1_macro", "--save", "best").out
+    unlike = "its best epoch is by --best_metric accuracy, without --save best"
+    assert f"({unlike}, --rerun measures again)" in other
     assert {p: p.read_bytes() for p in folder.path.rglob("*.json*")} == first
 
     assert script("vit", *argv, "--rerun").code == 0
