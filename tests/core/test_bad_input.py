@@ -199,6 +199,8 @@ MISTAKES: dict[str, list[str]] = {
     f"{TEXT}/good.csv --text_column no": ["--text_column no", "text, label"],
     f"{TEXT}/good.csv --text_column text,text,text": ["--text_column", "too many"],
     f"{TEXT}/good.csv --label_column no": ["--label_column no", "text, label"],
+    f"{TEXT}/good.csv --label_column lable": ["--label_column lable", "did you mean label? "],
+    f"{TEXT}/good.csv --text_column Text": ["--text_column Text", "did you mean text? "],
     f"{TEXT}/two.csv": ["two.csv", "several columns of text", "(a, b)", "or a pair, as a,b"],
     f"{TEXT}/twolabels.csv": ["label, target", "--label_column"],
     f"{TEXT}/nolabel.csv": ["nolabel.csv", "text, score", "--label_column"],

@@ -6,11 +6,13 @@ and for every set-up that is compared.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -184,12 +186,10 @@ def _embedded(name: str) -> datasets.DatasetDict:
 
 def _label_column(settings: Settings, data: datasets.Dataset) -> str:
     columns = data.column_names
-    if settings.label_column is not None:
-        if settings.label_column not in columns:
-            raise UserError(
-                f"--label_column {settings.label_column}: the columns are {', '.join(columns)}"
-            )
-        return settings.label_column
+    if (asked := settings.label_column) is not None:
+        if asked not in columns:
+            raise UserError(f"--label_column {asked}: {_not_one_of(asked, columns)}")
+        return asked
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
     named = [c for c in LABEL_NAMES if c in columns]
     candidates = classes or named or {*_few_valued(settings, data), *({"category"} & {*columns})}
@@ -261,8 +261,9 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
         named = chosen.split(",")
         for column in named:
             if column not in candidates:
+                unlike = f"not a column of {kind}; " if column in data.column_names else ""
                 raise UserError(
-                    f"--{flag} {column}: not a column of {kind}; the columns are {columns}"
+                    f"--{flag} {column}: {unlike}{_not_one_of(column, data.column_names)}"
                 )
         if len(named) > (2 if kind == "text" else 1):
             raise UserError(f"--{flag} {chosen}: too many columns")
@@ -273,12 +274,19 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
         return candidates
     usual = [c for c in preferred if c in candidates][:1]
     if not usual:
-        pair = f", or a pair, as {','.join(candidates[:2])}" if kind == "text" else ""
+        pair = f", or a pair, as {shlex.quote(','.join(candidates[:2]))}" if kind == "text" else ""
         raise UserError(
             f"--dataset {settings.dataset} has several columns of {kind} "
             f"({', '.join(candidates)}): name one with --{flag}{pair}"
         )
     return usual
+
+
+def _not_one_of(name: str, columns: Sequence[str]) -> str:
+    """In quotes where a shell needs them: a header may have blanks that nobody sees."""
+    near = difflib.get_close_matches(name, [c for c in columns if c != name], n=1)
+    hint = f"did you mean {shlex.quote(near[0])}? " if near else ""
+    return f"{hint}the columns are {', '.join(map(shlex.quote, columns))}"
 
 
 def _is_text(feature: Any) -> bool:
