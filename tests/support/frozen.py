@@ -7,13 +7,9 @@ The Trainer collects all garbage when training begins, which takes longer than a
 import gc
 import importlib
 
-from PIL import Image
+from harness.train.run.warm import LOADED_LATER
 
-Image.init()
-for module in (
-    "torch.profiler", "torch.utils.data.distributed", "transformers.models.bert.modeling_bert",
-    "transformers.models.vit.modeling_vit", "rich._emoji_codes",
-):  # fmt: skip
+for module in LOADED_LATER:
     importlib.import_module(module)
 
 gc.collect()

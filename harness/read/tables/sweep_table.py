@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.core.records.submitted import JOBS, open_entries
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.read.compare.answers import Answer, all_disturbed, answers
 from harness.read.labels import UNKNOWN, column_of, counted, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
@@ -312,9 +311,9 @@ def _notes(
     notes += sweep.averaged_exchanges
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         known = {name for run in sweep.runs for row in run.epochs for name in row}
-        near = difflib.get_close_matches(sweep.target.metric, known, n=1)
-        hint = f": did you mean {near[0]}?" if near else ""
-        notes.append(f"target: no epoch of any run has a number named {sweep.target.metric}{hint}")
+        metric = sweep.target.metric
+        named = f"target: no epoch of any run has a number named {metric}"
+        notes.append(f"{named}: {near}" if (near := nearest(metric, known, "")) else named)
     return notes
 
 

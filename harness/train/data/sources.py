@@ -6,7 +6,6 @@ and for every set-up that is compared.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -25,7 +24,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from harness.core.provenance import DATA_FILES, check_dataset
 from harness.core.records.redact import redacted
-from harness.core.settings import Settings, UserError
+from harness.core.settings import Settings, UserError, nearest
 from harness.core.tasks import task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
@@ -284,9 +283,8 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
 
 def _not_one_of(name: str, columns: Sequence[str]) -> str:
     """In quotes where a shell needs them: a header may have blanks that nobody sees."""
-    near = difflib.get_close_matches(name, [c for c in columns if c != name], n=1)
-    hint = f"did you mean {shlex.quote(near[0])}? " if near else ""
-    return f"{hint}the columns are {', '.join(map(shlex.quote, columns))}"
+    hint = nearest(name, [shlex.quote(c) for c in columns if c != name], "")
+    return f"{hint} the columns are {', '.join(map(shlex.quote, columns))}".lstrip()
 
 
 def _is_text(feature: Any) -> bool:

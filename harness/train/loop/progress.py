@@ -24,7 +24,7 @@ from harness.core.identity import number
 from harness.core.process import usable_cores
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
 from harness.core.records.summary import Rows, disturbance, gpu_utilisation_percent
-from harness.core.settings import Settings
+from harness.core.settings import Settings, flag_fields
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
 from harness.train.measure.calibration import WORTH_SAYING
@@ -218,7 +218,7 @@ class Console(TrainerCallback):
 
 def best_epoch(settings: Settings, rows: Rows) -> str | None:
     """Which it was, for who asked for it or could have kept it by the metric that was named."""
-    kept, default = settings.save == "best", Settings.__dataclass_fields__["best_metric"].default
+    kept, default = settings.save == "best", flag_fields()["best_metric"].default
     best = best_of(rows, settings.best_metric)
     if best["best_epoch"] is None or not (kept or settings.best_metric != default):
         return None

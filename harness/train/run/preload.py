@@ -7,12 +7,6 @@ import traceback
 
 from harness.core.process import PARENT, end_with_parent
 
-# Otherwise each run would load these anew.
-ALSO = (
-    "torch.profiler", "transformers.masking_utils", "transformers.models.bert.modeling_bert",
-    "transformers.models.vit.modeling_vit", "rich._emoji_codes",
-)  # fmt: skip
-
 # The server ends with its launcher, and the ranks end with the server. Before anything else,
 # because loading takes seconds.
 end_with_parent(int(os.environ[PARENT]))
@@ -24,7 +18,7 @@ for script in os.environ.get(warm.SCRIPTS, "").split():
         importlib.import_module(script)
     except Exception:
         traceback.print_exc()  # a process that needs it fails with the same
-for module in ALSO:
+for module in warm.LOADED_LATER:
     importlib.import_module(module)
 
 # Garbage collection in the ranks then skips what is loaded here, and its pages stay shared.

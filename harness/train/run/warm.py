@@ -41,6 +41,12 @@ from harness.core.records import SERVER_KILLED, log_of
 from harness.core.tasks import TASKS, module_from, script_file
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
+# What the libraries load when they first need it: each run of a fork server would do so anew.
+LOADED_LATER = (
+    "torch.profiler", "transformers.masking_utils", "transformers.models.bert.modeling_bert",
+    "transformers.models.vit.modeling_vit", "rich._emoji_codes", "PIL.BmpImagePlugin",
+    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin",
+)  # fmt: skip
 TRIES = 5  # to start the fork server
 BEAT_S = 1.0  # between two signs of life
 sending = threading.Lock()
