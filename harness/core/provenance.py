@@ -11,9 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -40,8 +38,12 @@ def missing_packages() -> dict[str, str]:
 
 def _needed() -> list[str]:
     """The requirements in pyproject.toml of a checkout, or in the metadata of an installed copy."""
+    from importlib import metadata
+
     project = ROOT / "pyproject.toml"
     if project.is_file():
+        import tomllib
+
         return list(tomllib.loads(project.read_text("utf-8"))["project"]["dependencies"])
     try:
         known = metadata.requires("hf-distribution-harness") or []
@@ -322,6 +324,8 @@ def _git(*words: str) -> str:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # which takes a tenth of the time in which a command begins
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

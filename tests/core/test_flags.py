@@ -160,7 +160,7 @@ def test_an_installed_copy_without_its_packages(
     """There is no Makefile: pip is given what is missing, in the versions that are needed."""
     needed = ["psutil", "no-such-package<3,>=2", 'other==1; extra == "dev"']
     monkeypatch.setattr("harness.core.provenance.ROOT", tmp_path)
-    monkeypatch.setattr("harness.core.provenance.metadata.requires", lambda name: needed)
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)
     assert missing_packages() == {"no-such-package": "no-such-package<3,>=2"}
     error = without_package(ModuleNotFoundError(name="no_such_package"))
     assert f"{sys.executable} -m pip install 'no-such-package<3,>=2', then" in str(error)
@@ -168,7 +168,7 @@ def test_an_installed_copy_without_its_packages(
     def unknown(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("harness.core.provenance.metadata.requires", unknown)
+    monkeypatch.setattr("importlib.metadata.requires", unknown)
     assert missing_packages() == {}  # of those whose versions stand in records
 
 
