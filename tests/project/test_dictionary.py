@@ -49,6 +49,8 @@ NOT_WRITTEN_HERE = {
     "environment.observed.exchange_estimates_s.all_to_all", "environment.observed.exchange_early_s",
     # Of runs that wait for a compiler (tests/train/loop/test_compiled.py sees them written).
     "environment.observed.compiled_graphs", "environment.observed.compiled_in_updates",
+    "environment.observed.compile_s", "environment.observed.compiled_pass_s",
+    "environment.observed.eager_pass_s",
     "environment.link.asked.nodes",
     "environment.inputs.strategy",  # tests/train/strategy/test_own_strategy.py
     "end.as_reported",  # of a killed attempt: tests/core/test_attempts.py

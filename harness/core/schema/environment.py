@@ -97,6 +97,12 @@ class ObservedRecord(TypedDict, total=False):
     compiled_in_updates: Annotated[list[Count],
         "with `--torch_compile`: the updates in which it compiled (the first 50 of them); those "
         "after `timing_warmup_steps` are part of the rates"]
+    compile_s: Annotated[Seconds,
+        "with `--torch_compile`: how much longer those updates took than the median of the others"]
+    compiled_pass_s: Annotated[Seconds,
+        "with `--torch_compile` and one process: median of three passes forward and backward over "
+        "one batch, after three updates without compiling; absent where two take over 10 s"]
+    eager_pass_s: Annotated[Seconds, "likewise, of the same model and batch without compiled code"]
     find_unused_parameters: Annotated[bool,
         "with ddp: whether DDP looks for parameters without a gradient in every update, as it must "
         "for a model whose loss does not depend on all of them"]
@@ -294,6 +300,15 @@ class InputsRecord(TypedDict):
         "between the nodes of `python -m harness nodes`; null for a run outside them"]]
 
 
+class TcpRecord(TypedDict):
+    """Of rank 0's node, and in an emulated node that of the node."""
+
+    congestion_control: Annotated[str, "how TCP finds its rate, such as `cubic` or `bbr`"]
+    slow_start_after_idle: Annotated[bool,
+        "whether a connection that has rested begins with ten segments again "
+        "(`net.ipv4.tcp_slow_start_after_idle`); `bbr` does not, whatever this is"]
+
+
 class EnvironmentRecord(TypedDict):
     """Where the run took place and what was checked at its start."""
 
@@ -309,6 +324,8 @@ class EnvironmentRecord(TypedDict):
     threads: Annotated[Positive | None, "torch's threads per process"]
     python: Annotated[str | None, "version of the interpreter"]
     system: Annotated[str | None, "kernel"]
+    tcp: NotRequired[Annotated[TcpRecord | None,
+        "settings of the kernel for exchanges between nodes; null where it does not say"]]
     versions: Annotated[dict[str, str | None] | None, "versions of packages"]
     commit: Annotated[str | None, "of this project's checkout; null outside one"]
     dirty: Annotated[bool | None, "whether its files differ from the commit; null outside one"]

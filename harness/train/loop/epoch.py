@@ -63,8 +63,6 @@ class EpochEvents(TrainerCallback):
         trainer, elastic = self.trainer, self.trainer.elastic
         if not trainer.exchange.count_step(state, control) and elastic is not None:
             elastic.count_step(state)
-        if trainer.compiled is not None:
-            trainer.compiled.after_update(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer, exchange = self.trainer, self.trainer.exchange

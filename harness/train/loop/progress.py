@@ -27,6 +27,7 @@ from harness.core.records.summary import Rows, disturbance, gpu_utilisation_perc
 from harness.core.settings import Settings, flag_fields
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
+from harness.train.loop.compiling import what_it_brings
 from harness.train.measure.calibration import WORTH_SAYING
 from harness.train.measure.environment import launch
 from harness.train.run.recorder import Recorder
@@ -47,7 +48,7 @@ class Console(TrainerCallback):
         self.recorder, self.context = recorder, context
         self.screen = Screen(file=sys.stdout, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
-        self.said_threads = False
+        self.said_threads = self.said_compiling = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -191,6 +192,11 @@ class Console(TrainerCallback):
         if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
             parts.append(f"other programs used {others:.0%} of the cores")
         self.screen.print("  " + "  ".join(parts), markup=False)  # names of own metrics
+        passes = state.max_steps / args.num_train_epochs * args.gradient_accumulation_steps
+        observed = self.recorder.observations.observed
+        if not self.said_compiling and (line := what_it_brings(observed, passes)):
+            self.said_compiling = True
+            self.screen.print(f"  {line}")
         many = args.device.type == "cpu" and torch.get_num_threads() > 1
         if others > DISTURBING_SHARE and many and not self.said_threads:
             self.said_threads = True

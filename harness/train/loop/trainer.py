@@ -27,10 +27,10 @@ from harness.train.data.samples import EpochOrder, check_model
 from harness.train.data.texts import join_predictions, parts_of
 from harness.train.loop import host_overhead
 from harness.train.loop.balance import Balance
+from harness.train.loop.compiling import Compiled
 from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
 from harness.train.loop.evaluation import Evaluation, eval_batch_of, test_metrics
-from harness.train.loop.host_overhead import Compiled
 from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
@@ -184,7 +184,7 @@ class ExactTrainer(Trainer):
         self.exposure.backward_ended(self.accelerator.sync_gradients)
         if not self.rehearsing:
             self.utilisation.add(self.state.global_step, shape)
-            self.comm_probe.fed(inputs)
+            (self.compiled or self.comm_probe).fed(inputs)  # compiled, only the former is due
         return loss
 
     def _training_step_in_parts(self, model: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
@@ -284,7 +284,7 @@ class ExactTrainer(Trainer):
         if self.context.checkpoint is not None:
             self.exchange.load(self.context.checkpoint)
         self.parameters = host_overhead.settle(model, self.model)
-        self.compiled = Compiled(model, self.model) if self.args.torch_compile else None
+        self.compiled = Compiled.added_to(self, model) if self.args.torch_compile else None
         if self.compiled is None:
             verify.observe_dtype(self.model, self.settings, checked)
         return model, loader

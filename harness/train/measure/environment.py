@@ -55,12 +55,24 @@ def environment(cuda: bool = True) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "tcp": tcp(),
         "versions": versions(),
         **commit(),
         "command": redacted_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "launch": _recorded_launch(gpus),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }
+
+
+def tcp() -> dict[str, Any] | None:
+    """What decides whether a connection that has rested begins slowly; None where no file says."""
+    folder = Path("/proc/sys/net/ipv4")
+    try:
+        control = (folder / "tcp_congestion_control").read_text().strip()
+        restarts = (folder / "tcp_slow_start_after_idle").read_text().strip() != "0"
+    except OSError:
+        return None
+    return {"congestion_control": control, "slow_start_after_idle": restarts}
 
 
 def launch() -> dict[str, Any] | None:

@@ -13,13 +13,16 @@ from torch import nn
 
 from harness.core.records.redact import redacted
 from harness.core.settings import UserError
-from harness.train.loop.host_overhead import Compiled
+from harness.train.loop.compiling import Compiled, what_it_brings
 from harness.train.run.failures import outcome_of, what_ended
 from tests.support.broken_runs import only_run
 from tests.support.ranks import script
 
 # 10 whole updates an epoch and an evaluation whose last batch is short.
 ARGV = ["--tiny", "--train_size", "320", "--test_size", "101", "--epochs", "2", "--dropout", "0"]
+
+
+PASSES = ("compiled_pass_s", "eager_pass_s")
 
 
 def trained(folder: Path, count: int, *more: str) -> tuple[Any, Any]:
@@ -38,6 +41,9 @@ def check(tmp_path: Path, count: int, *more: str) -> None:
     assert observed["compiled_graphs"] >= 1 and observed["dtype"] == "float32"
     # Neither the evaluation nor the second epoch compiles anything again.
     assert observed["compiled_in_updates"] == [1] and environment["timing_warmup_steps"] >= 1
+    assert observed["compile_s"] > 0
+    # Several processes would compile once more for passes alone.
+    assert [observed.get(name, 0.0) > 0 for name in PASSES] == [count == 1] * 2
     for row, other in zip(rows, plain, strict=True):
         assert row["timed_steps"] == other["timed_steps"]
         for name in ("train_loss", "eval_loss", "grad_norm"):
@@ -98,4 +104,24 @@ def test_code_that_was_cut_off_is_removed(
 
 def test_a_model_that_is_not_compiled_is_not_recorded_as_one() -> None:
     with pytest.raises(RuntimeError, match="asked for --torch_compile"):
-        Compiled(nn.Linear(2, 2), nn.Linear(2, 2))
+        Compiled(None, nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("observed", "line"),
+    [
+        ({}, None),
+        ({"compile_s": 60.0}, None),  # of several processes
+        (
+            {"compile_s": 60.0, "compiled_pass_s": 0.1, "eager_pass_s": 0.16},
+            "compiling took 60 s, and a pass is 1.60 times as fast: it pays after 10.0 epochs",
+        ),
+        (
+            {"compile_s": 5.0, "compiled_pass_s": 0.2, "eager_pass_s": 0.2, "padding": "batch"},
+            "compiling took 5 s, and a pass is 1.00 times as fast: it does not pay; without it, "
+            "texts of a batch may not be padded",
+        ),
+    ],
+)
+def test_from_which_epoch_compiling_pays(observed: dict[str, Any], line: str | None) -> None:
+    assert what_it_brings(observed, passes=100) == line
