@@ -29,6 +29,7 @@ from harness.read.predict.exchange import alpha_beta, buckets, last_end, ready_t
 from harness.read.predict.model import (
     EXCHANGE,
     WIRE_SHARES,
+    Model,
     Scenario,
     predict,
 )
@@ -89,9 +90,9 @@ def test_exchanges_overlap_by_hand() -> None:
     assert last_end([], [], 1) == 0
 
 
-def exposed_s(shape: Shape | None = None, **more: object) -> float:
+def exposed_s(shape: Shape | None = None, model: Model = MODEL, **more: object) -> float:
     plan = Scenario(shape or Shape(2), 16, FAR, **more)  # type: ignore[arg-type]
-    return predict(MODEL, plan).parts[EXCHANGE]
+    return predict(model, plan).parts[EXCHANGE]
 
 
 def test_what_makes_a_slow_link_bearable() -> None:
@@ -134,6 +135,12 @@ def test_connections_rest_between_exchanges_that_are_rare() -> None:
     for updates, often in ((352, 16), (375, 16), (380, 17)):
         halves_s = exposed_s(strategy="diloco", sync_every=50, updates=updates, fragments=2)
         assert halves_s == pytest.approx(often * half_s / updates), updates
+
+
+def test_a_kernel_may_keep_the_windows_of_connections_that_rest() -> None:
+    whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
+    model = replace(MODEL, restarts=False)
+    assert exposed_s(model=model, strategy="diloco", sync_every=10) == pytest.approx(whole_s / 10)
 
 
 def test_the_textbook_exchanges_as_often_as_the_model() -> None:

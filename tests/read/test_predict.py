@@ -139,6 +139,21 @@ def test_what_adapters_send_is_a_share_of_what_is_trained(records: Path) -> None
     assert found == {("diloco", "int8"): 0.25}
 
 
+@pytest.mark.parametrize(
+    ("control", "setting", "restarts"),
+    [("cubic", True, True), ("cubic", False, False), ("bbr", True, False), (None, None, True)],
+)
+def test_what_rests_begins_slowly_unless_the_kernel_says_otherwise(
+    records: Path, control: str | None, setting: bool, restarts: bool
+) -> None:
+    for file in records.rglob("environment.json"):
+        content = json.loads(file.read_text())
+        tcp = {"congestion_control": control, "slow_start_after_idle": setting}
+        content["tcp"] = tcp if control else None
+        file.write_text(json.dumps(content))
+    assert fit_records(str(records), Overrides()).model.restarts is restarts
+
+
 def test_each_compression_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())

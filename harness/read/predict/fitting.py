@@ -247,6 +247,7 @@ def fit_on(
         table=tuple(table),
         shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(same),
+        restarts=_restarts(same),
     )  # fmt: skip
     return Fitted(
         model,
@@ -452,6 +453,17 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
         if trained and sent and compress not in (None, "none"):
             shares.setdefault((strategy, str(compress)), []).append(sent / trained)
     return {each: statistics.median(many) for each, many in shares.items()}
+
+
+def _restarts(runs: Iterable[Run]) -> bool:
+    """Whether TCP begins again slowly after a rest: unless all runs whose records say it have a
+    kernel that does not.
+    """
+    known = [tcp for run in runs if (tcp := run.environment.get("tcp"))]
+    return not known or any(
+        tcp["slow_start_after_idle"] and not tcp["congestion_control"].startswith("bbr")
+        for tcp in known
+    )
 
 
 def _train_samples(run: Run) -> int | None:
