@@ -1,10 +1,13 @@
 """Predictions that are written down before their runs, and what became of them.
 
-    python -m benchmarks.prediction_fresh --write          experiments/prediction_fresh.csv
-    python -m benchmarks.prediction_fresh --measured DIR   compared with the runs below DIR
+    python -m benchmarks.prediction_fresh --write                experiments/prediction_fresh.csv
+    python -m benchmarks.prediction_fresh --basis DIR --table FILE --write
+    python -m benchmarks.prediction_fresh --measured DIR [--table FILE]
 
-They are made from published runs of one machine and all-reduces that runs measured over other
-links; no step over a link is fitted on. A table that is there is not written again.
+They are made from runs of one machine, published ones or those below DIR, and from what published
+runs say of all-reduces over other links and of the bytes that a compression sends; no step over a
+link is fitted on. A table that is there is not written again. The last command compares one with
+the runs below DIR.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import csv
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core.collectives import Shape, wire_of
@@ -21,7 +25,7 @@ from harness.core.links import Link
 from harness.core.settings import UserError
 from harness.launch.plan import Job, plan
 from harness.launch.sweepfile import load
-from harness.read.predict.fitting import Overrides, fit_records, step_s
+from harness.read.predict.fitting import Fitted, Overrides, fit_on, fit_records, step_s
 from harness.read.predict.model import Scenario, predict
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_selected
@@ -35,8 +39,16 @@ KEY = ("setup", "link", "strategy", "compress", "sync_every", "exchange")
 STEP = ("step_ms", "low_ms", "high_ms")
 
 
-def predictions() -> Iterator[dict[str, str]]:
-    fitted = fit_records(BASIS, Overrides())
+def fitted_on(basis: str | None) -> Fitted:
+    published = fit_records(BASIS, Overrides())
+    if basis is None:
+        return published
+    model, runs = published.model, read_selected(basis, None).runs
+    here = fit_on(basis, runs, Overrides(), model.table)
+    return replace(here, model=replace(here.model, payloads=model.payloads))
+
+
+def predictions(fitted: Fitted) -> Iterator[dict[str, str]]:
     jobs = plan(load(SWEEP, tiny=True))
     for job in {key(job): job for job in jobs if job.nodes > 1}.values():
         assert isinstance(job.link, Link)
@@ -78,13 +90,13 @@ def key_of(run: Run) -> tuple[str, ...]:
             str(named["exchange"]))  # fmt: skip
 
 
-def compared(folder: str) -> int:
+def compared(folder: str, file: Path) -> int:
     measured: dict[tuple[str, ...], list[float]] = {}
     for run in read_selected(folder, None).runs:
         if (found := step_s(run, Overrides())) is not None:
             measured.setdefault(key_of(run), []).append(1e3 * found)
-    with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    with file.open(newline="") as content:
+        rows = list(csv.DictReader(content))
     errors, held = [], []
     for row in rows:
         steps = measured.get(tuple(row[name] for name in KEY))
@@ -109,17 +121,19 @@ def compared(folder: str) -> int:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="prediction_fresh")
+    parser.add_argument("--table", type=Path, default=TABLE, help=f"of predictions ({TABLE.name})")
+    parser.add_argument("--basis", metavar="DIR", help="runs of one machine (published ones)")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--measured", metavar="DIR", help="the records of the runs")
     options = parser.parse_args(argv)
     if options.measured:
-        return compared(options.measured)
-    if TABLE.exists():
-        print(f"{TABLE.name} is there: predictions are not changed once they are made")
+        return compared(options.measured, options.table)
+    if options.table.exists():
+        print(f"{options.table.name} is there: predictions are not changed once they are made")
         return 1
-    rows = list(predictions())
+    rows = list(predictions(fitted_on(options.basis)))
     if options.write:
-        with TABLE.open("w", newline="") as file:
+        with options.table.open("w", newline="") as file:
             writer = csv.DictWriter(file, (*KEY, *STEP), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)

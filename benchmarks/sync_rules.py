@@ -1,0 +1,287 @@
+"""Which rules of exchanging keep the quality of DDP: all replicas of a run in one process.
+
+    python -m benchmarks.sync_rules --out FILE --seeds 2,4,11 vit --tiny --epochs 8
+    python -m benchmarks.sync_rules --out FILE --rules ddp,h10 bert --model FOLDER
+    python -m benchmarks.sync_rules --out FILE --table
+
+After the script stand its flags. Replicas have what those of real runs have: weights, the samples
+of each update, AdamW, a rate that falls to zero, clipping. Nothing is sent: this tells what a rule
+costs in quality and how often it exchanges, and nothing about time. FILE gets a line of JSON for
+each run; what it has is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from harness.core.command_line import parse
+from harness.core.settings import Settings
+from harness.read import statistics
+from harness.train.data import models
+from harness.train.data.images import load_images
+from harness.train.data.samples import Data, EpochOrder
+from harness.train.data.texts import load_texts
+
+EVAL_BATCH = 120
+CLIPPED = 1.0
+# Layers whose weights are matrices by shape alone: Muon is for those between them.
+FIRST_AND_LAST = ("embedding", "classifier")
+
+
+@dataclass(frozen=True)
+class Rule:
+    says: str
+    every: int | None = None  # updates between exchanges; None: gradients at each, as ddp
+    first: int = 0  # updates made together before
+    growth: float | None = None  # QSR: the period is at least (growth x first rate / rate) squared
+    outer: tuple[float, float] | None = (1.0, 0.5)  # learning rate and momentum; None: averaging
+    moments: bool = False  # of AdamW, averaged at each exchange
+    muon: float | None = None  # Muon for inner matrices, at this multiple of the learning rate
+
+
+RULES = {
+    "ddp": Rule("DDP"),
+    "avg10": Rule("local SGD every 10", 10, outer=None),
+    "h10": Rule("DiLoCo every 10", 10),
+    "h10-first": Rule("DiLoCo every 10 after an eighth together", 10, first=8),
+    "h10-moments": Rule("DiLoCo every 10, moments averaged", 10, moments=True),
+    "h50": Rule("DiLoCo every 50", 50),
+    "h50-first": Rule("DiLoCo every 50 after an eighth together", 50, first=8),
+    "h50-moments": Rule("DiLoCo every 50, moments averaged", 50, moments=True),
+    "qsr": Rule("QSR: averaging every 3 and more, by the rate", 3, growth=1.8, outer=None),
+    "qsr-outer": Rule("the same periods with DiLoCo's outer step", 3, growth=1.8),
+    "qsr-rare": Rule("QSR: averaging every 6 and more, by the rate", 6, growth=2.5, outer=None),
+    "ddp-muon": Rule("DDP, Muon inside", muon=1.0),
+    "h10-muon": Rule("DiLoCo every 10, Muon inside", 10, muon=1.0),
+    "h50-muon": Rule("DiLoCo every 50, Muon inside", 50, muon=1.0),
+}
+
+
+class Replica:
+    """A model with its optimizers."""
+
+    def __init__(self, model: nn.Module, lr: float, muon: float | None) -> None:
+        self.model, self.rates = model, [lr]
+        self.parameters = list(model.parameters())
+        inner = [p for name, p in model.named_parameters() if muon and is_inner(name, p)]
+        others = [p for p in self.parameters if not any(p is one for one in inner)]
+        self.optimizers: list[Any] = [torch.optim.AdamW(others, lr, weight_decay=0.0)]
+        if muon:
+            self.rates.append(lr * muon)
+            self.optimizers.append(torch.optim.Muon(
+                inner, lr * muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            ))  # fmt: skip
+
+    def update(self, batch: dict[str, Any], left: float) -> None:
+        """One update at this share of the learning rate."""
+        self.model.train()
+        self.model(**batch).loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, CLIPPED)
+        for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * left
+            optimizer.step()
+            optimizer.zero_grad()
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return parameters_to_vector(self.parameters).detach()
+
+    def put(self, weights: torch.Tensor) -> None:
+        with torch.no_grad():
+            vector_to_parameters(weights, self.parameters)
+
+    def twin(self) -> Replica:
+        """Another one with the same weights and moments."""
+        return copy.deepcopy(self)
+
+
+def is_inner(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim == 2 and not any(word in name for word in FIRST_AND_LAST)
+
+
+class Outer:
+    """What exchanges do to the weights that all replicas have in common, the anchor."""
+
+    def __init__(self, rule: Rule, weights: torch.Tensor) -> None:
+        self.rule, self.anchor = rule, nn.Parameter(weights.clone())
+        rate, momentum = rule.outer or (1.0, 0.0)
+        self.optimizer = torch.optim.SGD(
+            [self.anchor], lr=rate, momentum=momentum, nesterov=momentum > 0
+        )
+        self.exchanges = 0
+
+    def exchange(self, replicas: list[Replica], plain: bool) -> None:
+        """plain: weights are averaged, as after the last update, where momentum has no work."""
+        mean = torch.stack([replica.weights for replica in replicas]).mean(0)
+        if plain or self.rule.outer is None:
+            self.anchor.data.copy_(mean)
+        else:
+            self.anchor.grad = self.anchor.data - mean
+            self.optimizer.step()
+        for replica in replicas:
+            replica.put(self.anchor.data)
+        if self.rule.moments:
+            average_moments([replica.optimizers[0] for replica in replicas])
+        self.exchanges += 1
+
+
+def average_moments(optimizers: list[Any]) -> None:
+    of_all = [list(optimizer.state.values()) for optimizer in optimizers]
+    for states in zip(*of_all, strict=True):
+        for name in ("exp_avg", "exp_avg_sq"):
+            mean = torch.stack([state[name] for state in states]).mean(0)
+            for state in states:
+                state[name].copy_(mean)
+
+
+def train(
+    rule: Rule, data: Data, model: nn.Module, settings: Settings, nodes: int
+) -> tuple[nn.Module, int, int]:
+    """The model at the end, its updates, and the exchanges that training apart took."""
+    batches = list(parts(data, settings, nodes))
+    updates, lr = len(batches), float(settings.lr or 0)
+    first = updates if rule.every is None else updates // rule.first if rule.first else 0
+    replica = Replica(model, lr, rule.muon)
+    for number, numbers in enumerate(batches[:first]):
+        replica.update(ready(data, [n for part in numbers for n in part]), 1 - number / updates)
+    if rule.every is None:
+        return model, updates, updates
+    outer = Outer(rule, replica.weights)
+    replicas = [replica, *(replica.twin() for _ in range(nodes - 1))]
+    due = first + period(rule, first, updates)
+    for number, numbers in enumerate(batches[first:], first):
+        for own, part in zip(replicas, numbers, strict=True):
+            own.update(ready(data, part), 1 - number / updates)
+        made = number + 1
+        if made in (due, updates):
+            outer.exchange(replicas, plain=made != due)
+            due = made + period(rule, made, updates) if made < updates else 0
+    return model, updates, first + outer.exchanges
+
+
+def period(rule: Rule, made: int, updates: int) -> int:
+    """Updates until the next exchange, after so many."""
+    assert rule.every is not None
+    if rule.growth is None:
+        return rule.every
+    left = 1 - made / updates
+    return max(rule.every, int((rule.growth / left) ** 2))
+
+
+def parts(data: Data, settings: Settings, nodes: int) -> Iterator[list[list[int]]]:
+    """Of each update the samples of each node."""
+    train: Any = data.train
+    order, batch = EpochOrder(len(train), settings.seed), int(settings.per_gpu_batch or 0)
+    for epoch in range(int(settings.epochs or 0)):
+        order.set_epoch(epoch)
+        numbers = list(order)
+        for start in range(0, len(numbers), nodes * batch):
+            of_update = numbers[start : start + nodes * batch]
+            yield [of_update[n : n + batch] for n in range(0, len(of_update), batch)]
+
+
+def ready(data: Data, numbers: Iterable[int]) -> dict[str, Any]:
+    inputs = data.to_device(dict(data.collate(list(numbers))))
+    return {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+
+
+@torch.no_grad()
+def quality(model: nn.Module, data: Data) -> dict[str, float]:
+    """Accuracy and loss on the whole test set."""
+    model.eval()
+    test: Any = data.test
+    numbers = [test[n] for n in range(len(test))]
+    right, loss = 0, 0.0
+    for start in range(0, len(numbers), EVAL_BATCH):
+        inputs = ready(data, numbers[start : start + EVAL_BATCH])
+        output = model(**inputs)
+        right += int((output.logits.argmax(-1) == inputs["labels"]).sum())
+        loss += float(output.loss) * len(inputs["labels"])
+    return {"accuracy": right / len(numbers), "loss": loss / len(numbers)}
+
+
+def run(name: str, script: str, flags: list[str], seed: int, nodes: int) -> dict[str, Any]:
+    settings = parse(script, [*flags, "--seed", str(seed)])
+    load = load_texts if script == "bert" else load_images
+    data = load(settings, nodes)
+    torch.manual_seed(seed)
+    model = models.build(settings, data.labels)
+    model, updates, exchanges = train(RULES[name], data, model, settings, nodes)
+    facts = {"rule": name, "nodes": nodes, "command": [script, *flags], "seed": seed}
+    return {**facts, "updates": updates, "exchanges": exchanges, **quality(model, data)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Each rule beside DDP on the same seeds."""
+    lines = ["| rule | exchanges | accuracy | loss | accuracy, points to DDP (95 %) | seeds |",
+             "|---|--:|--:|--:|--:|--:|"]  # fmt: skip
+    accuracy = {name: of_seeds(rows, name, "accuracy") for name in RULES}
+    for name, rule in RULES.items():
+        if not (own := accuracy[name]):
+            continue
+        exchanges = next(row["exchanges"] for row in rows if row["rule"] == name)
+        losses = statistics.spread(list(of_seeds(rows, name, "loss").values()))
+        beside = statistics.difference(own, accuracy["ddp"]).scaled(100)
+        gain = "" if name == "ddp" or beside.value is None else f"{beside.value:+.2f}"
+        if gain and beside.low is not None and beside.high is not None:
+            gain += f" ({beside.low:+.2f} to {beside.high:+.2f})"
+        mean = statistics.spread(list(own.values())).mean
+        lines.append(
+            f"| {rule.says} | {exchanges} | {mean:.4f} | {losses.mean:.4f} | {gain} | {len(own)} |"
+        )
+    return "\n".join(lines)
+
+
+def of_seeds(rows: list[dict[str, Any]], name: str, measure: str) -> statistics.Repeats:
+    return {row["seed"]: row[measure] for row in rows if row["rule"] == name}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="sync_rules", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="file of results, a line each")
+    parser.add_argument("--rules", default=",".join(RULES), help=f"of {', '.join(RULES)} (all)")
+    parser.add_argument("--seeds", default="2,4,42", help="with commas (2,4,42)")
+    parser.add_argument("--nodes", type=int, default=4, help="replicas (4)")
+    parser.add_argument("--table", action="store_true", help="of the results in the file")
+    parser.add_argument("script", nargs="?", choices=("bert", "vit"))
+    options, flags = parser.parse_known_args(argv)
+    names = options.rules.split(",")
+    if unknown := [name for name in names if name not in RULES]:
+        parser.error(f"--rules {unknown[0]}: expected some of {', '.join(RULES)}")
+    if not options.table and not options.script:
+        parser.error("bert or vit is missing, with its flags")
+    known = read(options.out)
+    if options.table:
+        print(table(known))
+        return 0
+    command = [options.script, *flags]
+    of_this = [row for row in known if (row["command"], row["nodes"]) == (command, options.nodes)]
+    done = {(row["rule"], row["seed"]) for row in of_this}
+    for seed in map(int, options.seeds.split(",")):
+        for name in names:
+            if (name, seed) not in done:
+                row = run(name, options.script, flags, seed, options.nodes)
+                with options.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(json.dumps(row), flush=True)
+    return 0
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
