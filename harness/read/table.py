@@ -53,7 +53,7 @@ class Table:
 
 def chosen(table: Table, names: Sequence[str]) -> Table:
     """These columns, by heading or by the name of the field, in this order; after those that tell
-    the rows apart where none of these is named.
+    the rows apart where none of these is named; the number of runs is none of them.
     """
     at: list[int] = []
     for name in names:
@@ -62,7 +62,7 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
             raise UserError(f"no column {name}: there are {', '.join(table.headings)}")
         at += matching
     telling = [n for n, cells in enumerate(table.columns[: table.keys]) if len({*cells}) > 1]
-    if {*range(table.keys)} & {*at}:
+    if {n for n in range(table.keys) if table.headings[n] != "n"} & {*at}:
         return replace(table.select(at), keys=1)
     return replace(table.select([*telling, *at]), keys=len(telling) or 1)
 

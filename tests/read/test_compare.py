@@ -157,7 +157,7 @@ def test_time_to_a_target_and_misses(tmp_path: Path, compared: Verb) -> None:
     assert "training time to target (s)" in text
     assert "training time to target: B has 0.667 times that of A" in text
     text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target=accuracy=0.75")
-    assert "the target is missed by 0 of 2 runs of A and 1 of 2 of B" in text
+    assert "the target is reached by 2 of 2 runs of A and 1 of 2 of B" in text
     assert "1 of 2 reach it" in text
     assert "time to target" not in compared.in_one_line(tmp_path / "a", tmp_path / "b")
 

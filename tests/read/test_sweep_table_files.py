@@ -249,6 +249,7 @@ def test_columns_are_chosen_by_heading_or_field(small: Path, table: Verb) -> Non
     # What tells the rows apart stands before them, unless one of it was named.
     said = table(small, "--columns", "accuracy")
     assert ["setup", "n", "accuracy"] in [line.split() for line in said.splitlines()]
+    assert "setup" in table(small, "--columns", "n,accuracy")
     for folder in (small, small.parents[1]):
         assert "no column fun: there are " in table.refused(folder, "--columns", "fun")
         assert "expected names" in table.refused(folder, "--columns", "setup,,n")

@@ -64,8 +64,6 @@ NOT_RECORDED = "not recorded on a side"
 class Missed(str):
     """By how many runs a target is reached, where some of a case miss it."""
 
-    __slots__ = ()
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -80,10 +78,8 @@ class Pair:
             values_of(group, measure.name, measure.question) for group in (self.group, self.base)
         )
         if ours and theirs and not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
-            reached = [
-                f"{sum(map(math.isfinite, of.values()))} of {len(of)}" for of in (ours, theirs)
-            ]
-            return Missed(f"reached by {reached[0]} runs, of the baseline by {reached[1]}")
+            own, base = (group.reached(measure.name) for group in (self.group, self.base))
+            return Missed(f"reached by {own} runs, of the baseline by {base}")
         names = refused(self.group, self.base, measure.question)
         if names or not ours or not theirs:
             return f"{NOT_COMPARED} ({', '.join(names) or NOT_RECORDED})"
@@ -309,7 +305,9 @@ def _part(
     what, results = _what(sweep, measure), [of_alike[0].estimate(measure) for of_alike in alike]
     estimates = [each for each in results if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
-        return f"{what}: {listed(dict.fromkeys(map(str, results)), ' or ', MOST_TEXTS)}"
+        few = len(alike) <= FEW_CASES
+        texts = [MISSED if isinstance(each, Missed) and not few else str(each) for each in results]
+        return f"{what}: {listed(dict.fromkeys(texts), ' or ', MOST_TEXTS)}"
     cases, unit = _names_of_cases(sweep, alike), _unit(measure, brief)
     once = _counted_once(len(alike), len(pairs))
     once += "" if brief else _of_pairs(alike, results)

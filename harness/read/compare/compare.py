@@ -174,11 +174,10 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
     measure, (one, other) = row.measure, groups
     estimate = row.estimate
     if estimate is None:
-        missed = [sum(map(math.isinf, values)) for values in row.values]
+        reached = [group.reached(measure.name) for group in groups]
         return (
-            f"{measure.title}: the target is missed by {missed[0]} of {len(row.values[0])} runs of "
-            f"{one.name} and {missed[1]} of {len(row.values[1])} of {other.name}: "
-            "nothing can be computed"
+            f"{measure.title}: the target is reached by {reached[0]} runs of {one.name} and "
+            f"{reached[1]} of {other.name}: nothing can be computed"
         )
     assert estimate.value is not None
     is_equal = f"{other.name} is equal to {one.name}"
@@ -298,7 +297,9 @@ def show(comparison: Comparison) -> None:
     for note in comparison.notes:
         screen.print(note)
     if comparison.rows:
-        table.show(table.Table(HEADINGS, [*map(_cells, comparison.rows)]))
+        table.show(
+            table.Table(HEADINGS, [_cells(row, comparison.groups) for row in comparison.rows])
+        )
         for row in comparison.rows:
             screen.print(sentence(row, comparison.groups))
         screen.print(LEGEND, style="dim")
@@ -315,8 +316,9 @@ def _is_comparable(question: str, verdict: Verdict, groups: tuple[Group, Group])
     return f"comparable{', as far as disturbed runs are' if is_disturbed else ''}"
 
 
-def _cells(row: Row) -> list[str]:
-    measure, means = row.measure, [_mean(row, values) for values in row.values]
+def _cells(row: Row, groups: tuple[Group, Group]) -> list[str]:
+    measure, sides = row.measure, zip(row.values, groups, strict=True)
+    means = [_mean(row, values, group) for values, group in sides]
     # Shares are written as such, and differ by points; samples/s says its unit itself.
     has_unit = bool(measure.unit) and measure.factor == 1 and measure.unit != measure.title
     title = f"{measure.title} ({measure.unit})" if has_unit else measure.title
@@ -326,9 +328,9 @@ def _cells(row: Row) -> list[str]:
     return [title, *means, against, row.interval, judgement(row)]
 
 
-def _mean(row: Row, values: tuple[float, ...]) -> str:
+def _mean(row: Row, values: tuple[float, ...], group: Group) -> str:
     if not all(map(math.isfinite, values)):
-        return f"{sum(map(math.isfinite, values))} of {len(values)} reach it"
+        return f"{group.reached(row.measure.name)} reach it"
     return spread(values, is_rate(row.measure.name)).text(row.measure.form)
 
 

@@ -50,6 +50,11 @@ class Group:
         """The finished runs that never reached the target."""
         return [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
 
+    def reached(self, measure: str) -> str:
+        """By how many of the finished runs, in words; repeats of a seed count each."""
+        count = len(self.finished)
+        return f"{count - len(self.missed(measure))} of {count}"
+
     @property
     def misses_beside_disturbed(self) -> bool:
         """Whether misses leave no time to the target known: not all other times count."""

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"written": files})
     else:
         print(*(f"written: {file}" for file in files), sep="\n")
-        print(f"open {next(file for file in files if file.suffix == '.html')}")
+        print(f"open {files[0]}")
     return 0
 
 

@@ -58,8 +58,8 @@ from harness.read.tables.marks import PART, marks_of
 
 NODE = "node"
 OF_LAST_EPOCH = (
-    "accuracy and all else: of the last epoch, though --save best may have kept the weights of an "
-    "earlier one (best_epoch in summary.json)"
+    "accuracy, f1, eval loss and own metrics: of the last epoch, though --save best may have kept "
+    "the weights of an earlier one (best_epoch in summary.json)"
 )
 
 
