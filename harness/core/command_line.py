@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from harness.core.identity import number
 from harness.core.process import (
+    begin_work,
     complain,
     end_with_parent,
     install_quit_handlers,
@@ -345,6 +346,8 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
         raise SystemExit(show(json.dumps(as_mapping(settings), indent=2), leader))
     if missing := [p for p in NEEDED if importlib.util.find_spec(p) is None]:
         refuse(script, ModuleNotFoundError(name=missing[0]), leader)
+    if own_name and leader:
+        begin_work("loading libraries")  # until start()
     return settings
 
 

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -240,6 +240,23 @@ def working(text: str) -> Iterator[None]:
     finally:
         with suppress(OSError):
             print(CLEARED, end="", file=sys.stderr, flush=True)
+
+
+_begun: list[AbstractContextManager[None]] = []
+
+
+def begin_work(text: str) -> None:
+    """working() from here on, until end_work()."""
+    say_work()
+    _begun.append(working(text))
+    _begun[-1].__enter__()
+
+
+def end_work() -> None:
+    global _says_work
+    while _begun:
+        _begun.pop().__exit__(None, None, None)
+        _says_work = False
 
 
 def report_to_torchrun(line: str) -> None:

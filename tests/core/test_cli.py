@@ -64,6 +64,16 @@ def test_a_terminal_shows_what_is_waited_for(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True).stderr == b""
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_script_says_at_a_terminal_that_it_loads(tmp_path: Path, root: Path) -> None:
+    script = [str(root / "vit.py"), "--tiny", "--epochs", "1", "--save", "none"]
+    said = at_a_terminal(*script, "--o", str(tmp_path))
+    assert said.split(CLEARED)[:2] == ["", "loading libraries ..."] and said.count(CLEARED) == 2
+    refused = at_a_terminal(*script, "--lr", "zero", code=2)
+    assert "loading" not in refused and "--lr" in refused
+
+
 INTERRUPTED = """
 import signal
 from harness.core.process import install_quit_handlers, say_work, working

@@ -28,6 +28,7 @@ from harness.core import attempts
 from harness.core.attempts import larger_is_better, metric_name
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
+from harness.core.process import end_work
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
 from harness.core.records import FINISHED, RunFolder, read_json
 from harness.core.records.disk import check_writable
@@ -298,6 +299,7 @@ def _refuse_changed_inputs(context: Context) -> None:
 
 def start(settings: Settings) -> Lifecycle | None:
     """Open a run; None if it has been finished before."""
+    end_work()
     if not gc.isenabled():  # command_line() disabled it
         gc.freeze()  # what is loaded stays: no collection looks at it again
         gc.enable()
