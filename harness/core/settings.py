@@ -211,7 +211,8 @@ class Settings:
         "(a GPU: from a table of the makers' figures; a CPU: as measured)", identity=False)
     comm_probe: str = flag("auto", "text", "Running",
         "measure once, for ddp and fsdp, what the exchange adds to a step, by a few passes with "
-        "and without it: auto or off", choices=("auto", "off"), identity=False)
+        "and without it, and with --torch_compile what that brings: auto or off",
+        choices=("auto", "off"), identity=False)
     save: str = flag("last", "text", "Running",
         "checkpoints after each epoch, from which an interrupted run resumes: none, the last, or "
         "the last and the best", choices=("none", "last", "best"), identity=False)

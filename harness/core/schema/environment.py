@@ -98,10 +98,13 @@ class ObservedRecord(TypedDict, total=False):
         "with `--torch_compile`: the updates in which it compiled (the first 50 of them); those "
         "after `timing_warmup_steps` are part of the rates"]
     compile_s: Annotated[Seconds,
-        "with `--torch_compile`: how much longer those updates took than the median of the others"]
+        "with `--torch_compile`: how much longer those updates took than the median of the others; "
+        "absent without others"]
     compiled_pass_s: Annotated[Seconds,
-        "with `--torch_compile` and one process: median of three passes forward and backward over "
-        "one batch, after three updates without compiling; absent where two take over 10 s"]
+        "with `--torch_compile` and one process: median of up to three passes forward and backward "
+        "over one batch, after three updates without compiling; absent with `--comm_probe off`, "
+        "where passes are slow (two updates take 10 s), or memory lacks for those that are not "
+        "compiled. On a CPU they are part of peak memory"]
     eager_pass_s: Annotated[Seconds, "likewise, of the same model and batch without compiled code"]
     find_unused_parameters: Annotated[bool,
         "with ddp: whether DDP looks for parameters without a gradient in every update, as it must "

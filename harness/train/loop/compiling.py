@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,8 @@ from transformers import TrainerCallback
 # Passes are timed after so many updates without compiling: each way so often, as long as there is
 # time; the first of each is left out.
 SETTLED, PASSES, LIMIT_S = 3, 3, 10.0
-WORTH_SAYING = 1.02  # times as fast
+NOISE = 1.02  # times as fast: what is less may be none
+FOR_COMPILING = "to compile"  # ends the reason why texts are padded (data/text_layout.py)
 
 
 class Compiled(TrainerCallback):
@@ -27,14 +28,8 @@ class Compiled(TrainerCallback):
 
     MOST_UPDATES = 50  # that are recorded
 
-    @classmethod
-    def added_to(cls, trainer: Any, model: nn.Module) -> Self:
+    def __init__(self, trainer: Any, model: nn.Module) -> None:
         """model: as training uses it."""
-        callback = cls(trainer, model, trainer.model)
-        trainer.add_callback(callback)
-        return callback
-
-    def __init__(self, trainer: Any, model: nn.Module, inner: nn.Module) -> None:
         from torch._dynamo import OptimizedModule
         from torch._dynamo.utils import counters
 
@@ -43,7 +38,7 @@ class Compiled(TrainerCallback):
                 "asked for --torch_compile, but the model that training uses is not compiled: "
                 "refusing to record one as the other"
             )
-        config: Any = getattr(inner, "config", None)
+        config: Any = getattr(trainer.model, "config", None)
         if getattr(config, "problem_type", "") is None:
             # The first pass would find out, and the second be compiled again because of it.
             config.problem_type = "single_label_classification"
@@ -56,8 +51,10 @@ class Compiled(TrainerCallback):
         self.batch: Any = None
         self.settled = 0
         # Of several processes the passes would have to agree, and exchange or compile once more.
-        self.tried = trainer.context.world.size > 1
+        context = trainer.context
+        self.tried = not context.session.alone or context.settings.comm_probe == "off"
         self.pass_s: dict[str, float] = {}
+        trainer.add_callback(self)
 
     def _graphs(self) -> int:
         return int(self.counters["stats"]["unique_graphs"])
@@ -83,10 +80,10 @@ class Compiled(TrainerCallback):
             self.updates.append(state.global_step)
             self.compiling_s.append(took_s)
         else:
-            due = self._is_due
+            due, in_time = self._is_due, 2 * took_s < LIMIT_S
             self.settled += 1
             self.others_s.append(took_s)
-            if due and state.global_step < state.max_steps:
+            if due and in_time and state.global_step < state.max_steps:
                 self._try_both()
         self.batch = None
 
@@ -95,11 +92,16 @@ class Compiled(TrainerCallback):
         self.tried = True
         ways = {"compiled_pass_s": self.model, "eager_pass_s": self.model._orig_mod}
         times: dict[str, list[float]] = {name: [] for name in ways}
-        began_s = time.perf_counter()
+        until_s = time.perf_counter() + LIMIT_S
         with self.trainer.rehearsal():
-            while len(times["eager_pass_s"]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
-                for name, model in ways.items():
-                    times[name].append(self._pass_s(model))
+            try:
+                while len(times["eager_pass_s"]) <= PASSES and time.perf_counter() < until_s:
+                    for name, model in ways.items():
+                        times[name].append(self._pass_s(model))
+            except torch.OutOfMemoryError:  # it may fit compiled alone
+                times["eager_pass_s"] = []
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # what eager passes took is no part of the record
         if len(times["eager_pass_s"]) > 1:
             self.pass_s = {name: statistics.median(each[1:]) for name, each in times.items()}
         self.trainer.observations.checked |= self.observed()
@@ -112,26 +114,26 @@ class Compiled(TrainerCallback):
         return time.perf_counter() - began_s
 
     def observed(self) -> dict[str, Any]:
-        usual_s = statistics.median(self.others_s) if self.others_s else 0.0
-        return {
+        found: dict[str, Any] = {
             "compiled_graphs": self.seen - self.before,
             "compiled_in_updates": self.updates[: self.MOST_UPDATES],
-            "compile_s": max(0.0, sum(self.compiling_s) - len(self.compiling_s) * usual_s),
-            **self.pass_s,
         }
+        if self.others_s:
+            usual_s = len(self.compiling_s) * statistics.median(self.others_s)
+            found["compile_s"] = max(0.0, sum(self.compiling_s) - usual_s)
+        return found | self.pass_s
 
 
-def what_it_brings(observed: Mapping[str, Any], passes: float) -> str | None:
+def what_it_brings(observed: Mapping[str, Any], passes: float) -> str:
     """In a line; passes: forward passes of an epoch."""
-    compile_s, eager_s = observed.get("compile_s"), observed.get("eager_pass_s")
-    if compile_s is None or eager_s is None:
-        return None
-    took, saved_s = f"compiling took {compile_s:.0f} s", eager_s - observed["compiled_pass_s"]
-    gain = eager_s / observed["compiled_pass_s"]
-    padded = "; without it, texts of a batch may not be padded" * ("padding" in observed)
-    if gain < WORTH_SAYING:
-        return f"{took}, and a pass is {gain:.2f} times as fast: it does not pay{padded}"
-    epochs = compile_s / (saved_s * passes)
-    return (
-        f"{took}, and a pass is {gain:.2f} times as fast: it pays after {epochs:.1f} epochs{padded}"
-    )
+    compile_s, compiled_s = observed["compile_s"], observed["compiled_pass_s"]
+    saved_s = observed["eager_pass_s"] - compiled_s
+    gain = observed["eager_pass_s"] / compiled_s
+    pays = "no more than noise"
+    if gain >= NOISE:
+        pays = f"it pays after {compile_s / (saved_s * passes):,.1f} epochs"
+    elif gain <= 1 / NOISE:
+        pays = "it costs time"
+    padded = (observed.get("padding_reason") or "").endswith(FOR_COMPILING)
+    more = "; without it, texts would not be padded, which is not counted" if padded else ""
+    return f"compiling took {compile_s:.0f} s, and a pass is {gain:.2f} times as fast: {pays}{more}"

@@ -192,11 +192,11 @@ class Console(TrainerCallback):
         if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
             parts.append(f"other programs used {others:.0%} of the cores")
         self.screen.print("  " + "  ".join(parts), markup=False)  # names of own metrics
-        passes = state.max_steps / args.num_train_epochs * args.gradient_accumulation_steps
         observed = self.recorder.observations.observed
-        if not self.said_compiling and (line := what_it_brings(observed, passes)):
+        if "eager_pass_s" in observed and not self.said_compiling:
             self.said_compiling = True
-            self.screen.print(f"  {line}")
+            passes = state.global_step / state.epoch * args.gradient_accumulation_steps
+            self.screen.print(f"  {what_it_brings(observed, passes)}")
         many = args.device.type == "cpu" and torch.get_num_threads() > 1
         if others > DISTURBING_SHARE and many and not self.said_threads:
             self.said_threads = True

@@ -284,7 +284,7 @@ class ExactTrainer(Trainer):
         if self.context.checkpoint is not None:
             self.exchange.load(self.context.checkpoint)
         self.parameters = host_overhead.settle(model, self.model)
-        self.compiled = Compiled.added_to(self, model) if self.args.torch_compile else None
+        self.compiled = Compiled(self, model) if self.args.torch_compile else None
         if self.compiled is None:
             verify.observe_dtype(self.model, self.settings, checked)
         return model, loader

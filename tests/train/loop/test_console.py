@@ -25,7 +25,7 @@ def console(folder: Path, **world: int) -> Console:
         folder=RunFolder(folder), recorded_world=World(**world), settings=Settings(script="vit")
     )
     recorder: Any = Recorder()
-    recorder.observations = SimpleNamespace(test_metrics={})
+    recorder.observations = SimpleNamespace(test_metrics={}, observed={})
     return Console(recorder, context)
 
 
