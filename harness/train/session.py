@@ -1,8 +1,8 @@
 """How a process takes part in a run: the contract, and ranks of one process group.
 
 Ranks must act alike, and each may see another disk: gather() and broadcast() are collectives of
-Python objects, and give the value itself where there is no process group. gather() takes what JSON
-holds: over gloo it is one message of each rank to all others (direct.py).
+what JSON holds; a process alone gets its own value. Over gloo they are one message of each rank to
+all others (direct.py).
 """
 
 from __future__ import annotations
@@ -93,7 +93,15 @@ def gather_rows(own: torch.Tensor) -> list[torch.Tensor]:
 
 
 def broadcast(value: Any) -> Any:
-    """Rank 0's value on every rank."""
+    """Rank 0's value on every rank, as JSON holds it: tuples become lists."""
+    if is_alone():
+        return json.loads(json.dumps(value))
+    own = value if dist.get_rank() == 0 else None
+    return gather(own)[0] if _messages() else json.loads(broadcast_object(json.dumps(own)))
+
+
+def broadcast_object(value: Any) -> Any:
+    """Rank 0's value, whatever it is: torch sends its length first, and waits for each."""
     if is_alone():
         return value
     box = [value]

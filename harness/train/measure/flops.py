@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import reduce
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -333,9 +333,9 @@ class Utilisation(EpochMeasure):
         # Rank 0 counts for all: on content it takes time, and ranks share their machine. The peers
         # of hivemind have no process group.
         counts = context.is_rank0 or context.world.size == 1
-        self.work, self.missing = broadcast(
-            self._work(context, model, one_sample) if counts else None
-        )
+        own, why = self._work(context, model, one_sample) if counts else (None, None)
+        numbers, self.missing = broadcast((own and astuple(own), why))
+        self.work = Work(*numbers) if numbers else None
         nodes = _processors(context, model, one_batch)
         self.processor = nodes[0] if nodes else None
         self.peak, self.peak_from = peak_of(context.settings, nodes)

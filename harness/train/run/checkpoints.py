@@ -30,7 +30,7 @@ from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.context import COMPLETE, COMPLETE_UNIX, Context
 from harness.train.manifest import FILES, checksum, damage, write_manifest
-from harness.train.session import barrier, broadcast, gather
+from harness.train.session import barrier, broadcast, broadcast_object, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
 RANDOM = "rng_state_{}.pth"  # of a rank, by the Trainer
@@ -98,10 +98,12 @@ def require_unchanged(folder: RunFolder, fix: str = FIX) -> None:
 
 def usable_checkpoint(folder: Path, world: World) -> Path | None:
     """The last one that is as it was written on every node (a collective); all have it then."""
-    sound = broadcast(_sound_or_why_not(folder) if world.rank == 0 else [])
-    if isinstance(sound, UserError):
-        raise sound
-    hand_out(sound, world)
+    names, problem = broadcast(_sound_or_why_not(folder) if world.rank == 0 else ([], None))
+    if problem is not None:
+        raise UserError(problem)
+    sound = [folder / name for name in names]
+    if sound:
+        hand_out(sound, world)
     while sound:
         last: Path = sound.pop()
         damaged = [name for name in gather(_damaged_here(last, world)) if name]
@@ -118,12 +120,12 @@ def usable_checkpoint(folder: Path, world: World) -> Path | None:
     return None
 
 
-def _sound_or_why_not(folder: Path) -> list[Path] | UserError:
-    """For all ranks: each of them ends with the error."""
+def _sound_or_why_not(folder: Path) -> tuple[list[str], str | None]:
+    """For all ranks: the names of checkpoints, and the error with which each of them ends."""
     try:
-        return sound_checkpoints(folder)
+        return [path.name for path in sound_checkpoints(folder)], None
     except UserError as error:
-        return error
+        return [], str(error)
 
 
 def _damaged_here(checkpoint: Path, world: World) -> str | None:
@@ -317,13 +319,13 @@ def hand_out(checkpoints: list[Path], world: World) -> None:
         files += [(checkpoint / name, written) for name, (_, written) in content]
     manifests = [each / COMPLETE for each in checkpoints if world.rank == 0]
     files += [(manifest, checksum(manifest)) for manifest in manifests]
-    written = broadcast([(file, file.stat().st_mtime, of) for file, of in files])
+    written = broadcast([(str(file), file.stat().st_mtime, of) for file, of in files])
     first = world.local_rank == 0
-    missing = gather([str(f) for f, _, content in written if first and _content(f) != content])
+    missing = gather([f for f, _, content in written if first and _content(Path(f)) != content])
     for file, unix, _ in written:
-        takers = [rank for rank, files in enumerate(missing) if str(file) in files]
+        takers = [rank for rank, files in enumerate(missing) if file in files]
         if takers:
-            _hand(file, unix, takes=world.rank in takers, gives=world.rank == 0)
+            _hand(Path(file), unix, takes=world.rank in takers, gives=world.rank == 0)
     barrier()  # the other ranks of a node read what its first has written
 
 
@@ -343,7 +345,7 @@ def _hand(file: Path, time: float, takes: bool, gives: bool) -> None:
         source = stack.enter_context(file.open("rb")) if gives else None
         draft = stack.enter_context(draft_of(file)) if takes else None
         copy = stack.enter_context(draft.open("wb")) if draft is not None else None
-        while piece := broadcast(source.read(PIECE) if source is not None else b""):
+        while piece := broadcast_object(source.read(PIECE) if source is not None else b""):
             if copy is not None:
                 copy.write(piece)
         if draft is not None and copy is not None:
