@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from harness.core import collectives
 from harness.core.command_line import print_json
 from harness.core.links import rate_of
 from harness.core.process import end_with_parent
@@ -79,7 +81,8 @@ def measure(
     """Every pair of nodes, then an all-reduce of each size, beside the link asked for."""
     began_s = time.perf_counter()
     pairs = measure_pairs(world, device, began_s + budget_s * PAIRS_SHARE)
-    allreduce = measure_allreduce(world, device, dtype, sizes, began_s + budget_s)
+    until_s, takes_s = began_s + budget_s, partial(allreduce_s, pairs, world)
+    allreduce = measure_allreduce(world, device, dtype, sizes, until_s, takes_s)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # training finds the memory as it would without this
     if world.rank != 0:
@@ -96,6 +99,16 @@ def measure(
         "took_s": time.perf_counter() - began_s,
         "warning": warning(asked, pairs),
     }
+
+
+def allreduce_s(pairs: list[dict[str, Any]], world: World, size: int) -> float | None:
+    """What an all-reduce would take over these links; None where one is not known."""
+    if not pairs or any(pair["bandwidth_mbit"] is None for pair in pairs):
+        return None
+    delay_s, rate = (_longest(pairs, "rtt_min_ms") or 0.0) / 2000, rate_of({"pairs": pairs}) or 0.0
+    wire = collectives.Wire(delay_s, rate * 1e6 / 8)
+    shape = collectives.Shape(world.nodes, world.per_node)
+    return collectives.allreduce(dist.get_backend(), size, shape, wire).alone_s
 
 
 def _longest(pairs: list[dict[str, Any]], name: str) -> float | None:

@@ -25,10 +25,11 @@ from harness.core.links import tells_rate
 from harness.core.topology import World
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
-SAMPLES, SAMPLES_S = 3, 1.0  # the median of so many counts; of slow exchanges fewer are made
+SAMPLES, SAMPLES_S = 3, 0.5  # the median of so many counts; of slow exchanges fewer are made
 ALL_PAIRS = 8  # nodes; with more of them each is measured with node 0 alone
 LARGEST_TRANSFER = 2**26  # bytes
 LONG_ENOUGH_S = 0.1  # no larger transfer is made after one that takes this long and 4 round trips
+ENOUGH = 4  # times that an all-reduce is expected to fit: the first may take longer
 ROUND_TRIPS, FEW_ROUND_TRIPS = 20, 3
 ROUND_TRIPS_S = 0.3  # short ones are repeated so long: other programs may take the processors
 # A distant pair needs so many of its round trips for a bandwidth, whatever its share of the time.
@@ -92,14 +93,16 @@ def climb(
     until_s: float,
     is_enough: Callable[[int, float], bool] = lambda size, seconds: False,
     clock: Callable[[], float] = time.perf_counter,
+    first: int = SMALLEST,
 ) -> tuple[int, float] | None:
-    """(size, median seconds) at the target, or at the largest size that fits into the time.
+    """(size, median seconds) at the target, or at the largest size that fits into the time, from
+    the first size on.
 
     once(size) makes one exchange and returns the seconds that count; its whole cost is seen here.
     The first exchange of a size counts only if there is time for no other: it opens TCP's window.
     """
     size, seconds = 0, 0.0
-    larger, cost_s, slope = min(SMALLEST, target), 0.0, 0.0
+    larger, cost_s, slope = min(first, target), 0.0, 0.0
     while larger > size and clock() + cost_s + slope * (larger - size) <= until_s:
         before = size, seconds
         began_s = clock()
@@ -117,9 +120,12 @@ def climb(
 
 
 def measure_allreduce(
-    world: World, device: torch.device, dtype: torch.dtype, sizes: list[int], until_s: float
-) -> list[dict[str, Any]]:
-    """A row per size, on rank 0; the other ranks reduce as much as it announces."""
+    world: World, device: torch.device, dtype: torch.dtype, sizes: list[int], until_s: float,
+    takes_s: Callable[[int], float | None] = lambda size: None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row per size, on rank 0; the other ranks reduce as much as it announces. A size is measured
+    at once where it is known to fit into its time often enough.
+    """
     channel = TensorChannel(device, dtype)
     if world.rank != 0:
         while _reduce(channel, 0) is not None:
@@ -135,7 +141,10 @@ def measure_allreduce(
     for number, target in enumerate(sizes):
         now_s = time.perf_counter()
         share_s = (until_s - now_s) / (len(sizes) - number)
-        size, seconds = climb(once, target, now_s + share_s) or (None, None)
+        expected_s = takes_s(target)
+        fits = expected_s is not None and ENOUGH * expected_s < share_s
+        first = target if fits else SMALLEST
+        size, seconds = climb(once, target, now_s + share_s, first=first) or (None, None)
         algbw = size * 8 / seconds / 1e6 if size and seconds else None
         rows.append({
             "asked_bytes": target,
@@ -238,7 +247,7 @@ def measure_pair(channel: TensorChannel, peer: int, share_s: float, left_s: floa
     until_s = min(opened_s + share_s, began_s + left_s)
     now_s = opened_s
     while len(trips) < FEW_ROUND_TRIPS or (
-        now_s < opened_s + share_s / 8
+        now_s < opened_s + share_s / 16
         and (len(trips) < ROUND_TRIPS or now_s < opened_s + ROUND_TRIPS_S)
     ):
         trips.append(_round_trip(channel, peer))

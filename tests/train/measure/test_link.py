@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.core.collectives import GLOO, Shape, Wire, allreduce
 from harness.core.topology import World, world_of
 from harness.train.measure import link, link_probe
-from harness.train.measure.link import difference, interface, measure, warning
+from harness.train.measure.link import allreduce_s, difference, interface, measure, warning
 from harness.train.measure.link_probe import SAMPLES, SMALLEST, busbw, climb, pairs_of
 from tests.support.ranks import ranks
 
@@ -51,6 +52,23 @@ def test_a_fast_link_is_measured_at_the_size_asked_for() -> None:
     assert fast.sizes[:4] == [SMALLEST, 4 * SMALLEST, 16 * SMALLEST, 64 * SMALLEST]
     assert fast.sizes.count(25_000_000) == 1 + SAMPLES
     assert Link(1000).climb(400, 1.0) == (400, pytest.approx(400 * 8e-9))
+
+
+def test_what_is_known_to_fit_is_measured_at_once() -> None:
+    known = Link(1000)
+    assert known.climb(25_000_000, 4.0, first=25_000_000) == (25_000_000, pytest.approx(0.2))
+    assert known.sizes == [25_000_000] * (1 + SAMPLES)
+
+
+def test_an_all_reduce_is_foreseen_by_the_links_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    pairs, world = [pair(40.0, 80.0), pair(80.0, 200.0)], World(3)
+    expected = allreduce(GLOO, MIB, Shape(3), Wire(0.04, 10e6)).alone_s
+    assert allreduce_s(pairs, world, MIB) == pytest.approx(expected)
+    assert allreduce_s([*pairs, pair(40.0)], world, MIB) is None
+    assert allreduce_s([], World(2), MIB) is None
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.4])
