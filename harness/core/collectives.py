@@ -7,6 +7,7 @@ for its own round trips.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.core.links import Link
@@ -26,6 +27,11 @@ GLOO_SLACK = 0.7
 # that goes the same way; from three on requests and pieces go over different connections, and while
 # one piece is waited for the other passes.
 GLOO_ADDED, GLOO_ADDED_OF_TWO = 0.5, 1.0
+
+# Round trips of gloo's collectives for codes: of all to all, and of each turn of the ring that
+# gathers. From exchanges timed alone between 2, 3 and 4 emulated nodes over 20 to 60 ms, which the
+# form meets within 10 %: two ranks waited 3.1 to 3.4 round trips in all, three 4.0, four 5.6.
+GLOO_TO_ALL, GLOO_TURN = 2.0, 1.2
 
 # torch's PowerSGD sums what it does not compress, then either of its two factors.
 POWERSGD_SUMS = 3
@@ -129,7 +135,8 @@ def coded_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) ->
         return Cost()
     round_s = ring_share(shape.ranks) / 2 * size / wire.bytes_per_s
     to_all_s = on_a_link(size / shape.ranks, shape, of_pairs) / wire.bytes_per_s
-    return Cost(to_all_s + round_s, shape.ranks * wire.round_trip_s)
+    round_trips = GLOO_TO_ALL + GLOO_TURN * (shape.ranks - 1)
+    return Cost(to_all_s + round_s, round_trips * wire.round_trip_s)
 
 
 def direct_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
@@ -161,5 +168,29 @@ def on_a_link(size: float, shape: Shape, of_pairs: bool) -> float:
     return size * shape.per_node * receivers
 
 
+BACKEND = "backend"
 # --exchange without the backend.
 MEANS = {"direct": direct_mean, "all_to_all": all_to_all_mean}
+
+# What --exchange auto takes. Below this round trip a backend's waiting costs less than what direct
+# sends cost the host; and whoever is faster by less than this share may be so by noise.
+FAR_S, WORTH = 0.001, 0.8
+
+
+def ways(
+    backend_s: float, size: float, nodes: int, wire: Wire, of_pairs: bool = False
+) -> dict[str, float]:
+    """Seconds by each way, of which one process of each node sends so many bytes. Where the rate is
+    unknown, all_to_all, which sends the most, is left out.
+    """
+    shape = Shape(nodes)
+    result = {BACKEND: backend_s, "direct": direct_mean(size, shape, wire, of_pairs).alone_s}
+    if nodes > 2 and math.isfinite(wire.bytes_per_s):  # two send each other everything anyway
+        result["all_to_all"] = all_to_all_mean(size, shape, wire, of_pairs).alone_s
+    return result
+
+
+def fastest(expected: Mapping[str, float]) -> str:
+    """The backend, unless another way is expected to take clearly less time."""
+    best = min(expected, key=expected.__getitem__)
+    return best if expected[best] < WORTH * expected[BACKEND] else BACKEND

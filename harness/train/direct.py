@@ -18,14 +18,20 @@ from harness.core.topology import World
 
 BLOCK = 4096  # bytes of a message that arrive in one latency: its length and its beginning
 LENGTH = 8  # bytes of the length
-# Of the group that collectives use too: their messages have numbers of another kind.
-TAG, REST_TAG, ROWS_TAG = 901, 902, 903
+# Of the group of all ranks, where rows have the numbers from 0 on, and what collectives send has
+# numbers of another kind.
+TAG, REST_TAG, ROWS_TAG = 2**31 - 3, 2**31 - 2, 2**31 - 1
 
 
 class Units:
-    """Nodes, or single ranks, and the process groups inside and between them."""
+    """Nodes, or single ranks, and the process groups inside and between them.
 
-    def __init__(self, world: World, scope: str | None) -> None:
+    Connections of the group of all ranks are there, with windows that the link probe has opened: a
+    new group takes eight round trips, and its first exchanges as many more.
+    """
+
+    def __init__(self, world: World, scope: str | None, background: bool = False) -> None:
+        """background: exchanges go on while the training makes others."""
         self.size = world.per_node if scope == "node" else 1  # ranks of a unit
         self.count = world.size // self.size
         self.index = world.rank // self.size
@@ -34,9 +40,12 @@ class Units:
         self.inside = self.between = None
         if self.count == 1:
             return
-        # new_group is collective: every rank creates every group, in the same order. The group
-        # between units is a new one even if it holds all ranks, so that an exchange in the
-        # background cannot block other collectives.
+        if self.size == 1 and not background and dist.get_backend() == "gloo":
+            self.between = dist.group.WORLD
+            return
+        # new_group is collective: every rank creates every group, in the same order. Between units
+        # it is a new one even if it holds all ranks, so that an exchange in the background cannot
+        # block other collectives.
         if self.size > 1:
             for leader in range(0, world.size, self.size):
                 group = dist.new_group(list(range(leader, leader + self.size)))

@@ -9,13 +9,15 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.core.collectives import (
+    BACKEND,
+    FAR_S,
     GLOO,
     Shape,
     Wire,
-    all_to_all_mean,
     allreduce,
     coded_mean,
-    direct_mean,
+    fastest,
+    ways,
 )
 from harness.core.links import least_rate_of
 from harness.core.strategies import GRADIENT_CODES, SENT_DIRECTLY, STRATEGIES, is_apart
@@ -24,12 +26,6 @@ from harness.train.context import HALF_PRECISION, Context
 from harness.train.session import broadcast
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.coded import CODECS
-
-BACKEND = "backend"
-# Below this round trip a backend's waiting costs less than what direct sends cost the host.
-FAR_MS = 1.0
-# Whoever is faster by less than this may be so by noise: the backend is taken.
-WORTH = 0.8
 
 
 def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def _before(context: Context) -> dict[str, Any] | None:
 
 
 def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
-    far = link is not None and (link["rtt_min_ms"] or 0.0) >= FAR_MS
+    far = link is not None and (link["rtt_min_ms"] or 0.0) >= 1000 * FAR_S
     if link is None or not far or dist.get_backend() != "gloo" or not link["allreduce_s"]:
         return {"exchange": BACKEND}
     settings = context.settings
@@ -81,9 +77,7 @@ def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
         share = CODECS[settings.compress].bits / 32
     size = share * link["gradient_bytes"] / (settings.fragments or 1)
     expected = estimates(link, context.world, size, coded, apart)
-    best = min(expected, key=expected.__getitem__)
-    worth = expected[best] < WORTH * expected[BACKEND]
-    return {"exchange": best if worth else BACKEND, "exchange_estimates_s": expected}
+    return {"exchange": fastest(expected), "exchange_estimates_s": expected}
 
 
 def estimates(
@@ -92,8 +86,7 @@ def estimates(
     """Seconds by way, of so many bytes, at the delay and the rate of the slowest pair. One process
     of each node sends; of the backend all do, unless nodes train apart.
 
-    Where nothing tells the rate, bytes cost nothing, and all_to_all, which sends the most of them,
-    is left out.
+    Where nothing tells the rate, bytes cost nothing.
     """
     rate = link["bandwidth_mbit"] or least_rate_of(link)
     wire = Wire(link["rtt_min_ms"] / 2000, (rate or math.inf) * 1e6 / 8)
@@ -106,7 +99,4 @@ def estimates(
         measured_s = allreduce(GLOO, link["allreduce_bytes"], processes, wire).alone_s
         form_s = allreduce(GLOO, size, nodes if apart else processes, wire).alone_s
         backend_s = max(wire.delay_s, form_s * link["allreduce_s"] / measured_s)
-    result = {BACKEND: backend_s, "direct": direct_mean(size, nodes, wire, of_pairs).alone_s}
-    if world.nodes > 2 and rate:  # two send each other everything in any case
-        result["all_to_all"] = all_to_all_mean(size, nodes, wire, of_pairs).alone_s
-    return result
+    return ways(backend_s, size, world.nodes, wire, of_pairs)

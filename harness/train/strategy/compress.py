@@ -24,7 +24,7 @@ from harness.core.settings import UserError
 from harness.core.strategies import GRADIENT_CODES
 from harness.train.context import COMPLETE, HALF_PRECISION, Context
 from harness.train.measure.communication import uncompiled
-from harness.train.session import broadcast, gather
+from harness.train.session import broadcast_object, gather
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.coded import CODECS, Coded, GradientRow
 from harness.train.strategy.direct_allreduce import DirectGradients, coded_mean
@@ -70,8 +70,11 @@ class DdpExchange(Exchange):
 
     def _attach_coded(self, ddp: Any, trained: list[nn.Parameter]) -> None:
         self.memory = Coded(CODECS[self.kind])
-        alone = self.context.world.size == 1
-        begin = _nothing if alone else coded_mean(self.memory, self.way, dist.new_group()).begin
+        begin: Callable[..., Any] = _nothing
+        if self.context.world.size > 1:
+            # DDP has collectives of its own in the group of all ranks.
+            group = dist.new_group() if self.way == "backend" else dist.group.WORLD
+            begin = coded_mean(self.memory, self.way, group).begin
         coded = GradientRow(trained, begin, f" in {self.kind} by {self.way}")
         ddp.register_comm_hook(coded, coded.hook)
 
@@ -110,7 +113,7 @@ class DdpExchange(Exchange):
                 "had this rank, or use --rerun"
             )
         state = _mean_state(folder, self.kind) if world.rank == 0 else None
-        self.memory.load_state_dict(broadcast(state))
+        self.memory.load_state_dict(broadcast_object(state))
 
 
 def _nothing(row: torch.Tensor, again: bool) -> Callable[[], None]:

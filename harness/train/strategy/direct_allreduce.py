@@ -10,6 +10,7 @@ Of nodes with several ranks one each exchanges, what it has added up for its nod
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from harness.train.direct import Direct, Units
 from harness.train.strategy.coded import Coded, CollectiveMean
 
 ALL_TO_ALL = "all_to_all"  # of --exchange
+NUMBERS = 1 << 16  # of messages: two for each slot
 Parts = dict[int, torch.Tensor]  # by the rank that sends them
 Receives = tuple[Parts, list[Any]]  # the buffers, and the pending receives into them
 
@@ -59,9 +61,12 @@ class Plain:
 class DirectAllreduce(Direct):
     """Means over the ranks of a group, several at a time: every rank begins the same ones.
 
-    The group must serve nothing else: a receive that was posted for a row that never came would
-    take the message of another operation.
+    No other operation of the group may use the numbers of its slots: a receive that was posted for
+    a row that never came would take the message. So those of the group of all ranks, of which a
+    process may make several one after the other, have numbers of their own.
     """
+
+    of_all_ranks = itertools.count()  # the same on each of them
 
     def __init__(
         self, group: Any, form: Plain | Coded | None = None, all_to_all: bool = False
@@ -71,6 +76,8 @@ class DirectAllreduce(Direct):
                 f"--exchange direct sends through gloo, and this run has {backend}: leave it out"
             )
         super().__init__(group)
+        is_world = group is dist.group.WORLD
+        self.first_number = next(self.of_all_ranks) * NUMBERS if is_world else 0
         self.form = form or Plain(self.ranks)
         self.all_to_all = all_to_all or self.ranks <= 2
         self.parts = 1 if self.all_to_all else self.ranks
@@ -94,11 +101,12 @@ class DirectAllreduce(Direct):
         assert all(part.shape == own.shape for part in received.values())
         if again:
             self.posted[slot] = self._post_receives(own, slot)
-        sends = [self.send(parts[to], to, 2 * slot) for to in self.others]
+        number = self.first_number + 2 * slot
+        sends = [self.send(parts[to], to, number) for to in self.others]
         # A sum may overwrite the part that this rank has sent for it: whoever returns the sum has
         # received the part.
         returned = [] if self.all_to_all else self.others
-        sums = [self.receive(parts[of], of, 2 * slot + 1) for of in returned]
+        sums = [self.receive(parts[of], of, number + 1) for of in returned]
 
         def finish() -> None:
             self.wait(receives)
@@ -112,7 +120,7 @@ class DirectAllreduce(Direct):
                 row.copy_(mean.view(-1)[: len(row)])
                 return
             own.copy_(self.form.encode_mean(mean, slot))
-            sends.extend(self.send(own, to, 2 * slot + 1) for to in self.others)
+            sends.extend(self.send(own, to, number + 1) for to in self.others)
             self.wait([*sums, *sends])
             row.copy_(self.form.decode(wire).view(-1)[: len(row)])
 
@@ -121,7 +129,8 @@ class DirectAllreduce(Direct):
     def _post_receives(self, own: torch.Tensor, slot: int) -> Receives:
         """The others' parts are each as large as this rank's own."""
         parts = self.spare.pop(slot, None) or {of: torch.empty_like(own) for of in self.others}
-        return parts, [self.receive(part, of, 2 * slot) for of, part in parts.items()]
+        number = self.first_number + 2 * slot
+        return parts, [self.receive(part, of, number) for of, part in parts.items()]
 
 
 def coded_mean(form: Coded, way: str, group: Any) -> CollectiveMean | DirectAllreduce:
@@ -177,7 +186,7 @@ class DirectGradients:
             self.mean = NodeMean(Units(world, "node"), sent_as, way == ALL_TO_ALL)
         else:
             form = Plain(world.size, sent_as)
-            self.mean = DirectAllreduce(dist.new_group(), form, way == ALL_TO_ALL)
+            self.mean = DirectAllreduce(dist.group.WORLD, form, way == ALL_TO_ALL)
         self.exchanges = 0
 
     def hook(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations

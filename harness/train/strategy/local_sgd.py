@@ -153,7 +153,7 @@ class ReplicaExchange(Exchange):
         settings = self.context.settings
         self.every = int(settings.sync_every or 1)
         self.first = int(settings.sync_first or 0)  # updates made together before the others
-        self.replicas = Units(self.context.world, settings.sync_scope)
+        self.replicas = Units(self.context.world, settings.sync_scope, bool(settings.overlap))
         ddp = uncompiled(model)
         self.weights = FlatWeights((p for p in ddp.parameters() if p.requires_grad), self.fragments)
         if self.weights.size < self.fragments:
