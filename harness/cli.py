@@ -43,7 +43,7 @@ from harness.core.process import (
 from harness.core.records.disk import one_line
 from harness.core.refused import MEANT, REFUSED
 from harness.core.settings import UserError, nearest
-from harness.core.strategies import SENT_DIRECTLY
+from harness.core.strategies import EXCHANGES
 
 LONG_USAGE = 300  # characters
 FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -146,7 +146,7 @@ def table(parser: Parser) -> None:
     add("folder", nargs="?", default="outputs", type=Path, metavar="FOLDER",
         help=f"of runs or of a sweep (outputs); {PART}")
     add("--write", action="store_true", help="also write a sweep's table.md, table.csv, runs.csv")
-    columns = "show these and what tells rows apart, by heading or field: accuracy,samples/s"
+    columns = "only these, by heading or field (accuracy,samples/s); first what tells rows apart"
     add("--columns", type=column_names, metavar="A,B,...", help=columns)
     add("--latex", action="store_true", help="print it for LaTeX, with booktabs")
 
@@ -269,7 +269,7 @@ def predict(parser: Parser) -> None:
     add("--batch", type=integer, help="samples per process and forward pass (the largest measured)")
     add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
     add("--compress", default="none", help="bf16, int8 or int4; with ddp also fp16, powersgd")
-    add("--exchange", type=one_of("backend", *SENT_DIRECTLY), default="backend", help="as of a run")
+    add("--exchange", type=one_of(*EXCHANGES), default="auto", help="as of a run (auto)")
     add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")
     add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
     scopes = one_of("node", "rank")

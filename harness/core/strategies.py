@@ -95,6 +95,7 @@ STRATEGIES = _Strategies({
 GRADIENT_CODES = ("int8", "int4")
 # Ways of --exchange without the backend.
 SENT_DIRECTLY = ("direct", "all_to_all")
+EXCHANGES = ("auto", "backend", *SENT_DIRECTLY)
 # Flags that mean something with some strategies only.
 OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
 

@@ -90,6 +90,9 @@ def test_exchanges_overlap_by_hand() -> None:
     assert last_end([], [], 1) == 0
 
 
+SENT = {("ddp", "powersgd"): 0.01}
+
+
 def exposed_s(shape: Shape | None = None, model: Model = MODEL, **more: object) -> float:
     plan = Scenario(shape or Shape(2), 16, FAR, **more)  # type: ignore[arg-type]
     return predict(model, plan).parts[EXCHANGE]
@@ -104,7 +107,7 @@ def test_what_makes_a_slow_link_bearable() -> None:
     )
     assert exposed_s(strategy="diloco", overlap=100, sync_every=200) == 0
     assert exposed_s(compress="bf16") < exposed_s()
-    coded_s = (0.25 + 1 / 1024) * 4 * MB / 25e6 + 2 * 0.04
+    coded_s = (0.25 + 1 / 1024) * 4 * MB / 25e6 + 3.2 * 0.04
     assert exposed_s(strategy="diloco", sync_every=9, compress="int8") == pytest.approx(coded_s / 9)
 
 
@@ -135,6 +138,30 @@ def test_connections_rest_between_exchanges_that_are_rare() -> None:
     for updates, often in ((352, 16), (375, 16), (380, 17)):
         halves_s = exposed_s(strategy="diloco", sync_every=50, updates=updates, fragments=2)
         assert halves_s == pytest.approx(often * half_s / updates), updates
+
+
+@pytest.mark.parametrize(
+    ("more", "way"),
+    [
+        ({}, "direct"),
+        ({"strategy": "diloco", "sync_every": 9}, "direct"),
+        ({"strategy": "ddp", "compress": "int8"}, "direct"),
+        ({"compress": "powersgd", "model": replace(MODEL, payloads=SENT)}, "backend"),
+        ({"shape": Shape(4)}, "direct"),
+        ({"shape": Shape(4), "wire": Wire(0.2, 25e6)}, "all_to_all"),
+        ({"wire": Wire(0.0001, 25e6)}, "backend"),
+        ({"model": replace(MODEL, backend=NCCL)}, "backend"),
+        # All processes of a node would send.
+        ({"shape": Shape(2, 2), "strategy": "diloco", "sync_scope": "rank"}, "backend"),
+    ],
+)
+def test_auto_is_what_a_run_would_take(more: dict[str, Any], way: str) -> None:
+    model = more.pop("model", MODEL)
+    given = {"shape": Shape(2), "wire": FAR, "emulated": True, **more}
+    plan = Scenario(batch=16, exchange="auto", **given)
+    found = predict(model, plan)
+    assert found.plan.exchange == way
+    assert found.step_s == predict(model, replace(plan, exchange=way)).step_s
 
 
 def test_a_kernel_may_keep_the_windows_of_connections_that_rest() -> None:
@@ -231,14 +258,14 @@ def test_emulated_nodes_have_a_link_for_each_pair() -> None:
 
 
 def test_codes_follow_the_backward_pass() -> None:
-    """One row of 4.125 or 8 bits a number and their scales: two round trips of two ranks, or one
+    """One row of 4.125 or 8 bits a number and their scales: 3.2 round trips of two ranks, or one
     delay if they send directly.
     """
     assert {name: CODECS[name].bits / 32 for name in CODECS} == {
         name: WIRE_SHARES[name] for name in ("bf16", "int8", "int4")
     }
     row_s = (0.125 + 1 / 256) * 4 * MB / 25e6
-    assert exposed_s(compress="int4") == pytest.approx(row_s + 2 * 0.04)
+    assert exposed_s(compress="int4") == pytest.approx(row_s + 3.2 * 0.04)
     assert exposed_s(compress="int4", exchange="direct") == pytest.approx(row_s + 0.02)
     found_s = exposed_s(strategy="diloco", sync_every=9, compress="int4", exchange="direct")
     assert found_s == pytest.approx((row_s + 0.02) / 9)

@@ -164,7 +164,8 @@ def test_each_compression_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
     timed(records, 16, 2, 1, link=measured(20, 200, 1.5))
-    out = predicted(str(records), "--setup", "4_2", *FAR, "--batch", "16", "--epochs", "3")
+    by_gloo = (*FAR, "--exchange", "backend")
+    out = predicted(str(records), "--setup", "4_2", *by_gloo, "--batch", "16", "--epochs", "3")
     for words in (
         "10 ms + 1 ms a sample, over batches 8, 16, 32", "residuals by batch", "8: +1.0%",
         "each more process on a machine slows all by 10.0%", "gradient: 4 MB",
@@ -174,8 +175,11 @@ def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
         assert words in out, words
     assert "interval unknown: no spread of all-reduces" in out
     timed(records, 16, 2, 1, link=measured(20, 200, 1.6), seed=2)
-    out = predicted(str(records), "--setup", "4_1", *FAR)
+    out = predicted(str(records), "--setup", "4_1", *by_gloo)
     assert re.search(r"95 % interval [\d,.]+ ms to [\d,.]+ ms", out)
+    # What a run would take by itself.
+    out = predicted(str(records), "--setup", "4_1", *FAR)
+    assert "4_1 ddp direct, batch" in out and "note: --exchange direct, by a closed form" in out
 
 
 def test_an_update_of_more_samples_than_there_are_is_said(records: Path, predicted: Verb) -> None:
@@ -285,7 +289,7 @@ def test_a_run_with_fewer_updates_than_a_period_is_said(root: Path, predicted: V
 
 def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted: Verb) -> None:
     file = records / "link.json"
-    words = [str(records), "--setup", "2_2", *FAR]
+    words = [str(records), "--setup", "2_2", *FAR, "--exchange", "backend"]
     told = predicted.in_one_line(*words)
     start = "torchrun --nnodes=2 --node_rank=RANK_OF_THIS_NODE --master_addr=ADDRESS_OF_NODE_0"
     start += " --nproc_per_node=2"
@@ -312,7 +316,8 @@ def test_what_emulated_nodes_print_of_a_link_is_read(records: Path, predicted: V
     link = {**measured(20, 200, 1.0), "nodes": 2, "processes_per_node": 1, "backend": GLOO,
             "allreduce": [{"bytes": GRADIENT, "s": 0.4}]}  # fmt: skip
     lines = [*json.dumps(link, indent=2).splitlines(), "no time in 60 s for an all-reduce"]
-    file, words = records / "link.json", (str(records), "--setup", "2_1", *FAR)
+    file = records / "link.json"
+    words = (str(records), "--setup", "2_1", *FAR, "--exchange", "backend")
     file.write_text("".join(f"[node0] {line}\n" for line in ["one moment", *lines]))
     assert "note: all-reduce over this link was measured, at 4 MB" in predicted(*words)
     file.write_text(file.read_text().replace("]", "", 99))
@@ -361,7 +366,7 @@ def test_two_nodes_of_others_from_their_one_gpu(tmp_path: Path, predicted: Verb)
     (["--setup", "3_1", "--link", "2+1:within=lan:between=continent"], "give the slowest"),
     (["--setup", "2_1", "--link", "20"], "expected none, 20ms"),
     (["--setup", "2_1", *FAR, "--fragments", "3"], "must divide --sync_every"),
-    (["--setup", "2_1", *FAR, "--exchange", "post"], "expected one of backend, direct"),
+    (["--setup", "2_1", *FAR, "--exchange", "post"], "expected one of auto, backend, direct"),
     (["--setup", "2_1", *FAR, "--batch", "0"], "--batch 0: must be at least 1"),
     (["--setup", "2_1", *FAR, "--sharing", "2"], "a share, 0 to 1"),
     (["--setup", "2_1", *FAR, "--cost_per_gpu_hour", "free"], "hour free: expected a number"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.artist import Artist
 
-from harness.core.collectives import Shape, wire_of
+from harness.core.collectives import MEANS, Shape, wire_of
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
 from harness.core.settings import UserError, parse_setup
@@ -232,13 +232,17 @@ def prediction_lines(
 
 
 def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
-    sizes = prediction.correction.sizes
+    sizes, plan = prediction.correction.sizes, prediction.plan
+    if plan.exchange in MEANS:
+        return (
+            f"note: --exchange {plan.exchange}, by a closed form, of which measured all-reduces of "
+            "the backend say nothing"
+        )
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
         return f"note: all-reduce over this link was measured, at {measured} MB"
     if sizes:
         return "note: this link was not measured: the closed form, corrected as over other links"
-    plan = prediction.plan
     start = start_on(plan.shape.nodes, plan.shape.per_node, plan.emulated, str(link))
     return (
         "note: no all-reduce was measured: the closed form alone; measure the link with "

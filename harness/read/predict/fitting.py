@@ -456,10 +456,11 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
 
 
 def _restarts(runs: Iterable[Run]) -> bool:
-    """Whether TCP begins again slowly after a rest: unless all runs whose records say it have a
-    kernel that does not.
+    """Whether TCP begins again slowly after a rest: unless all runs over nodes whose records say it
+    have a kernel that does not; of runs of one node where there are no others.
     """
-    known = [tcp for run in runs if (tcp := run.environment.get("tcp"))]
+    told = [(shape_of(run).nodes, tcp) for run in runs if (tcp := run.environment.get("tcp"))]
+    known = [tcp for nodes, tcp in told if nodes > 1] or [tcp for _, tcp in told]
     return not known or any(
         tcp["slow_start_after_idle"] and not tcp["congestion_control"].startswith("bbr")
         for tcp in known

@@ -14,17 +14,22 @@ from typing import Any
 import numpy as np
 
 from harness.core.collectives import (
+    BACKEND,
+    FAR_S,
+    GLOO,
     MEANS,
     Cost,
     Shape,
     Wire,
     allreduce,
     coded_mean,
+    fastest,
     powersgd_mean,
+    ways,
 )
 from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import GRADIENT_CODES, STRATEGIES
+from harness.core.strategies import GRADIENT_CODES, STRATEGIES, chooses_exchange
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
 from harness.read.predict.exchange import Correction, Reduction
@@ -41,6 +46,7 @@ WIRE_SHARES = {
     "int8": 0.25 + 1 / 1024,
     "int4": 0.125 + 1 / 256,
 }
+AUTO = "auto"
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 APART = ("local_sgd", "diloco")
 
@@ -208,7 +214,11 @@ class Prediction:
 
 
 def predict(model: Model, plan: Scenario) -> Prediction:
-    """UserError where the model does not determine it."""
+    """UserError where the model does not determine it. --exchange auto is the way that it takes."""
+    if plan.exchange == AUTO:
+        plan = replace(plan, exchange=BACKEND)
+        check(model, plan)
+        plan = replace(plan, exchange=chosen_way(model, plan))
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
     slower = 1 + (model.sharing or 0.0) * (neighbours(plan) - 1)
@@ -224,6 +234,22 @@ def predict(model: Model, plan: Scenario) -> Prediction:
     low_s, high_s = (None, None) if half_s is None else (max(0.0, step_s - half_s), step_s + half_s)
     samples = effective_batch(plan.batch, model.grad_acc, plan.shape.ranks)
     return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, factors)
+
+
+def chosen_way(model: Model, plan: Scenario) -> str:
+    """What a run with --exchange auto would take, as the model knows the link."""
+    leaves_a_choice = chooses_exchange({**vars(plan), "setup": str(plan.shape)})
+    if not leaves_a_choice or model.backend != GLOO or plan.wire.round_trip_s < FAR_S:
+        return BACKEND
+    size, nodes = model.payload(plan) / plan.fragments, Shape(plan.shape.nodes)
+    if plan.compress in GRADIENT_CODES or (plan.strategy in APART and plan.compress != "none"):
+        backend_s = coded_mean(size, nodes, plan.wire, plan.emulated).alone_s
+    else:
+        shape = nodes if plan.strategy in APART else plan.shape
+        factors = exchange.correction(model.table, model.backend, shape, plan.wire)
+        form_s = allreduce(GLOO, size, shape, plan.wire).alone_s
+        backend_s = max(plan.wire.delay_s, factors.at(size) * form_s)
+    return fastest(ways(backend_s, size, nodes.nodes, plan.wire, plan.emulated))
 
 
 def check(model: Model, plan: Scenario) -> None:
