@@ -1,4 +1,4 @@
-"""Adding up over a link: gloo's own all-reduce against --exchange direct, and what is possible.
+"""Adding up over a link: gloo's own all-reduce, --exchange direct and all_to_all, and the floor.
 
     python -m benchmarks.exchange                            two nodes, six links: six minutes
     python -m benchmarks.exchange --nodes 4 --links 40ms/1000mbit
@@ -7,13 +7,13 @@
     python -m benchmarks.exchange --training --caps 0,1,200 -- --model vit-tiny-patch32
     python -m benchmarks.exchange --messages --nodes 4 --links 40ms/50mbit
 
-A link's delay is one way. Both ways take turns in the same processes. A row of a size is added up
+A link's delay is one way. All ways take turns in the same processes. A row of a size is added up
 again and again, and one time is that of all of them divided by their number: who begins late makes
 the others wait. With --training the steps of vit.py --tiny are timed, with what follows -- added;
---caps are DDP's sizes of buckets in MB, 0 for its own. What is possible: the bytes between two
-nodes at the rate of their link, which emulated nodes share with no others, and one delay for two
-nodes, two for more. With --messages each rank tells all others something, as rows of a record are
-told, by torch's all_gather_object and by gather(); then one delay is possible for any number.
+--caps are DDP's sizes of buckets in MB, 0 for its own. What is possible, the floor: one delay and
+all bytes to each other node, or two delays and a part of them, whichever is shorter, at the rate of
+a link that emulated nodes share with no others. With --messages each rank tells all others
+something, as rows of a record are told, by torch's all_gather_object and by gather().
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARK = "exchange: "
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
 MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
-WAYS = ("backend", "direct")
+WAYS = ("backend", "direct", "all_to_all")  # the last one is the second, of two nodes
 LONG_S = 1.5  # for one way and size in one round, if one exchange does not take longer
 Found = dict[str, list[float]]
 Once = Callable[[bool], None]  # whether it is done again
@@ -95,12 +95,13 @@ def measured(link: str, options: argparse.Namespace) -> Found:
 
 
 def ideal_s(size: int, nodes: int, link: str) -> float | None:
-    """A part and a sum, or all of it, to each node over its own link, and the delays."""
+    """To each node over its own link all of it, or a part and then a sum."""
     if link == "loopback":
         return None
     of = link_of(link).between(0, 1)
-    sending_s = 2 / nodes * size * 8e-6 / of.rate_mbit if of.rate_mbit else 0.0
-    return sending_s + of.delay_ms / 1000 * (1 if nodes == 2 else 2)
+    sending_s = size * 8e-6 / of.rate_mbit if of.rate_mbit else 0.0
+    delay_s = of.delay_ms / 1000
+    return min(delay_s + sending_s, 2 * delay_s + 2 / nodes * sending_s)
 
 
 def told_s(size: int, nodes: int, link: str) -> float | None:
@@ -116,20 +117,21 @@ Ideal = Callable[[int, int, str], float | None]
 
 def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: Ideal) -> list[str]:
     """Medians over the rounds."""
+    ways = [way for way in WAYS if any(f"{way} {sizes[0]}" in by for by in found.values())]
+    heads = [f"{'gloo' if way == 'backend' else way}, ms" for way in ways]
     lines = [
-        f"| {nodes} nodes, link one way | bytes | gloo, ms | direct, ms | times as fast | "
-        "possible, ms |",
-        "|---|--:|--:|--:|--:|--:|",
+        f"| {nodes} nodes, link one way | bytes | {' | '.join(heads)} | direct: times as fast "
+        "| possible, ms | fastest / possible |",
+        f"|---|--:|{'--:|' * (len(ways) + 3)}",
     ]
     for link, by in found.items():
         for size in sizes:
-            theirs, ours = by[f"backend {size}"], by[f"direct {size}"]
+            medians = [statistics.median(by[f"{way} {size}"]) for way in ways]
             ideal = ideal_of(size, nodes, link)
-            lines.append(
-                f"| {link} | {size:,} | {_ms(statistics.median(theirs))} "
-                f"| {_ms(statistics.median(ours))} | {_ratio(theirs, ours)} "
-                f"| {'' if ideal is None else _ms(ideal)} |"
-            )
+            least = ["", ""] if ideal is None else [_ms(ideal), f"{min(medians) / ideal:.2f}"]
+            ratio = _ratio(by[f"backend {size}"], by[f"direct {size}"])
+            cells = [link, f"{size:,}", *map(_ms, medians), ratio, *least]
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -196,8 +198,9 @@ def added_up(options: argparse.Namespace) -> Found:
     from harness.train.strategy.direct_allreduce import DirectAllreduce
 
     dist.init_process_group("gloo")
-    direct = DirectAllreduce(dist.new_group())
     nodes, found = dist.get_world_size(), Found()
+    direct = DirectAllreduce(dist.new_group())
+    everything = DirectAllreduce(dist.new_group(), None, True)
     for slot, size in enumerate(SIZES):
         row = torch.zeros(size // 4)
 
@@ -207,7 +210,11 @@ def added_up(options: argparse.Namespace) -> Found:
         def directly(again: bool, row: torch.Tensor = row, slot: int = slot) -> None:
             direct.begin(row, slot, again)()
 
-        _in_turn(found, size, (by_backend, directly), ideal_s(size, nodes, options.link), options)
+        def to_all(again: bool, row: torch.Tensor = row, slot: int = slot) -> None:
+            everything.begin(row, slot, again)()
+
+        ways = (by_backend, directly, to_all)[: min(nodes, 3)]
+        _in_turn(found, size, ways, ideal_s(size, nodes, options.link), options)
     return found
 
 
@@ -216,7 +223,7 @@ def _in_turn(
 ) -> None:
     often = _often(ideal)
     for number in range(-1, options.rounds):
-        for way, once in zip(WAYS, ways, strict=True):
+        for way, once in zip(WAYS, ways, strict=False):
             seconds = _each_s(once, often if number >= 0 else 1)
             if number >= 0:
                 found.setdefault(f"{way} {size}", []).append(seconds)
@@ -241,7 +248,7 @@ def trained(options: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(-1, options.rounds):
             for cap in options.caps.split(","):
-                for way in WAYS:
+                for way in WAYS[:2]:
                     flags = [f"--exchange={way}", "--epochs=1", *options.flags]
                     flags += [] if cap == "0" else [f"--ddp_bucket_cap_mb={cap}"]
                     rows = train(f"{folder}/{number}", flags)

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from harness.core.command_line import parse
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from harness.read import statistics
 from harness.train.data import models
 from harness.train.data.images import load_images
@@ -100,7 +100,7 @@ class Replica:
 
     def put(self, weights: torch.Tensor) -> None:
         with torch.no_grad():
-            vector_to_parameters(weights, self.parameters)
+            vector_to_parameters(weights.clone(), self.parameters)  # which become views of it
 
     def twin(self) -> Replica:
         """Another one with the same weights and moments."""
@@ -149,7 +149,7 @@ def average_moments(optimizers: list[Any]) -> None:
 def train(
     rule: Rule, data: Data, model: nn.Module, settings: Settings, nodes: int
 ) -> tuple[nn.Module, int, int]:
-    """The model at the end, its updates, and the exchanges that training apart took."""
+    """The model at the end, its updates, and how often it exchanged."""
     batches = list(parts(data, settings, nodes))
     updates, lr = len(batches), float(settings.lr or 0)
     first = updates if rule.every is None else updates // rule.first if rule.first else 0
@@ -214,6 +214,8 @@ def quality(model: nn.Module, data: Data) -> dict[str, float]:
 
 def run(name: str, script: str, flags: list[str], seed: int, nodes: int) -> dict[str, Any]:
     settings = parse(script, [*flags, "--seed", str(seed)])
+    if settings.trainer or settings.grad_acc != 1 or settings.precision != "fp32":
+        raise UserError("flags of the Trainer, --grad_acc and --precision have no effect here")
     load = load_texts if script == "bert" else load_images
     data = load(settings, nodes)
     torch.manual_seed(seed)
@@ -264,7 +266,12 @@ def main(argv: list[str]) -> int:
         parser.error("bert or vit is missing, with its flags")
     known = read(options.out)
     if options.table:
-        print(table(known))
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for row in known:
+            kind = f"{row['nodes']} replicas of {' '.join(row['command'])}"
+            kinds.setdefault(kind, []).append(row)
+        for kind, of_kind in kinds.items():
+            print(f"{kind}:\n\n{table(of_kind)}\n")
         return 0
     command = [options.script, *flags]
     of_this = [row for row in known if (row["command"], row["nodes"]) == (command, options.nodes)]

@@ -10,36 +10,19 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from harness.core.command_line import parse
 from harness.core.records import read_json, read_rows
-from tests.support.ranks import Done, ran, script
+from tests.support.benchmarked import benchmark, cells, run_benchmark
+from tests.support.ranks import ran, script
 
 GPU_SH = ["bash", "benchmarks/gpu.sh"]
 # What torchrun sets for one process on one node.
 LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 TWO_NODES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-
-
-def run_benchmark(name: str, argv: list[str]) -> int:
-    module: Any = __import__(f"benchmarks.{name}", fromlist=["main"])
-    return int(module.main(argv))
-
-
-def benchmark(name: str, *argv: str) -> Done:
-    done = ran(1, run_benchmark, name, list(argv), env={"OMP_NUM_THREADS": "1"})
-    assert done.code == 0, done.err
-    return done
-
-
-def cells(text: str, first: str) -> list[str]:
-    """The cells of the table row that begins with this one."""
-    (line,) = [t for t in text.splitlines() if t.startswith(f"| {first} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 @pytest.mark.process
@@ -174,7 +157,8 @@ def test_what_a_link_makes_possible() -> None:
 
     assert ideal_s(10**6, 2, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
     assert ideal_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.5 * 0.16 + 2 * 0.04)
-    assert ideal_s(4, 3, "20ms") == pytest.approx(2 * 0.02)
+    assert ideal_s(10**5, 4, "40ms/50mbit") == pytest.approx(0.016 + 0.04)
+    assert ideal_s(4, 3, "20ms") == pytest.approx(0.02)
     assert ideal_s(4, 2, "loopback") is None
     assert told_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
     assert told_s(1, 4, "loopback") is None

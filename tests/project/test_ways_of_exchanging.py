@@ -1,0 +1,80 @@
+"""Benchmarks that compare ways of exchanging: what they compute is what a training does."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from tests.support.benchmarked import benchmark, cells, run_benchmark
+from tests.support.broken_runs import only_run
+from tests.support.ranks import script
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_rules_of_exchanging_are_those_of_real_runs(tmp_path: Path) -> None:
+    """All replicas in one process end as the processes of a training do."""
+    flags = ["--tiny", "--train_size", "320", "--epochs", "2", "--per_gpu_batch", "8"]
+    out = tmp_path / "found.jsonl"
+    chosen = ["--rules", "ddp,h10,h10-first,h10-moments,qsr,h10-muon", "--seeds", "2"]
+    argv = ["--out", str(out), "--nodes", "2", *chosen, "vit", *flags]
+    benchmark("sync_rules", *argv)
+    rows = {row["rule"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert {name: row["exchanges"] for name, row in rows.items()} == {
+        "ddp": 40, "h10": 4, "h10-first": 9, "h10-moments": 4, "qsr": 6, "h10-muon": 4,
+    }  # fmt: skip
+    apart = ["--strategy", "diloco", "--sync_scope", "rank", "--sync_every", "10"]
+    apart += ["--outer_lr", "1", "--outer_momentum", "0.5"]
+    for rule, more in {"ddp": [], "h10": apart, "h10-first": [*apart, "--sync_first", "5"]}.items():
+        folder = tmp_path / rule
+        done = script("vit", *flags, *more, "--seed", "2", "--o", str(folder), count=2)
+        assert done.code == 0, done.err
+        last = only_run(folder).read_epochs()[0][-1]
+        assert rows[rule]["loss"] == pytest.approx(last["eval_loss"], rel=1e-3), rule
+        assert rows[rule]["accuracy"] == pytest.approx(last["accuracy"], abs=0.006), rule
+    assert len({row["loss"] for row in rows.values()}) == len(rows)
+    before = out.read_text()
+    benchmark("sync_rules", *argv)
+    assert out.read_text() == before  # nothing is computed twice
+    table = benchmark("sync_rules", "--out", str(out), "--table").out
+    assert cells(table, "DDP")[1] == "40" and cells(table, "DiLoCo every 10")[5] == "1"
+
+
+def test_the_period_grows_as_the_rate_falls() -> None:
+    from benchmarks.sync_rules import RULES, period
+
+    assert [period(RULES["h10"], made, 100) for made in (0, 50, 90)] == [10, 10, 10]
+    # (1.8 / (1 - share made)) squared, and at least 3.
+    assert [period(RULES["qsr"], made, 100) for made in (0, 50, 90)] == [3, 12, 324]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_unequal_processes_are_timed_both_ways(tmp_path: Path) -> None:
+    out, few = tmp_path / "found.json", ["--train_size=256", "--b=8", "--image_size=32"]
+    benchmark("unequal", "--rounds=1", f"--out={out}", "--", *few)
+    found = json.loads(out.read_text())
+    assert all(len(found[way]) == 1 and found[way][0] > 0 for way in ("equal", "measured"))
+    assert cells(out.with_suffix(".md").read_text(), "equal")[2] == "1.00 (1.00 to 1.00)"
+
+
+@pytest.mark.parametrize("table", ["prediction_fresh", "prediction_fresh_same_machine"])
+def test_the_page_says_how_far_off_written_predictions_were(
+    table: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = root / "experiments" / f"{table}.csv"
+    records = str(root / "outputs" / "predicted")
+    assert run_benchmark("prediction_fresh", ["--measured", records, "--table", str(file)]) == 0
+    *cases, found = capsys.readouterr().out.splitlines()
+    assert len(cases) == 40
+    page = (root / "docs" / "prediction.md").read_text().replace(" %", "%")
+    (row,) = [line for line in page.splitlines() if f"(`{table}.csv`)" in line]
+    half, most, worst, held = (cell.strip() for cell in row.strip("| ").split("|")[1:])
+    assert f"off by {half} in the median, {most} in 9 of 10, {worst} at most; {held}" in found
+    others = [abs(float(case.split("(")[1].rstrip("%)"))) for case in cases if "int8" not in case]
+    if table != "prediction_fresh":
+        said = f"off by {statistics.median(others):.1f}% in the median and by {max(others):.1f}% at"
+        assert said in " ".join(page.split())

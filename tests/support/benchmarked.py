@@ -1,0 +1,24 @@
+"""Benchmarks run as a user types them, in a warm process, and the tables that they print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.ranks import Done, ran
+
+
+def run_benchmark(name: str, argv: list[str]) -> int:
+    module: Any = __import__(f"benchmarks.{name}", fromlist=["main"])
+    return int(module.main(argv))
+
+
+def benchmark(name: str, *argv: str) -> Done:
+    done = ran(1, run_benchmark, name, list(argv), env={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.err
+    return done
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the table row that begins with this one."""
+    (line,) = [t for t in text.splitlines() if t.startswith(f"| {first} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
