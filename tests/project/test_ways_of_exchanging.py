@@ -51,16 +51,6 @@ def test_the_period_grows_as_the_rate_falls() -> None:
     assert [period(RULES["qsr"], made, 100) for made in (0, 50, 90)] == [3, 12, 324]
 
 
-@pytest.mark.process
-@pytest.mark.slow
-def test_unequal_processes_are_timed_both_ways(tmp_path: Path) -> None:
-    out, few = tmp_path / "found.json", ["--train_size=256", "--b=8", "--image_size=32"]
-    benchmark("unequal", "--rounds=1", f"--out={out}", "--", *few)
-    found = json.loads(out.read_text())
-    assert all(len(found[way]) == 1 and found[way][0] > 0 for way in ("equal", "measured"))
-    assert cells(out.with_suffix(".md").read_text(), "equal")[2] == "1.00 (1.00 to 1.00)"
-
-
 @pytest.mark.parametrize("table", ["prediction_fresh", "prediction_fresh_same_machine"])
 def test_the_page_says_how_far_off_written_predictions_were(
     table: str, root: Path, capsys: pytest.CaptureFixture[str]
