@@ -141,9 +141,9 @@ def test_a_command_ends_with_the_process_it_is_tied_to() -> None:
 # Commands, and what they are about to load: torch, or what is needed to read a command line.
 LOADING = {
     "script": (["vit.py", "--tiny"], "torch"),
-    "script, at its first lines": (["bert.py", "--tiny"], "tomllib"),
+    "script, at its first lines": (["bert.py", "--tiny"], "textwrap"),
     "verb": (["-m", "harness", "store", "1"], "torch"),
-    "verb, at its first lines": (["-m", "harness", "table"], "tomllib"),
+    "verb, at its first lines": (["-m", "harness", "table"], "textwrap"),
     "torchrun": (["-m", "harness.train.torchrun", "--standalone", "vit.py"], "torch"),
 }
 
