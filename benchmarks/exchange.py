@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harness.core.links import link_of
@@ -187,7 +187,8 @@ def told(options: argparse.Namespace) -> Found:
         def directly(again: bool, text: str = text) -> None:
             gather(text)
 
-        _in_turn(found, size, (by_torch, directly), told_s(size, nodes, options.link), options)
+        ways = {"backend": by_torch, "direct": directly}
+        _in_turn(found, size, ways, told_s(size, nodes, options.link), options)
     return found
 
 
@@ -213,17 +214,20 @@ def added_up(options: argparse.Namespace) -> Found:
         def to_all(again: bool, row: torch.Tensor = row, slot: int = slot) -> None:
             everything.begin(row, slot, again)()
 
-        ways = (by_backend, directly, to_all)[: min(nodes, 3)]
+        ways = {"backend": by_backend, "direct": directly}
+        if nodes > 2:
+            ways["all_to_all"] = to_all
         _in_turn(found, size, ways, ideal_s(size, nodes, options.link), options)
     return found
 
 
 def _in_turn(
-    found: Found, size: int, ways: Sequence[Once], ideal: float | None, options: argparse.Namespace
-) -> None:
+    found: Found, size: int, ways: Mapping[str, Once], ideal: float | None,
+    options: argparse.Namespace,
+) -> None:  # fmt: skip
     often = _often(ideal)
     for number in range(-1, options.rounds):
-        for way, once in zip(WAYS, ways, strict=False):
+        for way, once in ways.items():
             seconds = _each_s(once, often if number >= 0 else 1)
             if number >= 0:
                 found.setdefault(f"{way} {size}", []).append(seconds)

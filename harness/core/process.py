@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -242,21 +242,20 @@ def working(text: str) -> Iterator[None]:
             print(CLEARED, end="", file=sys.stderr, flush=True)
 
 
-_begun: list[AbstractContextManager[None]] = []
+_begun = ExitStack()
 
 
 def begin_work(text: str) -> None:
     """working() from here on, until end_work()."""
     say_work()
-    _begun.append(working(text))
-    _begun[-1].__enter__()
+    _begun.enter_context(working(text))
 
 
 def end_work() -> None:
+    """Nothing more is said: the training has lines of its own."""
     global _says_work
-    while _begun:
-        _begun.pop().__exit__(None, None, None)
-        _says_work = False
+    _begun.close()
+    _says_work = False
 
 
 def report_to_torchrun(line: str) -> None:
