@@ -121,6 +121,9 @@ CHOICES: dict[str, tuple[int, dict[str, Any] | None, str, str]] = {
     "changes are codes in bf16": (
         4, link_of(80, 2.1, 6.19), "--compress bf16 --strategy local_sgd", "backend"
     ),
+    "codes wait for more round trips": (
+        4, link_of(80, 6, 2.8), "--compress bf16 --strategy local_sgd", "direct"
+    ),
     "in parts": (4, link_of(60, 80, 1.3), "--strategy diloco --fragments 10", "all_to_all"),
     "as asked": (4, link_of(160, 1000, 1.3), "--exchange direct", "direct"),
 }  # fmt: skip
