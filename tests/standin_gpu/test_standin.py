@@ -139,6 +139,7 @@ def test_offloaded_shards_train_as_those_on_the_gpu(model: list[str], tmp_path: 
         for more in ([], ["--fsdp_offload"])
     ]
     assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-6)
+    assert [environment(run)["observed"]["device"] for run in runs] == ["cuda:0"] * 2
 
 
 LATE = {

@@ -59,7 +59,7 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
         "strategy": ran,
         "world": dist.get_world_size() if dist.is_initialized() else 1,
         "backend": dist.get_backend() if dist.is_initialized() else None,
-        "device": str(_local(parameters[0]).device),
+        "device": str(_device_of(parameters[0])),
         "parameter_bytes": total_bytes,
         "parameter_bytes_per_rank": local_bytes,
         "sharded_parameters": sharded,
@@ -87,6 +87,13 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
             f"run is {observed}: refusing to record one as the other"
         )
     return observed
+
+
+def _device_of(parameter: torch.Tensor) -> torch.device:
+    """The one that computes: with --fsdp_offload the shards lie on the host."""
+    if isinstance(parameter, DTensor) and parameter.device_mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return _local(parameter).device
 
 
 def _strategy_of(model: nn.Module, settings: Settings, sharded: bool) -> str:
