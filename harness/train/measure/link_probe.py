@@ -54,11 +54,15 @@ class TensorChannel:
             torch.cuda.synchronize(self.device)
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
-        dist.send(tensor, rank, group=self.group)
-        self.finish()
+        self._pass(dist.isend, tensor, rank)
 
     def receive(self, tensor: torch.Tensor, rank: int) -> None:
-        dist.recv(tensor, rank, group=self.group)
+        self._pass(dist.irecv, tensor, rank)
+
+    def _pass(self, operation: Any, tensor: torch.Tensor, rank: int) -> None:
+        """As a batch of one: NCCL makes another communicator for a send outside of a batch."""
+        for work in dist.batch_isend_irecv([dist.P2POp(operation, tensor, rank, self.group)]):
+            work.wait()
         self.finish()
 
     def send_message(self, rank: int, *numbers: float) -> None:
@@ -186,6 +190,9 @@ def leaders(world: World, device: torch.device) -> Iterator[TensorChannel]:
         return
     group = dist.new_group([_leader(world, node) for node in range(world.nodes)])
     try:
+        if world.rank % world.per_node == 0:
+            # All of a group take part in what NCCL does first in it, and a pair is not all.
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
         yield TensorChannel(device, group=group)
     finally:
         dist.destroy_process_group(group)
