@@ -181,7 +181,9 @@ class Console(TrainerCallback):
         row = self.recorder.last_row
         if not state.is_world_process_zero or row is None:
             return
-        parts = [f"epoch {row['epoch']:g}/{args.num_train_epochs:g}"]
+        # --max_steps may end within an epoch, or after more of them than --epochs says.
+        epochs = state.num_train_epochs if args.max_steps > 0 else args.num_train_epochs
+        parts = [f"epoch {round(row['epoch'], 2):g}/{epochs:g}"]
         for name in ("train_loss", "eval_loss", "accuracy", "f1", *own_metrics(row)):
             if row.get(name) is not None:
                 parts.append(f"{name} {row[name]:.4f}")
