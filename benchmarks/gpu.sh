@@ -5,7 +5,8 @@
 #   benchmarks/gpu.sh OUT              PYTHON=python3.12 benchmarks/gpu.sh OUT names another Python
 #   benchmarks/gpu.sh --dry_run OUT    print the commands, one a line, and run nothing
 #   benchmarks/gpu.sh --quick OUT      the smallest models: a rehearsal, no measurement
-#   benchmarks/gpu.sh --speed OUT      only the comparison of speeds, which then has all the time
+#   benchmarks/gpu.sh --only checks,formats OUT    some of checks, formats, overhead and speed, which
+#                                      then have all the time: where a GPU is lent for minutes
 #   DATA=FOLDER benchmarks/gpu.sh OUT  a folder with ag_news and cifar10, for the comparison of speeds
 #   WHEELS=FOLDER ...                  packages that this Python lacks (benchmarks/gpu_wheels.sh)
 #   LIMIT_S=2000 ...                   on a slower machine: all limits are longer in proportion
@@ -19,18 +20,25 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 END_S=${LIMIT_S:-500} # what is not begun by then is named as skipped, and counts as failed
 MOST_BYTES=16000000   # of a file in OUT
-DRY=false QUICK=false ONLY_SPEED=false
+PARTS=,checks,formats,overhead,speed,
+DRY=false QUICK=false ONLY=$PARTS
 while true; do
   case ${1:-} in
     --dry_run) DRY=true ;;
     --quick) QUICK=true ;;
-    --speed) ONLY_SPEED=true ;;
+    --only)
+      ONLY=,${2:-},
+      shift
+      ;;
     *) break ;;
   esac
   shift
 done
-if [[ $# -ne 1 || -z $1 || $1 == -* ]]; then
-  echo "usage: ${0##*/} [--dry_run] [--quick] [--speed] OUT" >&2
+for part in ${ONLY//,/ }; do
+  [[ $PARTS == *",$part,"* ]] || ONLY=
+done
+if [[ $# -ne 1 || -z $1 || $1 == -* || -z ${ONLY//,/} ]]; then
+  echo "usage: ${0##*/} [--dry_run] [--quick] [--only checks,formats,overhead,speed] OUT" >&2
   exit 2
 fi
 OUT=$(realpath -m -- "$1")
@@ -78,7 +86,7 @@ reasons() {
 attempt() {
   local name=$1 seconds=$(($2 * END_S / 500)) left=$((LIMIT_S - SECONDS)) began=$SECONDS code=0 why=
   shift 2
-  ! $ONLY_SPEED || [[ $name == speed ]] || return 0
+  [[ ${ONLY}table, == *",$PART,"* ]] || return 0
   if $DRY; then
     printf '%q ' "$@"
     printf '\n'
@@ -101,22 +109,30 @@ attempt() {
 
 # The same, beside others, where nobody looks at the times: most of such a run is its start.
 beside() {
-  if $DRY || $ONLY_SPEED; then
+  if $DRY || [[ $ONLY != *",$PART,"* ]]; then
     attempt "$@"
     return
   fi
   while (($(jobs -rp | wc -l) >= JOBS)); do wait -n || true; done
   RAN=$((RAN + 1))
-  attempt "$@" &
+  # Threads that wait for each other on cores that others have are slower than fewer of them.
+  OMP_NUM_THREADS=$((($(nproc) + JOBS - 1) / JOBS)) attempt "$@" &
 }
 JOBS=${JOBS:-$((($(nproc) + 3) / 4))}
 
+# part NAME SHARE: what follows belongs to it and ends when so many % of the time are over, because
+# the parts after it need the rest.
+part() {
+  PART=$1 LIMIT_S=$END_S
+  [[ $ONLY != "$PARTS" ]] || LIMIT_S=$((END_S * $2 / 100))
+}
+
 # The sizes of all runs: a few seconds of training each on a large GPU.
 if $QUICK; then
-  BERT=bert-nano DISTILBERT=bert-nano VIT=vit-nano VIT32=vit-nano
+  BERT=bert-nano DISTILBERT=bert-nano VIT=vit-nano VIT32=vit-nano VIT_SMALL=vit-nano
   SIZE=(--quick) SPEED=(--quick) SIZES=(--tiny --max_steps 6) LENGTH=48 LARGE=(--per_gpu_batch 16) SMALL=(--image_size 16 --per_gpu_batch 8)
 else
-  BERT=bert-base DISTILBERT=distilbert-base VIT=vit-base-patch16 VIT32=vit-base-patch32
+  BERT=bert-base DISTILBERT=distilbert-base VIT=vit-base-patch16 VIT32=vit-base-patch32 VIT_SMALL=vit-small-patch32
   SIZE=() SPEED=(--gpu) SIZES=(--max_steps 40) LENGTH=128
   LARGE=(--image_size 224 --per_gpu_batch 32) SMALL=(--image_size 32 --per_gpu_batch 32)
 fi
@@ -136,13 +152,21 @@ bert_run() {
   beside "bert_$1" 90 "${TORCHRUN[@]}" bert.py "${TEXT[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"
 }
 vit_run() { beside "vit_$1" 90 "${TORCHRUN[@]}" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"; }
-# Two ranks with NCCL on the one GPU, over sockets: what ranks do to each other, not how fast.
+# Two ranks with NCCL on the one GPU, over sockets: what ranks do to each other, not how fast. A
+# small model: its gradients of 88 MB take an eighth of a second.
 vit_two() {
   beside "vit_two_$1" 90 "${TWO[@]}" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" \
-    --model "$VIT32" "${LARGE[@]}" --setup 2_1 "${@:2}"
+    --model "$VIT_SMALL" "${LARGE[@]}" --setup 2_1 "${@:2}"
+}
+# Two nodes with a link between them, on one GPU.
+NODES=("$PYTHON" -m harness nodes 2 --link 5ms/1gbit --oversubscribe --
+  "$PYTHON" -m torch.distributed.run --nproc_per_node=1)
+linked() {
+  attempt "linked_$1" 90 "${NODES[@]}" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" \
+    --model "$RESNET" "${SMALL[@]}" --setup 2_1 "${@:2}"
 }
 
-LIMIT_S=$((END_S * 56 / 100)) # of the checks: the measurements need the rest
+part checks 56
 attempt environment 60 "$PYTHON" -m harness env
 # Files and not the whole suite, whose other files may need packages that are not here.
 attempt tests 120 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu \
@@ -157,7 +181,7 @@ vit base16_bf16 --model "$VIT" "${LARGE[@]}" --precision bf16
 vit_two ddp
 vit_two fsdp --strategy fsdp
 vit_two fsdp_offload --strategy fsdp --fsdp_offload --precision bf16
-vit_two diloco --strategy diloco --sync_every 10 --sync_scope rank --compress int8 --fragments 2 \
+vit_two diloco --strategy diloco --sync_every 6 --sync_scope rank --compress int8 --fragments 2 \
   --overlap 2 --precision bf16
 vit_check compile_bf16 --model "$VIT" "${LARGE[@]}" --precision bf16 --torch_compile
 vit_run resnet_ddp_sync --model "$RESNET" "${SMALL[@]}" --strategy ddp --setup 1_1 --batchnorm sync
@@ -171,28 +195,32 @@ fi
 # A sweep: its warm launcher must leave CUDA alone, or no run of it starts.
 beside sweep 90 "$PYTHON" -m harness sweep experiments/precision.yaml --tiny --limit 0:4 \
   --isolation off "${CHECKED[@]}"
-# Two nodes with a link between them, on one GPU.
-beside link 60 "$PYTHON" -m harness nodes 2 --link 1ms --oversubscribe -- \
-  "$PYTHON" -m torch.distributed.run --nproc_per_node=1 -m harness link --mb 1
 wait
+# Alone: programs beside them on the GPU delay every message.
+attempt link 60 "${NODES[@]}" -m harness link --mb 1
+linked ddp
+linked diloco --strategy diloco --sync_every 10 --compress int8
 # Number formats, measured.
+part formats 56
 for precision in fp32 tf32 fp16; do
   vit "base16_$precision" --model "$VIT" "${LARGE[@]}" --precision "$precision"
 done
 
 # What the apparatus costs.
-LIMIT_S=$((END_S * 72 / 100))
+part overhead 72
 attempt overhead 100 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up "${SIZE[@]}" --out "$WORK/overhead.json"
 attempt telemetry 60 "$PYTHON" benchmarks/overhead.py --telemetry 6 --cases bert-nano "${SIZE[@]}" \
   --out "$WORK/telemetry.json"
 # Against what a user would run instead, whole epochs with their evaluation, each model beside the
 # measured peak of a matrix product: as many runs as the time allows, each in turn.
-LIMIT_S=$END_S
+part speed 100
 LEFT_S=$((LIMIT_S - SECONDS)) # the last run that is begun is to end in it
 attempt speed 500 "$PYTHON" -m benchmarks.speed "${SPEED[@]}" --arms examples,loop,ours --rounds 2 \
   --limit_s "$((LEFT_S > 31 ? LEFT_S - 30 : 1))" ${DATA:+--data "$DATA"} --out "$WORK/speed"
-LIMIT_S=$((END_S + 30)) # the table is made in any case
-attempt table 60 "$PYTHON" -m harness table "$WORK/records"
+PART=table LIMIT_S=$((END_S + 30)) # the table is made in any case
+if [[ $ONLY == *,checks,* || $ONLY == *,formats,* ]]; then
+  attempt table 60 "$PYTHON" -m harness table "$WORK/records"
+fi
 if $DRY; then
   exit 0
 fi

@@ -17,7 +17,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 PACKAGES=("$@")
 ((${#PACKAGES[@]})) || PACKAGES=(transformers accelerate datasets evaluate dill multiprocess tokenizers
-  huggingface_hub xxhash nvidia-ml-py rich scikit-learn)
+  huggingface_hub httpx2 httpcore2 truststore xxhash nvidia-ml-py rich scikit-learn)
 # As they are installed here, so that the versions fit each other and constraints.txt.
 mapfile -t PINNED < <("$PYTHON" -c 'import sys
 from importlib.metadata import version

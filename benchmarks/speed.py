@@ -24,6 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,13 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         record = _open(options)
+        prepared = _prepare(options, work)
         for turn in turns:
             if options.limit_s and time.monotonic() - began_s > options.limit_s:
                 record["not_begun"] = len(turns) - turns.index(turn)
                 break
-            if not (work / turn.case).exists():
-                record["cases"][turn.case] = _prepare(turn.case, options, work)
+            if turn.case in prepared:
+                record["cases"][turn.case] = prepared.pop(turn.case)
             found = _measure(turn, options, work)
             record["cases"][turn.case]["runs"].append(found)
             _write(record, options.out)
@@ -168,16 +170,28 @@ def _open(options: argparse.Namespace) -> dict[str, Any]:
     return {"environment": environment, "cases": before.get("cases", {}) if same else {}}
 
 
-def _prepare(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Samples and first weights of a case, when its turn comes, and what there is to be known."""
-    case, log = options.cases[name], options.out / "log.txt"
-    env = {"HF_HOME": str(work / "prepared")}
-    place = (case, work / name, options.data)
-    (facts,) = call("benchmarks.speed_data:prepare", *place, env=env, log=log)
-    (limit,) = call("benchmarks.roofline:roofline", case.precision, options.quick, log=log)
+def _prepare(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
+    """Samples and first weights of all cases, and what there is to be known of them."""
+    log, env = options.out / "log.txt", {"HF_HOME": str(work / "prepared")}
+
+    def facts_of(name: str) -> Any:
+        place = (options.cases[name], work / name, options.data)
+        return call("benchmarks.speed_data:prepare", *place, env=env, log=log)[0]
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        facts = dict(zip(options.cases, pool.map(facts_of, options.cases), strict=True))
+    # Alone, when nothing else is at work.
+    limits = {
+        precision: call("benchmarks.roofline:roofline", precision, options.quick, log=log)[0]
+        for precision in sorted({case.precision for case in options.cases.values()})
+    }
     return {
-        "case": asdict(case), "facts": facts, "threads": options.threads, "roofline": limit,
-        "arms": options.arms, "processes": options.processes, "flags": options.flags, "runs": [],
+        name: {
+            "case": asdict(case), "facts": facts[name], "threads": options.threads,
+            "roofline": limits[case.precision], "arms": options.arms,
+            "processes": options.processes, "flags": options.flags, "runs": [],
+        }
+        for name, case in options.cases.items()
     }  # fmt: skip
 
 

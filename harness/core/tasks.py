@@ -80,6 +80,7 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "bert-base": _bert(768, 12, 12),
     "bert-large": _bert(1024, 24, 16),
     "distilbert-base": {"model_type": "distilbert"},
+    "modernbert-base": {"model_type": "modernbert"},
 }  # fmt: skip
 
 IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from harness.core.command_line import parse
-from harness.core.records import read_json, read_rows
+from harness.core.records import find_runs, read_json, read_rows
+from harness.read.records.selection import read_selected
 from tests.support.benchmarked import benchmark, cells, run_benchmark
 from tests.support.ranks import ran, script
 
@@ -239,11 +240,12 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
         words = shlex.split(line)
         assert words[0] == "a_python"
         named = [i for i, word in enumerate(words) if word in ("bert.py", "vit.py")]
+        nodes = words[1:4] == ["-m", "harness", "nodes"]
         if not named:
             others.append(words[1:3])
             continue
         launched = words[1:3] == ["-m", "torch.distributed.run"]
-        two = words[1:3] == ["-m", "benchmarks.two_ranks"]
+        two = nodes or words[1:3] == ["-m", "benchmarks.two_ranks"]
         settings = parse(
             words[named[0]].removesuffix(".py"),
             words[named[0] + 1 :],
@@ -278,15 +280,41 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
     }
     assert seen >= {"bert-base", "distilbert-base", "vit-base-patch16", "vit-base-patch32"}
     assert seen >= {"resnet-18-cifar", "sync", "torch_compile"}
-    (speed,) = gpu_sh("--dry_run", "--speed", str(out)).stdout.splitlines()
+    (speed,) = gpu_sh("--dry_run", "--only", "speed", str(out)).stdout.splitlines()
     words = shlex.split(speed)
     assert words[1:4] == ["-m", "benchmarks.speed", "--gpu"]
     assert 460 <= int(words[words.index("--limit_s") + 1]) <= 470
+    two = gpu_sh("--dry_run", "--only", "formats,overhead", str(out)).stdout.splitlines()
+    assert [shlex.split(line)[-1] for line in two] == [
+        "fp32", "tf32", "fp16", f"{out}.work/overhead.json", f"{out}.work/telemetry.json",
+        f"{out}.work/records",
+    ]  # fmt: skip
+
+
+def test_the_page_has_what_was_measured_on_a_gpu(root: Path) -> None:
+    shown = []
+    for run in read_selected(str(root / "outputs/gpu/h200.jsonl.gz"), None).runs:
+        (row,) = run.epochs
+        shown.append([
+            run.settings["model"], run.settings["precision"], f"{row['train_samples_per_s']:,.0f}",
+            f"{row['step_time_median_s'] * 1e3:.1f}",
+            f"{row['gpu']['utilisation_percent']['mean']:.0f} %", f"{100 * row['mfu']:.0f} %",
+        ])  # fmt: skip
+        assert run.state == "finished" and row["others_cpu_share"] < 0.01
+    part = (root / "docs" / "guide.md").read_text().split("### On one H200")[1]
+    found = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
+    assert sorted(found[1:6]) == sorted(shown)
+    two = {}
+    for folder in find_runs(root / "outputs/gpu/h200_checks.jsonl.gz"):
+        settings = folder.read_settings()
+        if settings["model"] == "vit-base-patch32" and settings["precision"] == "fp32":
+            two[settings["strategy"]] = folder.read_epochs()[0][0]["train_loss"]
+    assert set(two) == {"ddp", "fsdp"} and two["ddp"] == two["fsdp"]
 
 
 @pytest.mark.process
 def test_gpu_sh_refuses_a_wrong_call_and_a_machine_without_gpu(tmp_path: Path) -> None:
-    for wrong in ([], ["--dryrun", "x"], ["one", "two"]):
+    for wrong in ([], ["--dryrun", "x"], ["one", "two"], ["--only", "x"], ["--only", "all", "x"]):
         done = gpu_sh(*wrong)
         assert done.returncode == 2 and done.stderr.startswith("usage: ")
     # Stands for a Python whose torch sees no GPU.
@@ -306,7 +334,7 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     python.write_text(
         '#!/bin/sh\ncase "$*" in\n'
         "*is_available*) echo True ;;\n"
-        "*resnet-18-cifar*) echo 'failed: RuntimeError: out of order; the record is in x' >&2\n"
+        "*--batchnorm*) echo 'failed: RuntimeError: out of order; the record is in x' >&2\n"
         f"  echo '{torchrun}' >&2; seq 9 >&2; exit 3 ;;\n"
         "*'harness sweep'*) echo no reason in it; echo W1123 10:53 closing; exit 4 ;;\n"
         "*'harness link'*) exec sleep 60 ;;\n"
@@ -323,7 +351,7 @@ def test_gpu_sh_goes_on_after_a_failure_and_counts_it(tmp_path: Path) -> None:
     assert not any(word in failures for word in ("footer", "    9", "closing"))
     assert "link: 124  " in failures and "    it did not end within 5 s\n" in failures
     assert "    it wrote nothing" in failures
-    assert done.stdout.splitlines()[-1].startswith("3 of 25 failed")
+    assert done.stdout.splitlines()[-1].startswith("3 of 27 failed")
     assert sorted(path.name for path in out.iterdir()) == [
         "failures.txt", "gpu.tar.gz", "table.txt",
     ]  # fmt: skip
@@ -341,7 +369,7 @@ def test_gpu_sh_names_what_it_had_no_time_for_and_splits_a_large_archive(tmp_pat
     (logs / "large.bin").write_bytes(os.urandom(17_000_000))
     done = gpu_sh("--quick", str(out), PYTHON=str(python), LIMIT_S="0")
     failures = (out / "failures.txt").read_text()
-    assert done.returncode == 1 and failures.count(": skipped  ") == 24
+    assert done.returncode == 1 and failures.count(": skipped  ") == 26
     assert {path.name for path in out.iterdir()} == {
         "failures.txt", "gpu.tar.gz.0", "gpu.tar.gz.1", "table.txt",
     }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,14 @@ KIND_OF_FILE = {
     "sweep.json": "sweep", "rank.jsonl": "ranks", "node.jsonl": "telemetry",
     "failure.json": "failure",
 }  # fmt: skip
+PLACES = ("published", "predicted", "gpu")
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published records as folders."""
     folder = tmp_path_factory.mktemp("published")
-    for archive in OUTPUTS.glob("published/**/*.jsonl.gz"):
+    for archive in chain(*(OUTPUTS.glob(f"{place}/**/*.jsonl.gz") for place in PLACES)):
         assert main(["unpack", str(archive), "--out", str(folder)]) == 0
     return folder
 

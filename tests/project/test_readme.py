@@ -219,7 +219,12 @@ def test_git_sees_what_is_published_and_not_what_users_measure(root: Path) -> No
         "outputs/sweeps/mine/table.md",
         "outputs/new.jsonl.gz",
     ]
-    ours = ["outputs/README.md", "outputs/schema.json", "outputs/published/new.jsonl.gz"]
+    ours = [
+        "outputs/README.md",
+        "outputs/schema.json",
+        "outputs/published/new.jsonl.gz",
+        "outputs/gpu/new.jsonl.gz",
+    ]
     command = ["git", "check-ignore", "--no-index", *own, *ours]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.stdout.split() == own, done.stderr
