@@ -152,7 +152,7 @@ def limit_of(context: RunContext, took_s: float) -> str | None:
         return None
     if context.strategy != "ddp":  # how many exchanges an update makes is in no record
         sent_s = ring_share(context.processes) * context.payload_bytes / _wire(context).bytes_per_s
-        return "rate" if sent_s > took_s / 2 else "delay"
+        return "rate" if sent_s > took_s / 2 else None
     cost = _cost(context, context.payload_bytes)
     if cost.alone_s < took_s / 2:  # what overlaps computing is no part of what it took
         return None
