@@ -178,14 +178,21 @@ FAR_S, WORTH = 0.001, 0.8
 
 
 def ways(
-    backend_s: float, size: float, nodes: int, wire: Wire, of_pairs: bool = False
+    size: float, sending: Shape, wire: Wire, of_pairs: bool, longer: float | None
 ) -> dict[str, float]:
-    """Seconds by each way, of which one process of each node sends so many bytes. Where the rate is
-    unknown, all_to_all, which sends the most, is left out.
+    """Seconds by each way, of so many bytes. One process of each node sends them; with the backend
+    those of this shape. Where the rate is unknown, all_to_all, which sends the most, is left out.
+
+    longer: than its form says gloo's all-reduce takes, as far as it is known. None: what is sent
+    is coded, which does not take that all-reduce.
     """
-    shape = Shape(nodes)
+    shape = Shape(sending.nodes)
+    if longer is None:
+        backend_s = coded_mean(size, shape, wire, of_pairs).alone_s
+    else:
+        backend_s = max(wire.delay_s, longer * allreduce(GLOO, size, sending, wire).alone_s)
     result = {BACKEND: backend_s, "direct": direct_mean(size, shape, wire, of_pairs).alone_s}
-    if nodes > 2 and math.isfinite(wire.bytes_per_s):  # two send each other everything anyway
+    if shape.nodes > 2 and math.isfinite(wire.bytes_per_s):  # two send each other everything anyway
         result["all_to_all"] = all_to_all_mean(size, shape, wire, of_pairs).alone_s
     return result
 

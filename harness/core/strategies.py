@@ -93,6 +93,13 @@ STRATEGIES = _Strategies({
 
 # Gradients coded by each process for itself, as one row; bf16 and fp16 are torch's hooks.
 GRADIENT_CODES = ("int8", "int4")
+
+
+def is_coded(compress: str, apart: bool) -> bool:
+    """Whether codes are sent, which do not take the backend's all-reduce."""
+    return compress in GRADIENT_CODES or (apart and compress != "none")
+
+
 # Ways of --exchange without the backend.
 SENT_DIRECTLY = ("direct", "all_to_all")
 EXCHANGES = ("auto", "backend", *SENT_DIRECTLY)

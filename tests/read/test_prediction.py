@@ -15,6 +15,7 @@ from harness.core.collectives import GLOO, NCCL, Shape, Wire, allreduce, wire_of
 from harness.core.links import plain_link
 from harness.core.settings import UserError
 from harness.read.predict.cases import workloads_of
+from harness.read.predict.command import curve_table
 from harness.read.predict.exchange import TRAINING_FREEDOM, TRAINING_SPREAD, Reduction, correction
 from harness.read.predict.fitting import Overrides, all_reduces_of, step_s
 from harness.read.predict.model import (
@@ -154,6 +155,16 @@ def test_where_the_curve_bends() -> None:
     at = curve.index(bends)
     assert bends.efficiency < 0.5 <= curve[at - 1].efficiency
     assert bend(curve[:1]) is None
+
+
+def test_a_curve_names_the_way_of_exchange_where_rows_differ() -> None:
+    one = over_nodes(MODEL, Scenario(Shape(1), 16, FAR, exchange="direct"), 4)
+    assert "exchange" not in curve_table(one).headings
+    assert one[-1].plan.fields["exchange"] == "direct"
+    other = [*one[:-1], replace(one[-1], plan=replace(one[-1].plan, exchange="all_to_all"))]
+    table = curve_table(other)
+    assert table.headings[-1] == "exchange"
+    assert [row[-1] for row in table.rows] == ["direct", "direct", "all_to_all"]
 
 
 def reductions(

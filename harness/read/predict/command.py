@@ -121,7 +121,7 @@ def as_fields(result: Outcome) -> dict[str, Any]:
         "parts_s": each.parts,
         "dominating": each.dominating,
         "alpha_beta_step_s": each.baseline_s,
-        "link_measured": each.correction.of_link,
+        "link_measured": each.correction.of_link and plan.exchange not in MEANS,
         "samples_per_s": each.samples_per_s,
         "efficiency": each.efficiency,
         **{name: value for name, value in vars(result).items() if name not in INNER},
@@ -235,8 +235,8 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
     sizes, plan = prediction.correction.sizes, prediction.plan
     if plan.exchange in MEANS:
         return (
-            f"note: --exchange {plan.exchange}, by a closed form, of which measured all-reduces of "
-            "the backend say nothing"
+            f"note: --exchange {plan.exchange}, by a closed form. Measured all-reduces only tell "
+            f"--exchange auto what the backend takes: there {'are some' if sizes else 'are none'}"
         )
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
@@ -287,7 +287,8 @@ def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
 
 
 def curve_table(curve: list[Prediction]) -> Table:
-    rows = []
+    ways = dict.fromkeys(each.plan.exchange for each in curve if each.plan.shape.nodes > 1)
+    differ, rows = len(ways) > 1, []
     for each in curve:
         interval = (
             UNKNOWN if each.low_s is None or each.high_s is None
@@ -296,9 +297,10 @@ def curve_table(curve: list[Prediction]) -> Table:
         rows.append((
             f"{each.plan.shape.nodes:,}", f"{each.step_s * 1e3:,.4g}", interval,
             f"{each.samples_per_s:,.4g}", f"{each.efficiency:.3f}", each.dominating,
+            *([each.plan.exchange] if differ else []),
         ))  # fmt: skip
     headings = ("nodes", "step ms", "95 % interval", "samples/s", "efficiency", "most")
-    return Table(headings, rows)
+    return Table((*headings, "exchange") if differ else headings, rows)
 
 
 def bend_line(curve: list[Prediction]) -> str:

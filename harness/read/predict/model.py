@@ -29,7 +29,7 @@ from harness.core.collectives import (
 )
 from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import GRADIENT_CODES, STRATEGIES, chooses_exchange
+from harness.core.strategies import GRADIENT_CODES, STRATEGIES, chooses_exchange, is_coded
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
 from harness.read.predict.exchange import Correction, Reduction
@@ -147,6 +147,7 @@ class Scenario:
             "compress": self.compress,
             "sync_every": self.sync_every if self.strategy in APART else 1,
             "sync_first": self.sync_first,
+            "exchange": self.exchange,
             "per_gpu_batch": self.batch,
         }
 
@@ -242,14 +243,10 @@ def chosen_way(model: Model, plan: Scenario) -> str:
     if not leaves_a_choice or model.backend != GLOO or plan.wire.round_trip_s < FAR_S:
         return BACKEND
     size, nodes = model.payload(plan) / plan.fragments, Shape(plan.shape.nodes)
-    if plan.compress in GRADIENT_CODES or (plan.strategy in APART and plan.compress != "none"):
-        backend_s = coded_mean(size, nodes, plan.wire, plan.emulated).alone_s
-    else:
-        shape = nodes if plan.strategy in APART else plan.shape
-        factors = exchange.correction(model.table, model.backend, shape, plan.wire)
-        form_s = allreduce(GLOO, size, shape, plan.wire).alone_s
-        backend_s = max(plan.wire.delay_s, factors.at(size) * form_s)
-    return fastest(ways(backend_s, size, nodes.nodes, plan.wire, plan.emulated))
+    shape = nodes if plan.strategy in APART else plan.shape
+    factors = exchange.correction(model.table, model.backend, shape, plan.wire)
+    longer = None if is_coded(plan.compress, plan.strategy in APART) else factors.at(size)
+    return fastest(ways(size, shape, plan.wire, plan.emulated, longer))
 
 
 def check(model: Model, plan: Scenario) -> None:

@@ -90,7 +90,6 @@ def as_fields(each: Candidate, price: float | None) -> dict[str, Any]:
     plan, interval = each.plan, each.interval or (None, None)
     return {
         **plan.fields,
-        "exchange": plan.exchange,
         "effective_batch": each.samples,
         "epochs": each.epochs,
         "runs": each.runs,

@@ -15,12 +15,11 @@ from harness.core.collectives import (
     Shape,
     Wire,
     allreduce,
-    coded_mean,
     fastest,
     ways,
 )
 from harness.core.links import least_rate_of
-from harness.core.strategies import GRADIENT_CODES, SENT_DIRECTLY, STRATEGIES, is_apart
+from harness.core.strategies import SENT_DIRECTLY, STRATEGIES, is_apart, is_coded
 from harness.core.topology import World
 from harness.train.context import HALF_PRECISION, Context
 from harness.train.session import broadcast
@@ -72,7 +71,7 @@ def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
     settings = context.settings
     share = 0.5 if settings.compress in HALF_PRECISION else 1.0
     apart = is_apart(settings)
-    coded = settings.compress in (CODECS if apart else GRADIENT_CODES)
+    coded = is_coded(settings.compress, apart)
     if coded:
         share = CODECS[settings.compress].bits / 32
     size = share * link["gradient_bytes"] / (settings.fragments or 1)
@@ -93,10 +92,6 @@ def estimates(
     processes, nodes = Shape(world.nodes, world.per_node), Shape(world.nodes)
     # Emulated nodes have a link to each other node; of real ones all bytes leave by one.
     of_pairs = link["asked"] is not None
-    if coded:  # which do not take the backend's all-reduce
-        backend_s = coded_mean(size, nodes, wire, of_pairs).alone_s
-    else:  # as much longer than its form says as the all-reduce was that has been measured
-        measured_s = allreduce(GLOO, link["allreduce_bytes"], processes, wire).alone_s
-        form_s = allreduce(GLOO, size, nodes if apart else processes, wire).alone_s
-        backend_s = max(wire.delay_s, form_s * link["allreduce_s"] / measured_s)
-    return ways(backend_s, size, world.nodes, wire, of_pairs)
+    measured = allreduce(GLOO, link["allreduce_bytes"], processes, wire)
+    longer = None if coded else link["allreduce_s"] / measured.alone_s
+    return ways(size, nodes if apart else processes, wire, of_pairs, longer)
