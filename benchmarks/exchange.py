@@ -37,7 +37,7 @@ MARK = "exchange: "
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
 MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
-WAYS = ("backend", "direct", "all_to_all")  # the last one is the second, of two nodes
+WAYS = ("backend", "direct", "all_to_all")  # between two nodes the last one is direct
 LONG_S = 1.5  # for one way and size in one round, if one exchange does not take longer
 Found = dict[str, list[float]]
 Once = Callable[[bool], None]  # whether it is done again
@@ -200,8 +200,8 @@ def added_up(options: argparse.Namespace) -> Found:
 
     dist.init_process_group("gloo")
     nodes, found = dist.get_world_size(), Found()
-    direct = DirectAllreduce(dist.new_group())
-    everything = DirectAllreduce(dist.new_group(), None, True)
+    direct = DirectAllreduce(dist.group.WORLD)  # as a training does; each has numbers of its own
+    everything = DirectAllreduce(dist.group.WORLD, None, True)
     for slot, size in enumerate(SIZES):
         row = torch.zeros(size // 4)
 

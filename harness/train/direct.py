@@ -26,8 +26,8 @@ TAG, REST_TAG, ROWS_TAG = 2**31 - 3, 2**31 - 2, 2**31 - 1
 class Units:
     """Nodes, or single ranks, and the process groups inside and between them.
 
-    Connections of the group of all ranks are there, with windows that the link probe has opened: a
-    new group takes eight round trips, and its first exchanges as many more.
+    Connections of the group of all ranks are there: a new group takes eight round trips, and its
+    first exchanges as many more. The link probe has opened the windows of those that it used.
     """
 
     def __init__(self, world: World, scope: str | None, background: bool = False) -> None:

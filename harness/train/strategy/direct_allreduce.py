@@ -66,7 +66,7 @@ class DirectAllreduce(Direct):
     process may make several one after the other, have numbers of their own.
     """
 
-    of_all_ranks = itertools.count()  # the same on each of them
+    of_all_ranks = itertools.count(1)  # the same on each of them; 0 is what others send with
 
     def __init__(
         self, group: Any, form: Plain | Coded | None = None, all_to_all: bool = False
