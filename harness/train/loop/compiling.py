@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from harness.core.process import lacks_memory
+
 # Passes are timed after so many updates without compiling: each way so often, as long as there is
 # time; the first of each is left out.
 SETTLED, PASSES, LIMIT_S = 3, 3, 10.0
@@ -98,7 +100,10 @@ class Compiled(TrainerCallback):
                 while len(times["eager_pass_s"]) <= PASSES and time.perf_counter() < until_s:
                     for name, model in ways.items():
                         times[name].append(self._pass_s(model))
-            except torch.OutOfMemoryError:  # it may fit compiled alone
+            except (RuntimeError, MemoryError) as error:
+                if not lacks_memory(error):
+                    raise
+                # It may fit compiled alone.
                 times["eager_pass_s"] = []
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # what eager passes took is no part of the record

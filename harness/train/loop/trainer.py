@@ -184,7 +184,7 @@ class ExactTrainer(Trainer):
         self.exposure.backward_ended(self.accelerator.sync_gradients)
         if not self.rehearsing:
             self.utilisation.add(self.state.global_step, shape)
-            (self.compiled or self.comm_probe).fed(inputs)  # compiled, only the former is due
+            (self.compiled or self.comm_probe).fed(inputs)  # CommProbe is off with --torch_compile
         return loss
 
     def _training_step_in_parts(self, model: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:

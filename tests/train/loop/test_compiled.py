@@ -129,7 +129,15 @@ class Slow(nn.Linear):
     """Lacks memory where it is not compiled."""
 
 
-def test_passes_that_lack_memory_say_nothing() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("could not create a primitive"),
+        MemoryError(),
+    ],
+)
+def test_passes_that_lack_memory_say_nothing(error: Exception) -> None:
     callback = Compiled.__new__(Compiled)
     trainer: Any = SimpleNamespace(
         rehearsal=contextlib.nullcontext, observations=SimpleNamespace(checked={}),
@@ -138,7 +146,7 @@ def test_passes_that_lack_memory_say_nothing() -> None:
 
     def step(model: nn.Module, batch: Any) -> None:
         if isinstance(model, Slow):
-            raise torch.OutOfMemoryError
+            raise error
 
     trainer.training_step = step
     fields = {"trainer": trainer, "batch": None, "pass_s": {}, "seen": 1, "before": 0,
