@@ -28,12 +28,13 @@ while true; do
     --quick) QUICK=true ;;
     --only)
       ONLY=,${2:-},
-      shift
+      (($# == 1)) || shift
       ;;
     *) break ;;
   esac
   shift
 done
+[[ $ONLY != *[!a-z,]* ]] || ONLY=
 for part in ${ONLY//,/ }; do
   [[ $PARTS == *",$part,"* ]] || ONLY=
 done
@@ -174,9 +175,8 @@ attempt tests 120 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu \
   tests/train/data/test_padding.py tests/train/measure/test_exposure.py
 attempt roofline 30 "$PYTHON" -m benchmarks.roofline bf16 "${SIZE[@]}"
 
-# One process, measured: the kernel for packed texts first.
+# One process, measured: the kernel for packed texts.
 bert base_bf16 --model "$BERT" --strategy single --precision bf16
-vit base16_bf16 --model "$VIT" "${LARGE[@]}" --precision bf16
 # What works and what does not.
 vit_two ddp
 vit_two fsdp --strategy fsdp
@@ -202,7 +202,7 @@ linked ddp
 linked diloco --strategy diloco --sync_every 10 --compress int8
 # Number formats, measured.
 part formats 56
-for precision in fp32 tf32 fp16; do
+for precision in fp32 tf32 bf16 fp16; do
   vit "base16_$precision" --model "$VIT" "${LARGE[@]}" --precision "$precision"
 done
 

@@ -97,16 +97,18 @@ def main(argv: list[str] | None = None) -> int:
             if options.limit_s and time.monotonic() - began_s > options.limit_s:
                 record["not_begun"] = len(turns) - turns.index(turn)
                 break
-            if turn.case in prepared:
-                record["cases"][turn.case] = prepared.pop(turn.case)
+            if turn.case not in prepared:
+                continue
             found = _measure(turn, options, work)
-            record["cases"][turn.case]["runs"].append(found)
+            record["cases"][turn.case] = prepared[turn.case]
+            prepared[turn.case]["runs"].append(found)
             _write(record, options.out)
             outcome = found["failed"] or ", ".join(f"{e['train_s']:.2f}" for e in found["epochs"])
             print(f"{turn.round} {turn.case} {turn.arm} x{turn.processes}: {outcome}", flush=True)
     _write(record, options.out)
     print("\n" + (options.out / "speed.md").read_text())
-    return 1 if any(complaints(record["cases"])) else 0
+    is_whole = len(prepared) == len(options.cases)
+    return 0 if is_whole and not any(complaints(record["cases"])) else 1
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -176,7 +178,11 @@ def _prepare(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any
 
     def facts_of(name: str) -> Any:
         place = (options.cases[name], work / name, options.data)
-        return call("benchmarks.speed_data:prepare", *place, env=env, log=log)[0]
+        try:
+            return call("benchmarks.speed_data:prepare", *place, env=env, log=log)[0]
+        except ArmFailed as error:
+            print(f"{name} cannot be prepared: {error}", file=sys.stderr)
+            return None
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         facts = dict(zip(options.cases, pool.map(facts_of, options.cases), strict=True))
@@ -192,6 +198,7 @@ def _prepare(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any
             "processes": options.processes, "flags": options.flags, "runs": [],
         }
         for name, case in options.cases.items()
+        if facts[name]
     }  # fmt: skip
 
 

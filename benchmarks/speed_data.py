@@ -46,7 +46,10 @@ def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
         models._cifar_stem(model)
     model.save_pretrained(folder / "model")
     side = int(case.image_size or getattr(config, "image_size", 0) or 0)
-    one = {"pixel_values": torch.zeros(1, 3, side, side), "labels": torch.zeros(1).long()}
+    fed = {"pixel_values": torch.zeros(1, 3, side, side)}
+    if case.kind == TEXT:
+        fed = {"input_ids": torch.ones(1, LONGEST).long()}
+    one = {**fed, "labels": torch.zeros(1).long()}
     work = work_of(model, lambda: one, (side, side) if side else None)
     flop = work.of(facts.get("mean_tokens", 0.0), facts.get("mean_square"))
     return {

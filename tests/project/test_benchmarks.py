@@ -286,7 +286,7 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
     assert 460 <= int(words[words.index("--limit_s") + 1]) <= 470
     two = gpu_sh("--dry_run", "--only", "formats,overhead", str(out)).stdout.splitlines()
     assert [shlex.split(line)[-1] for line in two] == [
-        "fp32", "tf32", "fp16", f"{out}.work/overhead.json", f"{out}.work/telemetry.json",
+        "fp32", "tf32", "bf16", "fp16", f"{out}.work/overhead.json", f"{out}.work/telemetry.json",
         f"{out}.work/records",
     ]  # fmt: skip
 
@@ -314,7 +314,8 @@ def test_the_page_has_what_was_measured_on_a_gpu(root: Path) -> None:
 
 @pytest.mark.process
 def test_gpu_sh_refuses_a_wrong_call_and_a_machine_without_gpu(tmp_path: Path) -> None:
-    for wrong in ([], ["--dryrun", "x"], ["one", "two"], ["--only", "x"], ["--only", "all", "x"]):
+    for wrong in ([], ["--dryrun", "x"], ["one", "two"], ["--only"], ["--only", "all", "x"],
+                  ["--only", "checks speed", "x"]):  # fmt: skip
         done = gpu_sh(*wrong)
         assert done.returncode == 2 and done.stderr.startswith("usage: ")
     # Stands for a Python whose torch sees no GPU.

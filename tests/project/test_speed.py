@@ -162,6 +162,25 @@ def test_all_arms_on_one_and_two_processes(quick: Callable[..., Done], tmp_path:
 
 
 @pytest.mark.process
+def test_a_case_that_cannot_be_prepared_stops_no_other(
+    quick: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(QUICK_CASES, "text", replace(QUICK_CASES["text"], model="no-such-model"))
+    done = quick("--arms=ours")
+    assert done.code == 1 and "text cannot be prepared: " in done.err
+    assert list(json.loads((tmp_path / "speed.json").read_text())["cases"]) == ["jpeg"]
+
+
+@pytest.mark.process
+def test_models_without_a_closed_form_are_counted_on_texts(tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2,
+             "num_hidden_layers": 1, "layer_types": ["full_attention"]}  # fmt: skip
+    case = replace(GPU_CASES["modernbert-base"], train=64, test=32, changed=small)
+    facts = speed_data.prepare(case, tmp_path / "case", None)
+    assert facts["gflop_per_sample"] > 0 and facts["mean_tokens"] > 10
+
+
+@pytest.mark.process
 def test_an_arm_that_fails_is_said(quick: Callable[..., Done], tmp_path: Path) -> None:
     done = quick("--cases=jpeg", "--arms=loop,ours", "--flags=--no_such_flag 1")
     assert done.code == 1
