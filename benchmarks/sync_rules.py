@@ -34,6 +34,12 @@ from harness.train.data.samples import Data, EpochOrder
 from harness.train.data.texts import load_texts
 
 EVAL_BATCH = 120
+# Settings that say what is trained on what; all others are those of the rules.
+OF_A_RULE = {
+    "model", "from_scratch", "dropout", "max_length", "image_size", "dataset", "train_size",
+    "test_size", "data_seed", "per_gpu_batch", "epochs", "lr", "seed", "text_column",
+    "label_column", "image_column", "dataset_config", "test_split", "validation_split",
+}  # fmt: skip
 CLIPPED = 1.0
 # Layers whose weights are matrices by shape alone: Muon is for those between them.
 FIRST_AND_LAST = ("embedding", "classifier")
@@ -43,7 +49,7 @@ FIRST_AND_LAST = ("embedding", "classifier")
 class Rule:
     says: str
     every: int | None = None  # updates between exchanges; None: gradients at each, as ddp
-    first: int = 0  # updates made together before
+    together: float = 0  # share of the updates that is made together before
     growth: float | None = None  # QSR: the period is at least (growth x first rate / rate) squared
     outer: tuple[float, float] | None = (1.0, 0.5)  # learning rate and momentum; None: averaging
     moments: bool = False  # of AdamW, averaged at each exchange
@@ -54,10 +60,10 @@ RULES = {
     "ddp": Rule("DDP"),
     "avg10": Rule("local SGD every 10", 10, outer=None),
     "h10": Rule("DiLoCo every 10", 10),
-    "h10-first": Rule("DiLoCo every 10 after an eighth together", 10, first=8),
+    "h10-first": Rule("DiLoCo every 10 after an eighth together", 10, together=1 / 8),
     "h10-moments": Rule("DiLoCo every 10, moments averaged", 10, moments=True),
     "h50": Rule("DiLoCo every 50", 50),
-    "h50-first": Rule("DiLoCo every 50 after an eighth together", 50, first=8),
+    "h50-first": Rule("DiLoCo every 50 after an eighth together", 50, together=1 / 8),
     "h50-moments": Rule("DiLoCo every 50, moments averaged", 50, moments=True),
     "qsr": Rule("QSR: averaging every 3 and more, by the rate", 3, growth=1.8, outer=None),
     "qsr-outer": Rule("the same periods with DiLoCo's outer step", 3, growth=1.8),
@@ -152,7 +158,7 @@ def train(
     """The model at the end, its updates, and how often it exchanged."""
     batches = list(parts(data, settings, nodes))
     updates, lr = len(batches), float(settings.lr or 0)
-    first = updates if rule.every is None else updates // rule.first if rule.first else 0
+    first = updates if rule.every is None else int(rule.together * updates)
     replica = Replica(model, lr, rule.muon)
     for number, numbers in enumerate(batches[:first]):
         replica.update(ready(data, [n for part in numbers for n in part]), 1 - number / updates)
@@ -214,8 +220,10 @@ def quality(model: nn.Module, data: Data) -> dict[str, float]:
 
 def run(name: str, script: str, flags: list[str], seed: int, nodes: int) -> dict[str, Any]:
     settings = parse(script, [*flags, "--seed", str(seed)])
-    if settings.trainer or settings.grad_acc != 1 or settings.precision != "fp32":
-        raise UserError("flags of the Trainer, --grad_acc and --precision have no effect here")
+    plain = parse(script, ["--tiny"] if settings.tiny else [])
+    ours = {name for name, value in vars(settings).items() if value != getattr(plain, name)}
+    if without := sorted({*ours - OF_A_RULE - {"trainer"}, *dict(settings.trainer)}):
+        raise UserError(f"--{without[0]} has no effect here: {', '.join(sorted(OF_A_RULE))} have")
     load = load_texts if script == "bert" else load_images
     data = load(settings, nodes)
     torch.manual_seed(seed)
@@ -259,31 +267,49 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--table", action="store_true", help="of the results in the file")
     parser.add_argument("script", nargs="?", choices=("bert", "vit"))
     options, flags = parser.parse_known_args(argv)
-    names = options.rules.split(",")
+    names, seeds = options.rules.split(","), options.seeds.split(",")
     if unknown := [name for name in names if name not in RULES]:
         parser.error(f"--rules {unknown[0]}: expected some of {', '.join(RULES)}")
-    if not options.table and not options.script:
-        parser.error("bert or vit is missing, with its flags")
-    known = read(options.out)
+    if wrong := [seed for seed in seeds if not seed.isdecimal()]:
+        parser.error(f"--seeds {wrong[0]}: expected whole numbers with commas")
     if options.table:
-        kinds: dict[str, list[dict[str, Any]]] = {}
-        for row in known:
-            kind = f"{row['nodes']} replicas of {' '.join(row['command'])}"
-            kinds.setdefault(kind, []).append(row)
-        for kind, of_kind in kinds.items():
-            print(f"{kind}:\n\n{table(of_kind)}\n")
+        print("\n".join(tables(read(options.out))))
         return 0
-    command = [options.script, *flags]
-    of_this = [row for row in known if (row["command"], row["nodes"]) == (command, options.nodes)]
-    done = {(row["rule"], row["seed"]) for row in of_this}
-    for seed in map(int, options.seeds.split(",")):
-        for name in names:
-            if (name, seed) not in done:
-                row = run(name, options.script, flags, seed, options.nodes)
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
+    if not options.script:
+        parser.error("bert or vit is missing, with its flags")
+    try:
+        run_all(options, flags, names, [int(seed) for seed in seeds])
+    except UserError as error:
+        parser.error(str(error))
     return 0
+
+
+def run_all(
+    options: argparse.Namespace, flags: list[str], names: list[str], seeds: list[int]
+) -> None:
+    """Those that are not in the file yet."""
+    command = [options.script, *flags]
+    of_this = [
+        row for row in read(options.out)
+        if (row["command"], row["nodes"]) == (command, options.nodes)
+    ]  # fmt: skip
+    done = {(row["rule"], row["seed"]) for row in of_this}
+    for seed, name in ((seed, name) for seed in seeds for name in names):
+        if (name, seed) not in done:
+            row = run(name, options.script, flags, seed, options.nodes)
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+
+
+def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """One for each command and number of replicas."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        kind = f"{row['nodes']} replicas of {' '.join(row['command'])}"
+        kinds.setdefault(kind, []).append(row)
+    for kind, of_kind in kinds.items():
+        yield f"{kind}:\n\n{table(of_kind)}\n"
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -43,12 +43,41 @@ def test_rules_of_exchanging_are_those_of_real_runs(tmp_path: Path) -> None:
     assert cells(table, "DDP")[1] == "40" and cells(table, "DiLoCo every 10")[5] == "1"
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["vit", "--tiny", "--strategy", "diloco"], "--strategy diloco needs processes"),
+        (["vit", "--tiny", "--weight_decay", "0.1"], "--weight_decay has no effect here"),
+        (["vit", "--tiny", "--tail", "pad"], "--tail has no effect here"),
+        (["vit", "--tiny", "--model", "none"], "none"),
+        (["--seeds", "2,x", "vit"], "--seeds x: expected whole numbers"),
+        (["--rules", "h9", "vit"], "--rules h9: expected some of ddp,"),
+        ([], "bert or vit is missing"),
+    ],
+)
+def test_what_has_no_effect_is_refused(
+    argv: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run_benchmark("sync_rules", ["--out", str(tmp_path / "found"), *argv])
+    assert stopped.value.code == 2 and words in capsys.readouterr().err
+
+
 def test_the_period_grows_as_the_rate_falls() -> None:
     from benchmarks.sync_rules import RULES, period
 
     assert [period(RULES["h10"], made, 100) for made in (0, 50, 90)] == [10, 10, 10]
     # (1.8 / (1 - share made)) squared, and at least 3.
     assert [period(RULES["qsr"], made, 100) for made in (0, 50, 90)] == [3, 12, 324]
+
+
+def test_the_page_shows_the_rules_that_were_tried(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = root / "experiments" / "sync_rules_vit.jsonl"
+    assert run_benchmark("sync_rules", ["--out", str(file), "--table"]) == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(table) == 16 and "\n".join(table) in (root / "docs/strategies.md").read_text()
 
 
 @pytest.mark.parametrize("table", ["prediction_fresh", "prediction_fresh_same_machine"])
