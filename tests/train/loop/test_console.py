@@ -77,7 +77,9 @@ def test_threads_that_wait_beside_other_programs_are_said_once(
         "epoch": 1.0, "train_samples_per_s": 9.0, "epoch_time_s": 1.0, "eval_time_s": 1.0,
         "others_cpu_share": share,
     }  # fmt: skip
-    args: Any = SimpleNamespace(num_train_epochs=2, device=SimpleNamespace(type=device))
+    args: Any = SimpleNamespace(
+        num_train_epochs=2, max_steps=-1, device=SimpleNamespace(type=device)
+    )
     for _ in range(2):
         printing.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
     assert capsys.readouterr().out.count("try OMP_NUM_THREADS=1") == said
@@ -112,9 +114,26 @@ def test_an_own_metric_stands_in_the_line_of_its_epoch(
         "epoch": 1.0, "f1": 0.5, "mcc": 0.25, "train_samples_per_s": 9.0, "epoch_time_s": 1.0,
         "eval_time_s": 1.0,
     }  # fmt: skip
-    args: Any = SimpleNamespace(num_train_epochs=2, device=SimpleNamespace(type="cuda"))
+    args: Any = SimpleNamespace(
+        num_train_epochs=2, max_steps=-1, device=SimpleNamespace(type="cuda")
+    )
     printing.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
     assert "f1 0.5000  mcc 0.2500  9 samples/s" in capsys.readouterr().out
+
+
+def test_max_steps_says_of_how_many_epochs_a_line_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printing = console(tmp_path)
+    printing.recorder.last_row = {  # type: ignore[misc]
+        "epoch": 1.454545, "train_samples_per_s": None, "epoch_time_s": 1.0, "eval_time_s": 1.0,
+    }  # fmt: skip
+    device = SimpleNamespace(type="cuda")
+    state = SimpleNamespace(is_world_process_zero=True, num_train_epochs=2)
+    for steps, said in ((40, "epoch 1.45/2 "), (-1, "epoch 1.45/1 ")):
+        args: Any = SimpleNamespace(num_train_epochs=1, max_steps=steps, device=device)
+        printing.on_evaluate(args, state, None)
+        assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("dataset", "cut", "said"), [("mine.csv", 1300, 1), ("mine.csv", 0, 0),

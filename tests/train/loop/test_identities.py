@@ -40,6 +40,12 @@ SHRUNK = {
         "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 100,
         "max_position_embeddings": 32,
     },
+    "modernbert": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1,
+        "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "vit": {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 64, "image_size": 64,

@@ -62,7 +62,11 @@ def never() -> Any:
     raise AssertionError("there is a closed form")
 
 
-@pytest.mark.parametrize("name", TASKS["bert"].architectures)
+# Layers of ModernBERT look at all of a text or at its neighbourhood: it is counted.
+CLOSED_TEXTS = [name for name in TASKS["bert"].architectures if not name.startswith("modernbert")]
+
+
+@pytest.mark.parametrize("name", CLOSED_TEXTS)
 def test_texts_by_closed_form_are_what_is_counted(name: str) -> None:
     model, _ = built("bert", "--model", name)
     work, count = work_of(model, never), counted(model, text)
