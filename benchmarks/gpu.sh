@@ -6,7 +6,7 @@
 #   benchmarks/gpu.sh --dry_run OUT    print the commands, one a line, and run nothing
 #   benchmarks/gpu.sh --quick OUT      the smallest models: a rehearsal, no measurement
 #   benchmarks/gpu.sh --only checks,formats OUT    some of checks, formats, overhead and speed, which
-#                                      then have all the time: where a GPU is lent for minutes
+#                                      then have all the time: where there is a GPU for minutes only
 #   DATA=FOLDER benchmarks/gpu.sh OUT  a folder with ag_news and cifar10, for the comparison of speeds
 #   WHEELS=FOLDER ...                  packages that this Python lacks (benchmarks/gpu_wheels.sh)
 #   LIMIT_S=2000 ...                   on a slower machine: all limits are longer in proportion

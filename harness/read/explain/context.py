@@ -146,11 +146,12 @@ def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 def limit_of(context: RunContext, took_s: float) -> str | None:
     """Rate or delay, whichever takes most of the exchange by its closed form, or both where neither
-    does; None where that form explains less than half of what the exchange took.
+    does; None where that form explains less than half of what the exchange took. Of strategies
+    but ddp only the rate is known to be one: how many exchanges an update makes is in no record.
     """
     if not context.payload_bytes or not context.bandwidth_mbit or took_s <= 0:
         return None
-    if context.strategy != "ddp":  # how many exchanges an update makes is in no record
+    if context.strategy != "ddp":
         sent_s = ring_share(context.processes) * context.payload_bytes / _wire(context).bytes_per_s
         return "rate" if sent_s > took_s / 2 else None
     cost = _cost(context, context.payload_bytes)
