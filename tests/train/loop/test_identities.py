@@ -57,7 +57,8 @@ SHRUNK = {
 def shrunk(entry: dict[str, Any]) -> dict[str, Any]:
     small = {**entry, **SHRUNK[entry["model_type"]]}
     if entry["model_type"] == "resnet":
-        small |= {"hidden_sizes": [w // 8 for w in entry["hidden_sizes"]], "depths": [1, 1, 1, 1]}
+        widths = [w // 8 for w in entry["hidden_sizes"]]
+        small |= {"hidden_sizes": widths, "depths": [1] * len(widths)}
     return small
 
 
