@@ -106,7 +106,8 @@ def measure(options: argparse.Namespace, size: int, arms: list[str]) -> str:
         torch.manual_seed(0)
         model: Any = models.build(settings, data.labels)
     text_layout.accept_packed(model)
-    texts = Texts(data.collate, models.first_position(model))  # type: ignore[arg-type]
+    assert isinstance(data.collate, TextBatches)
+    texts = Texts(data.collate, models.first_position(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     random = np.random.default_rng(0)
     steps: dict[str, list[float]] = {arm: [] for arm in arms}

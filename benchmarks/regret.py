@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from harness.core.collectives import Wire, wire_of
-from harness.core.links import link_of
+from harness.core.links import plain_link
 from harness.core.settings import UserError
 from harness.read.predict.candidates import Candidate, candidates
 from harness.read.predict.cases import workloads_of
@@ -32,7 +32,7 @@ from harness.read.records.sweeps import read_results
 
 RECORDS = "outputs/published:script=vit,dataset=embedded:digits"
 TARGET = Target("accuracy", 0.9)
-BATCH = 16  # of slow_links.yaml: slow_links_four.yaml has one link alone, which cannot be left out
+BATCH = 16  # of slow_links.yaml; other sweeps have one link alone, which cannot be left out
 
 
 class Case(NamedTuple):
@@ -72,7 +72,7 @@ def wire_over(run: Run) -> Wire | None:
 def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
     kinds = {(shape_of(run).nodes, str(run.identity["link"])) for run in runs}
     for nodes, link in sorted(kind for kind in kinds if kind[0] > 1):
-        wire = wire_of(link_of(link))  # type: ignore[arg-type]
+        wire = wire_of(plain_link(link))
 
         def is_left_out(run: Run, wire: Wire = wire) -> bool:
             over = wire_over(run)

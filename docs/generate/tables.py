@@ -6,10 +6,12 @@ python -m docs.generate.tables README.md
     <!-- end of table -->
     <!-- answers outputs/published/sweeps/slow_links-tiny: setup=2_1, link=80ms/50mbit -->
     <!-- end of answers -->
+    <!-- answers FOLDER: strategy=diloco; against strategy=ddp, exchange=direct -->
+    <!-- end of answers -->
 
 What stands between such lines is replaced by these columns of the sweep's table, with the sample
-standard deviations over the seeds, or by what the sweep answers in these cases. Nothing else of
-the file is touched.
+standard deviations over the seeds, or by what the sweep answers in these cases, against its baseline or the
+one named. Nothing else of the file is touched.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core.settings import UserError
@@ -73,12 +76,19 @@ def _table(sweep: SweepResults, columns: str) -> Iterator[str]:
         raise UserError(f"{sweep.folder}: {error}") from None
 
 
-def _answers(sweep: SweepResults, cases: str) -> Iterator[str]:
-    pairs = [case.strip().partition("=") for case in cases.split(",") if case.strip()]
-    found = answers(sweep, {axis: value for axis, _, value in pairs})
+def _answers(sweep: SweepResults, what: str) -> Iterator[str]:
+    cases, _, baseline = what.partition("; against ")
+    if baseline:
+        sweep = replace(sweep, baseline=_values(baseline))
+    found = answers(sweep, _values(cases))
     if not found:
-        raise UserError(f"{sweep.folder}: no answer for {cases or 'any case'}")
+        raise UserError(f"{sweep.folder}: no answer for {what or 'any case'}")
     return markdown_list(answer.item for answer in found)
+
+
+def _values(text: str) -> dict[str, str]:
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    return {axis: value for axis, _, value in pairs}
 
 
 if __name__ == "__main__":

@@ -107,11 +107,11 @@ def removed(folder: RunFolder) -> str:
 
 
 def starts_of(rows: Attempts) -> list[AttemptStart]:
-    return [row for row in rows if row.get("event") == "start"]  # type: ignore[misc]
+    return [cast(AttemptStart, row) for row in rows if row.get("event") == "start"]
 
 
 def ends_of(rows: Attempts) -> list[AttemptEnd]:
-    return [row for row in rows if row.get("event") == "end"]  # type: ignore[misc]
+    return [cast(AttemptEnd, row) for row in rows if row.get("event") == "end"]
 
 
 def unended(folder: RunFolder) -> AttemptStart | None:

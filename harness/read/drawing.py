@@ -54,7 +54,8 @@ DARK = {
     WHITE: "#0d1117", BLACK: "#e6edf3", INK: "#c9d1d9", FAINT: "#8b949e", GRID: "#30363d",
     "#f2f2f2": "#1b2129", "#eeeeee": "#1f262e", "#262626": "#e6edf3", "#cccccc": "#484f58",
     "#c8c8c8": "#4a5159", "#9fb8c8": "#53758a", "#0072b2": "#3d8fe0", "#d55e00": "#f08040",
-    "#009e73": "#2fc79a", "#56b4e9": "#b5e0ff", "#b00020": "#ff6b7d",
+    "#009e73": "#2fc79a", "#56b4e9": "#b5e0ff", "#b00020": "#ff6b7d", "#882255": "#d977a8",
+    "#8c510a": "#c98a45", "#332288": "#9b8cff", "#999933": "#c5c55a",
 }  # fmt: skip
 
 WIDTH = 8.0  # inches: 800 px, the width of a README
@@ -237,20 +238,28 @@ def run_points(
     tips: Sequence[str],
 ) -> None:  # fmt: skip
     """Single runs, faint, each with its tooltip."""
-    artist = axes.scatter(x, y, s=14, color=style.colour, alpha=0.45, linewidths=0, zorder=4)
+    artist = axes.scatter(
+        x, y, s=14, color=style.colour, marker=style.marker or "o", alpha=0.45, linewidths=0,
+        zorder=4,
+    )  # fmt: skip
     drawn.tip(artist, tips)
 
 
 def mean_with_interval(
     axes: Axes, at: float, values: Sequence[float], style: Style, rate: bool = False,
-    across: bool = False,
+    across: bool = False, share: bool = False,
 ) -> tuple[float, float, float]:  # fmt: skip
-    """The mean as a marker and its 95 % interval as a bar, upright or across; (mean, low, high)."""
+    """The mean as a marker and its 95 % interval as a bar, upright or across; (mean, low, high).
+
+    share: no mean of the measure is below 0 or above 1, whatever Student's t says.
+    """
     stats = spread(values, rate)
     assert stats.mean is not None
     low, high = stats.ends
     if math.isinf(high):  # an open end is drawn as far away as the other one, by factors
         high = stats.mean**2 / low
+    if share:
+        low, high = max(low, 0.0), min(high, 1.0)
     ends, middle = ([at, at], [low, high]), ([at], [stats.mean])
     if across:
         ends, middle = (ends[1], ends[0]), (middle[1], middle[0])
@@ -272,7 +281,7 @@ def mark_cut_intervals(drawn: Drawn, axes: Axes) -> None:
     """An arrow at the edge where an upright interval goes on beyond it; after the axis is set."""
     (low, high), across = axes.get_ylim(), axes.get_xaxis_transform()
     for bar in [bar for bar in axes.lines if bar.get_label() == INTERVAL]:
-        x, ends = [float(bar.get_xdata()[0])], [*map(float, bar.get_ydata())]  # type: ignore[index,arg-type]
+        x, ends = np.asarray(bar.get_xdata())[:1], np.asarray(bar.get_ydata(), dtype=float)
         for cut, edge, marker in ((max(ends) > high, 1, "^"), (min(ends) < low, 0, "v")):
             if cut:
                 axes.plot(x, [edge], color=bar.get_color(), marker=marker, markersize=4,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from harness.read.drawing import LETTERS, page_inches, wrapped
@@ -61,7 +62,8 @@ class _FittingTicks(LogLocator):
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
         ticks = super().tick_values(vmin, vmax)
-        place = self.axis.axes  # type: ignore[union-attr]
+        assert isinstance(self.axis, Axis)
+        place = self.axis.axes
         shown = [tick for tick in ticks if vmin <= tick <= vmax]
         decades = math.log10(vmax / vmin)
         a_decade = LETTERS * place.bbox.width / place.figure.dpi / decades  # in letters

@@ -11,7 +11,8 @@ from docs.generate.tables import main, with_tables
 from harness.core.settings import UserError
 
 END = "<!-- end of table -->"
-FOUR = "outputs/published/sweeps/slow_links_four-tiny"
+TOGETHER = "outputs/published/exchange/sweeps/start_together-tiny"
+EXCHANGE = "outputs/published/exchange/sweeps/slow_link_exchange-tiny"
 
 
 def test_the_tables_match_the_records(root: Path) -> None:
@@ -20,7 +21,7 @@ def test_the_tables_match_the_records(root: Path) -> None:
     pages = [page for pattern in patterns.split() for page in sorted(root.glob(pattern))]
     texts = {page: page.read_text() for page in pages}
     places = {page.name: text.count("<!-- end of ") for page, text in texts.items()}
-    expected = {"README.md": 2, "reading.md": 4, "strategies.md": 8}
+    expected = {"README.md": 2, "reading.md": 4, "strategies.md": 7}
     assert expected.items() <= places.items()
     for page, text in texts.items():
         assert with_tables(text, page.parent) == text, f"make figures: a table of {page} is old"
@@ -28,26 +29,39 @@ def test_the_tables_match_the_records(root: Path) -> None:
 
 def test_answers_replace_what_was_there(root: Path, tmp_path: Path) -> None:
     (tmp_path / "outputs").symlink_to(root / "outputs")
-    start = f"<!-- answers {FOUR}: strategy=diloco, sync_every=25 -->\n"
+    start = f"<!-- answers {TOGETHER}: sync_every=50, sync_first=44 -->\n"
     file = tmp_path / "PAGE.md"
     file.write_text(f"{start}old\n<!-- end of answers -->\n")
     assert main([str(file)]) == 0
     first, what, measure, *_, last = file.read_text().splitlines()
     assert first == start.strip() and last == "<!-- end of answers -->"
-    assert what == "- diloco h25 lr1 m0.5 against ddp:"
-    assert measure.startswith("  - wall time to accuracy 0.9: 0.45 times as long")
+    assert what == "- diloco h50 first44 lr1 m0.5 against ddp:"
+    assert measure.startswith("  - wall time to accuracy 0.9: 0.71 times as long")
+
+
+def test_answers_against_another_baseline(root: Path) -> None:
+    """Each is the other's inverse."""
+    found = []
+    for one, other in (("direct", "backend"), ("backend", "direct")):
+        case = f"strategy=ddp, exchange={one}; against strategy=ddp, exchange={other}"
+        place = f"<!-- answers {EXCHANGE}: {case} -->\n<!-- end of answers -->\n"
+        _, what, measure, *_ = with_tables(place, root).splitlines()
+        assert what == f"- ddp, exchange {one} against ddp, exchange {other}:"
+        found.append(float(re.findall(r"[\d.]+", measure.partition(": ")[2])[0]))
+    assert found[0] < 1 and found[0] * found[1] == pytest.approx(1, rel=0.02)
+    assert f"which takes DDP {found[1]:.1f} times as long" in (root / "README.md").read_text()
 
 
 def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_path: Path) -> None:
     (tmp_path / "outputs").symlink_to(root / "outputs")
-    place = f"before\n<!-- table {FOUR}: strategy, n -->\n"
+    place = f"before\n<!-- table {TOGETHER}: strategy, n -->\n"
     file = tmp_path / "PAGE.md"
     file.write_text(f"{place}old\n{END}\nafter\n{place}{END}\n")
     assert main([str(file)]) == 0
     rows = "\n".join(
-        f"| {name} | 3/3 |"
-        for name in ("ddp", "local_sgd h10", "diloco h10 lr1 m0.5", "diloco h25 lr1 m0.5",
-                     "diloco h50 lr1 m0.5")
+        f"| {name} | 5/10 |"
+        for name in ("ddp", "diloco h10 lr1 m0.5", "diloco h10 first44 lr1 m0.5",
+                     "diloco h50 lr1 m0.5", "diloco h50 first44 lr1 m0.5")
     )  # fmt: skip
     table = f"| strategy | n |\n|---|--:|\n{rows}\n"
     assert file.read_text() == f"{place}{table}{END}\nafter\n{place}{table}{END}\n"
@@ -57,12 +71,12 @@ def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"<!-- table {FOUR}: strategy, nothing -->\n{END}\n", "no column nothing: there are"),
-        (f"<!-- table {FOUR}: strategy -->\nold\n", "is not closed"),
-        (f"<!-- table {FOUR} -->\n{END}\n", "no column : there are"),
-        (f"<!-- table {FOUR}: n -->\n<!-- table {FOUR}: n -->\n{END}\n", "is not closed"),
+        (f"<!-- table {TOGETHER}: strategy, nothing -->\n{END}\n", "no column nothing: there are"),
+        (f"<!-- table {TOGETHER}: strategy -->\nold\n", "is not closed"),
+        (f"<!-- table {TOGETHER} -->\n{END}\n", "no column : there are"),
+        (f"<!-- table {TOGETHER}: n -->\n<!-- table {TOGETHER}: n -->\n{END}\n", "is not closed"),
         (
-            f"<!-- answers {FOUR}: setup=9_9 -->\n<!-- end of answers -->\n",
+            f"<!-- answers {TOGETHER}: setup=9_9 -->\n<!-- end of answers -->\n",
             "no answer for setup=9_9",
         ),
         (f"<!-- table outputs/nowhere: n -->\n{END}\n", "nowhere"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from harness.read.compare.answers import failed_ways
+from harness.read.compare.answers import answers, failed_ways
 from harness.read.drawing import (
     DARK,
     MOST_LINES,
@@ -164,8 +164,9 @@ def test_every_figure_is_drawn_or_says_why(plan: Plan, capsys: pytest.CaptureFix
     assert {*drawn} | {*missing} == {*FIGURES} and not {*drawn} & {*missing}
     assert all(len(figure.alt) > 40 for figure in drawn.values()) and all(missing.values())
     assert "throughput" in drawn and missing["usage"].startswith("no readings")
-    assert show([found], "throughput") is not None and show([found], "usage") is None
-    assert "Utilisation, power and memory over time: not drawn, no readings" in (
+    folder = str(found.folder)
+    assert show("throughput", folder) is not None and show("usage", folder) is None
+    assert "not drawn: Utilisation, power and memory over time: no readings" in (
         capsys.readouterr().out
     )
 
@@ -185,16 +186,14 @@ def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:
     assert all(math.isclose(group.mean("accuracy") or 0, 0.8) for group in part.groups)
 
 
-def test_a_sweep_with_several_seeds_is_shown_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_notebook_shows_the_question_and_its_answers(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    once, often = Plan(tmp_path / "once"), Plan(tmp_path / "often")
-    for plan, seeds in ((once, (1,)), (often, (1, 2))):
-        for setup, devices in (("1_1", 1), ("1_2", 2)):
-            for seed in seeds:
-                plan.run(setup, 4, seed, devices, train_samples_per_s=100.0 * devices)
-    target = {"metric": "accuracy", "value": 0.1}
-    parts = [read_results(once.write(name="once", target=target)),
-             read_results(often.write(name="often"))]  # fmt: skip
-    assert show(parts, "throughput") is not None
-    assert "(often)" in capsys.readouterr().out
+    for setup, devices in (("1_1", 1), ("1_2", 2)):
+        for seed in (1, 2):
+            plan.run(setup, 4, seed, devices, train_samples_per_s=100.0 * devices + seed)
+    folder = plan.write(name="often", baseline={"setup": "1_1"})
+    assert show("throughput", str(folder)) is not None
+    question, answer, _, title = capsys.readouterr().out.splitlines()
+    assert question.endswith("? (often)") and answer in map(str, answers(read_results(folder)))
+    assert "samples/s: 1.99 times" in answer and title.startswith("Throughput by number of devices")

@@ -202,9 +202,8 @@ def test_a_page_shows_what_began_and_counts_the_rest(plan: Plan, tmp_path: Path)
     html = page.read_text()
     assert "batch per GPU 16</td>" in html and "script bert" not in html
     assert "2 runs</td><td>waiting: not begun, or not selected</td>" in html
-    assert [axes.get_title() for axes in draw("epoch_time", read_sweep(folder)).figure.axes] == [
-        "vit"
-    ]
+    of_batches = draw("epoch_time", read_sweep(folder)).figure.axes  # time, and accuracy below
+    assert [axes.get_title() for axes in of_batches] == ["vit", ""]
 
 
 def test_answers_stand_once_with_a_line_a_measure(plan: Plan, tmp_path: Path) -> None:

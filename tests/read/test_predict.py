@@ -331,8 +331,12 @@ def test_epochs_of_others(tmp_path: Path, predicted: Verb) -> None:
     root = str(tmp_path / "imported")
     imported(Path(root), file, "--source", "a.paper")
     argv = [root, "--setup", "2_1", "--link", "1gbit,0.1ms", "--json"]
-    assert "no finished run of one process" in predicted.refused(*argv)
-    assert "--backend gloo or nccl" in predicted.refused(*argv, "--train_size", "8000")
+    said = predicted.refused(*argv)  # all at once
+    assert said.endswith(
+        "do not say how many samples an epoch has, what would exchange, how large a gradient is: "
+        "give --train_size N --backend gloo or nccl --gradient_mb N\n"
+    )
+    assert "do not say what would exchange, how" in predicted.refused(*argv, "--train_size", "8000")
     argv += ["--train_size", "8000", "--backend", "nccl"]
     assert "--gradient_mb" in predicted.refused(*argv)
     result = json.loads(predicted(*argv, "--gradient_mb", "438"))

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt install chromium"),
 ]
-SWEEPS = "outputs/published/sweeps"
 DRAWINGS = "[...document.querySelectorAll('svg.figure')]"
 EVERYTHING = "document.querySelectorAll('details').forEach(part => part.open = true)"
 BOX = "(e => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom] })"
@@ -33,14 +32,15 @@ def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
     @cache
     def made(sweep: str) -> Path:
-        return make_report(root / SWEEPS / f"{sweep}-tiny", tmp_path_factory.mktemp(sweep))[0]
+        (folder,) = root.glob(f"outputs/published/**/sweeps/{sweep}-tiny")
+        return make_report(folder, tmp_path_factory.mktemp(sweep))[0]
 
     return made
 
 
 @pytest.fixture(scope="module")
-def four(report_of: Callable[[str], Path]) -> Path:
-    return report_of("slow_links_four")
+def together(report_of: Callable[[str], Path]) -> Path:
+    return report_of("start_together")
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def overlap(one: Box, other: Box) -> float:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [400, 900, 1400])
 def test_nothing_is_wider_than_the_window_or_on_top_of_another(
-    width: int, dark: bool, four: Path, page: Page
+    width: int, dark: bool, together: Path, page: Page
 ) -> None:
-    page.open(four, width, dark)
+    page.open(together, width, dark)
     for open_first in ("", EVERYTHING):
         page.value(open_first)
         whole = page.value("document.documentElement.scrollWidth")
@@ -98,9 +98,9 @@ def test_nothing_is_wider_than_the_window_or_on_top_of_another(
 
 
 @pytest.mark.parametrize("width", [320, 400, 760])
-def test_a_figure_can_be_read_in_a_narrow_window(width: int, four: Path, page: Page) -> None:
+def test_a_figure_can_be_read_in_a_narrow_window(width: int, together: Path, page: Page) -> None:
     """Its letters keep their size; the figure scrolls in its place, the page does not."""
-    page.open(four, width)
+    page.open(together, width)
     page.value(EVERYTHING)
     figures = f"{DRAWINGS}.map(s => s.parentElement)"
     hidden = page.value(f"{figures}.map(place => place.scrollWidth - place.clientWidth)")
@@ -113,7 +113,7 @@ def test_a_figure_can_be_read_in_a_narrow_window(width: int, four: Path, page: P
     )
 
 
-@pytest.mark.parametrize("sweep", ["slow_links_four", "slow_links", "prediction"])
+@pytest.mark.parametrize("sweep", ["start_together", "slow_links", "prediction"])
 def test_every_figure_is_whole_and_its_words_are_apart(
     sweep: str, report_of: Callable[[str], Path], page: Page
 ) -> None:
@@ -139,9 +139,9 @@ def test_every_figure_is_whole_and_its_words_are_apart(
 
 
 def test_answers_come_first_then_their_figure_and_the_rest_is_folded(
-    four: Path, page: Page
+    together: Path, page: Page
 ) -> None:
-    page.open(four, 1400)
+    page.open(together, 1400)
     section = "document.querySelector('section.sweep')"
     heading, lead, *rest = page.value(f"[...{section}.children].map(e => e.tagName)")
     assert (heading, lead) == ("H2", "DIV") and {*rest} == {"DETAILS"}
@@ -155,8 +155,8 @@ def test_answers_come_first_then_their_figure_and_the_rest_is_folded(
     (x, y, *_), _ = boxes(page, figures)  # its answer, and below it both times to its target
     assert (x > right or y > foot) and y < 900  # beside or below it, within the first window
     shown = page.value(f"{figures}.slice(0, 2).map(figure => figure.id)")
-    names = ("strategies", "time_to_accuracy")
-    assert shown == [f"slow_links_four_tiny-{name}-figure" for name in names]
+    names = ("frontier", "time_to_accuracy")
+    assert shown == [f"start_together_tiny-{name}-figure" for name in names]
     assert boxes(page, "[...document.querySelectorAll('table')]") == []
     page.value("document.getElementById('unfold').click()")
     assert len(boxes(page, "[...document.querySelectorAll('table')]")) == 3
@@ -165,10 +165,10 @@ def test_answers_come_first_then_their_figure_and_the_rest_is_folded(
     assert boxes(page, "[...document.querySelectorAll('table')]") == []
 
 
-def test_points_say_what_they_are(four: Path, page: Page) -> None:
-    page.open(four, 1400)
+def test_points_say_what_they_are(together: Path, page: Page) -> None:
+    page.open(together, 1400)
     page.value(EVERYTHING)
-    point = "document.querySelector('#slow_links_four_tiny-frontier-figure [data-tip]')"
+    point = "document.querySelector('#start_together_tiny-frontier-figure [data-tip]')"
     page.value(f"{point}.scrollIntoView({{block: 'center'}})")
     ((left, top, right, bottom),) = boxes(page, f"[{point}]")
     assert page.value("document.getElementById('tip').hidden") is True
@@ -199,8 +199,8 @@ ORDERED = {
 
 
 @pytest.mark.parametrize("what", ORDERED)
-def test_a_column_is_ordered_by_what_its_cells_mean(what: str, four: Path, page: Page) -> None:
-    page.open(four, 900)
+def test_a_column_is_ordered_by_what_its_cells_mean(what: str, together: Path, page: Page) -> None:
+    page.open(together, 900)
     right = ORDERED[what]
     for mixed in (right[::-1], sorted(right), right[1:] + right[:1]):
         given = ["-", *mixed, "", "base"]
@@ -262,8 +262,8 @@ def test_a_heading_sorts_its_table_by_mouse_and_keys(links: Path, page: Page) ->
     assert page.complaints() == []
 
 
-def test_a_node_stays_below_its_group(four: Path, page: Page) -> None:
-    page.open(four, 900)
+def test_a_node_stays_below_its_group(together: Path, page: Page) -> None:
+    page.open(together, 900)
     rows = "".join(
         f"<tr{' data-part' if part else ''}><td>{name}</td><td>{number}</td></tr>"
         for name, number, part in (("a", 3, 0), ("", 9, 1), ("b", 1, 0), ("", 8, 1), ("", 7, 1))
@@ -325,12 +325,16 @@ def test_a_filter_acts_on_all_tables(links: Path, page: Page) -> None:
     assert page.complaints() == []
 
 
-def test_a_sweep_of_which_no_row_is_left_is_hidden(tmp_path: Path, page: Page, four: Path) -> None:
-    text = four.read_text()
-    start, end = text.index('<section id="slow_links_four_tiny"'), text.index('<section id="defin')
+def test_a_sweep_of_which_no_row_is_left_is_hidden(
+    tmp_path: Path, page: Page, together: Path
+) -> None:
+    text = together.read_text()
+    start, end = text.index('<section id="start_together_tiny"'), text.index('<section id="defin')
     section = text[start:end]
-    other = section.replace('id="slow', 'id="other').replace('data-setup="4_1"', 'data-setup="1_1"')
-    link = '<li><a href="#other_links_four_tiny">other</a></li></ul></nav>'
+    other = section.replace('id="start', 'id="other').replace(
+        'data-setup="4_1"', 'data-setup="1_1"'
+    )
+    link = '<li><a href="#other_together_tiny">other</a></li></ul></nav>'
     both = text.replace(section, section + other).replace("</ul></nav>", link)
     (tmp_path / "both.html").write_text(both)
     page.open(tmp_path / "both.html", 900)

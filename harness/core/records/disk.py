@@ -50,7 +50,7 @@ def writing_to(folder: Path) -> Iterator[None]:
     """Say in one line what the disk of a folder refuses, whoever of the libraries writes there."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # each library wraps OSError in its own; all others go on
         if (refused := of_disk(error, folder)) in (None, error):
             raise
         raise refused from error

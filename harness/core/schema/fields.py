@@ -93,7 +93,7 @@ class Field:
 def fields_of(record: type) -> dict[str, Field]:
     """The declared fields of a record, in order."""
     hints = typing.get_type_hints(record, include_extras=True)
-    total = record.__total__  # type: ignore[attr-defined]
+    total: bool = getattr(record, "__total__", True)  # of a TypedDict
     return {name: _field(name, hint, total) for name, hint in hints.items()}
 
 

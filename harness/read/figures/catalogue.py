@@ -15,7 +15,7 @@ from harness.core.process import working
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.answers import finding
+from harness.read.compare.answers import answers, finding
 from harness.read.drawing import KINDS, Drawn, NothingToDraw, page_width, save
 from harness.read.figures.curves import (
     accuracy_by_epoch,
@@ -28,7 +28,7 @@ from harness.read.figures.curves import (
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles, set_title
 from harness.read.figures.prediction import prediction
-from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
+from harness.read.figures.time import NUMBERED, frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name
 from harness.read.records.baseline import RATE
@@ -49,7 +49,7 @@ FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
     "accuracy": (accuracy_by_epoch, "Accuracy by epoch"),
     "loss": (loss_by_epoch, "Loss by epoch"),
     "own_metrics": (own_metrics_by_epoch, "Own metrics by epoch"),
-    "epoch_time": (epoch_time_by_batch, "Epoch time by batch"),
+    "epoch_time": (epoch_time_by_batch, "Time and accuracy by batch"),
     "throughput": (throughput, "Throughput by number of devices"),
     "efficiency": (scaling_efficiency, "Scaling efficiency"),
     "time_to_accuracy": (time_to_accuracy, "Time to accuracy"),
@@ -65,10 +65,10 @@ TIMELESS = ("accuracy", "loss", "own_metrics")
 # Figures that draw runs and not their means, or name what they leave out one by one.
 OF_SINGLE_RUNS = ("usage", "where_time_went", "prediction")
 OF_TARGET = ("time_to_accuracy", "strategies", "propagation", "frontier")
-# Figure -> the measures that its title is about.
+# Figure -> the measures that its title is about; of frontier they depend on the sweep.
 TITLE_OF: dict[str, tuple[str, ...]] = {
     "accuracy": (ACCURACY,),
-    "epoch_time": (RATE,),
+    "epoch_time": (RATE, ACCURACY),
     "throughput": (RATE,),
     "time_to_accuracy": (*TIMES_TO_TARGET,),
     "strategies": ("tta_wall_s",),
@@ -88,11 +88,19 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     if name not in TIMELESS:
         drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
     drawn.notes += missing_times
-    if name in TITLE_OF and (text := finding(sweep, *TITLE_OF[name])):
-        set_title(drawn.figure, text)
-        if TITLE_OF[name][0] in TIMES_TO_TARGET:
+    about = _title_of(name, sweep)
+    if about and (text := finding(sweep, *about)):
+        set_title(drawn.figure, f"{text}\n{NUMBERED.capitalize()}" if name == "frontier" else text)
+        if about[0] in TIMES_TO_TARGET and name != "frontier":
             drawn.notes.append("drawn: medians; in the title: ratios of geometric means")
     return drawn
+
+
+def _title_of(name: str, sweep: SweepResults) -> tuple[str, ...]:
+    """The measures that the title of this figure is about."""
+    if name == "frontier":
+        return (*(TIMES_TO_TARGET if _reaches_target(sweep) else (RATE,)), ACCURACY)
+    return TITLE_OF.get(name, ())
 
 
 def draw_all(
@@ -149,29 +157,19 @@ def _has_one_process(sweep: SweepResults) -> bool:
     return any(run.label.get("setup") == "1_1" for run in sweep.planned)
 
 
-def show(sweeps: Sequence[SweepResults], name: str) -> Drawn | None:
-    """A figure of the largest sweep whose question it answers, else of the smallest that has it.
-
-    Among them, sweeps with several seeds and with a target come first. None where no sweep has
-    it: then the reasons are printed.
+def show(name: str, folder: str) -> Drawn | None:
+    """For a notebook: the question of a sweep, what its records answer, and this figure of it; None
+    and the reason where they have nothing for it. FOLDER:NAME=VALUE,... is a part of a sweep.
     """
-    styles, reasons = Styles(sweeps), dict[str, None]()
-    for sweep in sorted(sweeps, key=lambda part: _rank(part, name)):
-        try:
-            drawn = draw(name, sweep, styles)
-        except UserError as error:
-            reasons[str(error)] = None
-            continue
-        print(f"{FIGURES[name][1]}. {sweep.question} ({sweep.name})")
-        print(*drawn.notes, sep="\n")
-        return drawn
-    print(f"{FIGURES[name][1]}: not drawn, {'; '.join(reasons)}")
-    return None
-
-
-def _rank(part: SweepResults, name: str) -> tuple[bool, bool, bool, int]:
-    other, once = figure_for(part) != name, len(part.runs) == len(part.groups)
-    return other, once, part.target is None, len(part.groups) * (1 if other else -1)
+    sweep = read_results_part(folder)
+    print(f"{sweep.question} ({sweep.name})", *answers(sweep), *sweep.problems, "", sep="\n")
+    try:
+        drawn = draw(name, sweep)
+    except UserError as error:
+        print(_not_drawn(name, error))
+        return None
+    print(FIGURES[name][1], *drawn.notes, sep="; ")
+    return drawn
 
 
 def missing(sweep: SweepResults) -> str | None:

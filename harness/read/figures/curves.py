@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -29,6 +30,7 @@ from harness.read.figures.panels import (
 )
 from harness.read.labels import STRATEGY, heading_of
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency, is_single_of
+from harness.read.records.comparable import ACCURACY
 from harness.read.records.groups import Group, repeats_of
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
@@ -67,32 +69,38 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
         raise NothingToDraw("one epoch makes no line")
     arranged, notes = arrange(sweep, groups, most=kit.MOST_PANELS // len(metrics))
     of_lines = styles.of_lines(sweep, arranged)
-    wide = kit.panels_per_row(len(arranged))
-    blocks = [arranged[n : n + wide] for n in range(0, len(arranged), wide)]
-    rows = [(metric, block) for block in blocks for metric in metrics]
-    figure, axes = kit.panels(len(rows) * wide, 2.4, wide)
-    drawn, texts = Drawn(figure, notes=[*notes, *without_place(sweep, groups)]), []
-    for y, (metric, block) in enumerate(rows):
-        for x, place in enumerate(axes[y * wide : (y + 1) * wide]):
-            if x >= len(block):
-                place.set_visible(False)
-                continue
-            texts.append(_draw(drawn, place, block[x], metric, of_lines))
-            kit.describe(
-                place,
-                block[x].title if metric == metrics[0] else "",
-                "epoch" if metric == metrics[-1] else "",
-                _title(metric) if x == 0 else "",
-            )
+    figure, placed = _rows(arranged, {metric: _title(metric) for metric in metrics}, "epoch", 2.4)
+    notes += without_place(sweep, groups)
+    drawn = Drawn(figure, notes=notes)
+    texts = [_draw(drawn, axes, panel, metric, of_lines) for axes, panel, metric in placed]
     for metric in metrics:
-        same = [axes[y * wide + x] for y, (of, block) in enumerate(rows) if of == metric
-                for x in range(len(block))]  # fmt: skip
-        same_scale(same)
+        same_scale([axes for axes, _, of in placed if of == metric])
     kit.legend(figure, of_lines)
     drawn.alt = f"{' and '.join(map(_title, metrics))} by epoch. " + kit.listed(
         filter(None, texts), " "
     )
     return drawn
+
+
+def _rows(
+    panels: Sequence[Panel], measures: dict[str, str], x: str, height: float
+) -> tuple[Figure, list[tuple[Axes, Panel, str]]]:
+    """A row of panels for each measure, which has the name of its axis; what stands where."""
+    wide = kit.panels_per_row(len(panels))
+    blocks = [panels[n : n + wide] for n in range(0, len(panels), wide)]
+    rows = [(measure, block) for block in blocks for measure in measures]
+    figure, axes = kit.panels(len(rows) * wide, height, wide)
+    first, last = next(iter(measures)), next(reversed(measures))
+    placed = list[tuple[Axes, Panel, str]]()
+    for y, (measure, block) in enumerate(rows):
+        row = axes[y * wide : (y + 1) * wide]
+        for place in row[len(block) :]:
+            place.set_visible(False)
+        for place, panel in zip(row, block, strict=False):
+            title, below = panel.title * (measure == first), x * (measure == last)
+            kit.describe(place, title, below, measures[measure] if place is row[0] else "")
+            placed.append((place, panel, measure))
+    return figure, placed
 
 
 def _title(metric: str) -> str:
@@ -164,46 +172,58 @@ def _runs(
 
 
 def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Seconds of training per epoch over the batch of a device, a line a set-up."""
+    """Seconds of training per epoch over the batch of a device, a line a set-up; below, what the
+    batch costs in quality.
+    """
     begun = [g for g in sweep.groups if g.finished or failures(g)]
     groups = [g for g in begun if is_number(g.setting(BATCH))]
     if len({g.setting(BATCH) for g in groups}) < 2:
         raise NothingToDraw("the batch per GPU does not vary")
     return _against(
-        sweep, styles, groups, "epoch_time_s", lambda g: float(g.setting(BATCH)), (BATCH,),
-        "batch per GPU (samples)", "training time of an epoch (s)",
+        sweep, styles, groups, lambda g: float(g.setting(BATCH)), (BATCH,),
+        "batch per GPU (samples)",
+        {"epoch_time_s": "training time of an epoch (s)", ACCURACY: "final accuracy"},
     )  # fmt: skip
 
 
 def throughput(sweep: SweepResults, styles: Styles) -> Drawn:
     """Samples per second over the number of devices; dotted: proportional to the devices."""
     return _against(
-        sweep, styles, _scaled(sweep), RATE, _devices, _along(sweep),
-        "devices", "training samples/s", ideal=True,
+        sweep, styles, _scaled(sweep), _devices, _along(sweep),
+        "devices", {RATE: "training samples/s"}, ideal=True,
     )  # fmt: skip
 
 
 def _against(
-    sweep: SweepResults, styles: Styles, groups: Sequence[Group], measure: str,
-    place: Callable[[Group], float], across: tuple[str, ...], x: str, y: str, ideal: bool = False,
+    sweep: SweepResults, styles: Styles, groups: Sequence[Group],
+    place: Callable[[Group], float], across: tuple[str, ...], x: str, measures: dict[str, str],
+    ideal: bool = False,
 ) -> Drawn:  # fmt: skip
-    """A panel a script, a line for what is the same along it, each run a point."""
-    if not any(group.values(measure) for group in groups):
-        raise NothingToDraw(f"no finished run has {measure}")
-    arranged, notes = arrange(sweep, groups, across, by_setup=False)
+    """A panel a script, a line for what is the same along it, each run a point; a row of them for
+    each of these measures that a run has, the first of which one must have.
+    """
+    first, *_ = measures
+    if not any(group.values(first) for group in groups):
+        raise NothingToDraw(f"no finished run has {first}")
+    known = {name: y for name, y in measures.items() if any(g.values(name) for g in groups)}
+    most = kit.MOST_PANELS // len(known)
+    arranged, notes = arrange(sweep, groups, across, by_setup=False, most=most)
     of_lines = styles.of_lines(sweep, arranged)
     if ideal:
         arranged, of_lines = _from_single(sweep, arranged, of_lines)
-    figure, axes = kit.panels(len(arranged), 3.0)
+    figure, placed = _rows(arranged, known, x, 3.0 if len(known) == 1 else 2.6)
     notes += [*_crosses(sweep, groups), *without_place(sweep, groups)]
-    drawn, texts = Drawn(figure, notes=[*notes, *_shared_cores(sweep)]), []
-    for panel_axes, panel in zip(axes, arranged, strict=True):
-        texts.append(_lines(drawn, panel_axes, panel, of_lines, measure, place, ideal))
-        kit.describe(panel_axes, panel.title, x, y if panel_axes is axes[0] else "")
+    drawn = Drawn(figure, notes=[*notes, *_shared_cores(sweep)])
+    texts = {name: list[str]() for name in known}
+    for axes, panel, name in placed:
+        texts[name].append(_lines(drawn, axes, panel, of_lines, name, place, ideal))
+    same_scale([axes for axes, _, name in placed if name == ACCURACY])
     lines = [line for panel in arranged for line in panel.lines]
-    shown = {name for name, of_line in lines if any(g.values(measure) for g in of_line)}
+    shown = {name for name, of_line in lines if any(g.values(first) for g in of_line)}
     kit.legend(figure, _of_shown(of_lines, shown), [IDEAL] if ideal else [])
-    drawn.alt = f"{y} over {x}, means. " + kit.listed(texts, " ")
+    drawn.alt = " ".join(
+        f"{known[name]} over {x}, means. {kit.listed(each, ' ')}" for name, each in texts.items()
+    )
     return drawn
 
 
@@ -220,8 +240,8 @@ def _lines(
     values: list[float] = []
     bars: list[float] = []
     texts, failed = [], []
-    for number, (name, groups) in enumerate(in_order(panel.lines, place)):
-        aside = kit.aside(number, len(panel.lines))
+    lines = in_order(panel.lines, place)
+    for (name, groups), drawn_at in zip(lines, _beside(lines, place), strict=True):
         points: list[Point] = []
         for group in groups:
             of_line = group.label.get(STRATEGY) == groups[-1].label.get(STRATEGY)
@@ -229,7 +249,7 @@ def _lines(
             failed += [(place(group), what) for what in failures(group)]
             texts += [f"{called or 'all'} at {place(group):g} {what}" for what in failures(group)]
             at, style = place(group), styles[name]
-            point = draw_group(drawn, axes, at, group, measure, called, style, aside)
+            point = draw_group(drawn, axes, at, group, measure, called, style, drawn_at[at])
             if point is not None:
                 points.append(point)
         values += [value for point in points for value in point.values]
@@ -238,27 +258,42 @@ def _lines(
         means = [(point.x, point.mean) for point in points]
         best = _best(means) if ideal else dict(means)
         if ideal and len(best) > 1:
-            bars.append(_ideal(axes, points, styles[name], aside))
-        _line_with_gaps(axes, best, map(place, groups), styles[name], aside)
+            bars.append(_ideal(axes, points, styles[name], drawn_at))
+        _line_with_gaps(axes, best, drawn_at, styles[name])
     _same_place(axes, panel, place, measure)
     doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
+    share = measure == ACCURACY
     if values:
-        fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars)
+        fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars, share)
+    if values and not share:
         axes.set_ylim(bottom=0)
     kit.crosses(axes, failed)
     kit.mark_cut_intervals(drawn, axes)
     return f"{': '.join(filter(None, (panel.title, kit.listed(texts))))}."
 
 
+def _beside(lines: Sequence[Series], place: Callable[[Group], float]) -> list[dict[float, float]]:
+    """For each line, from each of its places to where it is drawn: beside the others there."""
+    of_lines = [{place(group) for group in groups} for _, groups in lines]
+    here = {x: [n for n, places in enumerate(of_lines) if x in places]
+            for x in set[float]().union(*of_lines)}  # fmt: skip
+    return [
+        {x: x * kit.aside(here[x].index(n), len(here[x])) for x in sorted(places)}
+        for n, places in enumerate(of_lines)
+    ]
+
+
 IDEAL = Line2D([], [], color=kit.FAINT, linestyle=":", label="in proportion to the devices")
 
 
-def _ideal(axes: Axes, points: Sequence[Point], style: Style, aside: float) -> float:
+def _ideal(
+    axes: Axes, points: Sequence[Point], style: Style, drawn_at: Mapping[float, float]
+) -> float:
     """From the first point in proportion to the devices; the height of its end."""
     first, last = points[0], points[-1].x
     end = first.mean * last / first.x
     dotted = style._replace(dash=":")
-    kit.line(axes, [aside * first.x, aside * last], [first.mean, end], dotted, alpha=0.8)
+    kit.line(axes, [drawn_at[first.x], drawn_at[last]], [first.mean, end], dotted, alpha=0.8)
     return end
 
 
@@ -293,11 +328,11 @@ def _of_shown(styles: dict[str, Style], shown: Collection[str]) -> dict[str, Sty
 
 
 def _line_with_gaps(
-    axes: Axes, points: dict[float, float], places: Iterable[float], style: Style, aside: float
+    axes: Axes, points: dict[float, float], drawn_at: Mapping[float, float], style: Style
 ) -> None:
     """Broken where a group between two points has none."""
-    across = [x for x in sorted({*places}) if min(points, default=0) <= x <= max(points, default=0)]
-    kit.line(axes, [aside * x for x in across], [points.get(x, math.nan) for x in across], style)
+    across = [x for x in drawn_at if min(points, default=0) <= x <= max(points, default=0)]
+    kit.line(axes, [drawn_at[x] for x in across], [points.get(x, math.nan) for x in across], style)
 
 
 def _best(points: Sequence[tuple[float, float]]) -> dict[float, float]:
@@ -334,8 +369,8 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     without_one = dict[str, None]()
     for place, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []
-        for number, (name, line_groups) in enumerate(in_order(panel.lines, _devices)):
-            aside = kit.aside(number, len(panel.lines))
+        lines = in_order(panel.lines, _devices)
+        for (name, line_groups), drawn_at in zip(lines, _beside(lines, _devices), strict=True):
             if _devices(line_groups[0]) > 1:
                 without_one[name or panel.title or "all"] = None
                 continue
@@ -345,13 +380,12 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
             kinds |= {kind for *_, kind in points[1:]}
             style = of_lines[name]
             best = _best([(at, value) for at, value, *_ in points])
-            _line_with_gaps(place, best, map(_devices, line_groups), style, aside)
+            _line_with_gaps(place, best, drawn_at, style)
             shown.add(name)
             for at, value, low, high, _ in points:
-                kit.interval(place, [aside * at] * 2, [low, high], style)
-                place.plot(
-                    [aside * at], [value], color=style.colour, marker=style.marker, markersize=6
-                )
+                x = drawn_at[at]
+                kit.interval(place, [x, x], [low, high], style)
+                place.plot([x], [value], color=style.colour, marker=style.marker, markersize=6)
             values += best.values()
             reached += [f"{name or 'all'} {value:.2f} on {at:g}" for at, value, *_ in points[1:]]
         place.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
@@ -17,7 +18,13 @@ from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
-from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
+from harness.read.records.comparable import (
+    ACCURACY,
+    QUALITY,
+    all_beside_others,
+    refused,
+    values_of,
+)
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import delay_axis, log_axis, named_rows, row_names
@@ -130,6 +137,10 @@ class Cell:
         return {key: 100 * (value - base[key]) for key, value in values.items() if key in base}
 
 
+HOLLOW = Line2D([], [], color=kit.FAINT, marker="o", markerfacecolor=kit.WHITE, linestyle="",
+                markersize=5, label="hollow: all runs beside other programs")  # fmt: skip
+
+
 def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     """Columns of panels by set-up, rows by rate and kind of time; below, the cost in quality."""
     cells = _cells(sweep)
@@ -161,7 +172,8 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         title = [*columns[x], _rate_text(rate), others, f"median {TIMES_TO_TARGET[measure]}"]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
                  f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
-    kit.legend(figure, of_strategies)
+    disturbed = any(all_beside_others(c.group) for c in cells if c.group.timed)
+    kit.legend(figure, of_strategies, [HOLLOW] if disturbed else [])
     drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES_TO_TARGET)
     return drawn
 
@@ -226,6 +238,11 @@ def _times(
         finite = [m if math.isfinite(m) else math.nan for m in medians]
         kit.line(axes, [c.delay * aside for c in mine], finite, style, marker=style.marker,
              markersize=5, label=name)  # fmt: skip
+        disturbed = [c for c in mine if all_beside_others(c.group)]
+        x, y = [c.delay * aside for c in disturbed], [statistics.median(c.times(measure))
+                                                      for c in disturbed]  # fmt: skip
+        axes.plot(x, y, color=style.colour, marker=style.marker, markersize=5, linestyle="",
+                  markerfacecolor=kit.WHITE)  # fmt: skip
         for cell in mine:
             times = cell.times(measure)
             if missed := sum(map(math.isinf, times)):

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from harness.core.records import FAILURES
-from harness.core.strategies import STRATEGIES
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
 from harness.read.labels import (
@@ -25,6 +24,7 @@ from harness.read.labels import (
     shown_axes,
     strategy_text,
 )
+from harness.read.records.comparable import ACCURACY
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
@@ -70,7 +70,10 @@ class Styles:
             for axis in OF_PAGE:
                 if axis in (*sweep.axes, STRATEGY):
                     known[axis] |= {key_text(group, axis) for group in sweep.groups}
-        self._styles = {axis: _ordered_styles(values) for axis, values in known.items()}
+        self._styles = {
+            axis: (_strategy_styles if axis == STRATEGY else _ordered_styles)(values)
+            for axis, values in known.items()
+        }
 
     def of_axis(self, axis: str, values: Iterable[str]) -> dict[str, Style]:
         """Styles of these values; an axis not shared by the page gets styles of this figure."""
@@ -116,19 +119,42 @@ def key_text(group: Group, axis: str) -> str:
     return group.topology if axis == "setup" and "link" in group.label else axis_text(group, axis)
 
 
+def _natural(text: str) -> list[Any]:
+    pieces = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)
+    return [float(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
+
+
 def _ordered_styles(values: Collection[str]) -> dict[str, Style]:
-    """Styles by the values alone, not by the order of records; plain ddp stands out."""
-    strategies = [*STRATEGIES]
+    """Styles by the values alone, not by the order of records."""
+    return {value: kit.cycle(n) for n, value in enumerate(sorted({*values}, key=_natural))}
 
-    def natural(text: str) -> tuple[int, list[Any]]:
-        family = text.split(" ")[0]
-        rank = strategies.index(family) if family in strategies else len(strategies)
-        pieces = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", text)
-        return rank, [float(p) if n % 2 else p for n, p in enumerate(pieces)]
 
-    # single is last: it is the rarest in a figure of strategies.
-    others = [*sorted({*values} - {"ddp", "single"}, key=natural), "single"]
-    return {"ddp": kit.BASE} | {value: kit.cycle(number) for number, value in enumerate(others)}
+# Colours of a strategy in every figure; where there are several, by how rarely it exchanges.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "ddp": ("#CC79A7",),  # with a code; plain ddp stands out
+    "fsdp": ("#999933",),
+    "dp": ("#332288",),
+    "local_sgd": ("#0072B2", "#56B4E9"),
+    "diloco": ("#D55E00", "#E69F00", "#8C510A"),
+    "hivemind": ("#009E73",),
+    "single": (kit.FAINT,),
+}
+RARER = (20, 100)  # updates between exchanges: from each on the next colour
+
+
+def _strategy_styles(values: Collection[str]) -> dict[str, Style]:
+    """The colour follows from the strategy alone; those of one colour differ in marker and dash."""
+    styles, of_colour = dict[str, Style](), Counter[str]()
+    for value in sorted({*values}, key=_natural):
+        family, period = value.split(" ")[0], re.search(r" h(\d+)\b", value)
+        rarer = sum(int(period[1]) >= updates for updates in RARER) if period else 0
+        colours = FAMILIES.get(family, (kit.cycle(len(styles)).colour,))
+        colour = colours[min(rarer, len(colours) - 1)]
+        number, first = of_colour[colour], [*FAMILIES, family].index(family) + rarer
+        of_colour[colour] += 1
+        marker = kit.cycle(first + number).marker
+        styles[value] = Style(colour, marker, kit.DASHES[number % len(kit.DASHES)])
+    return styles | {"ddp": kit.BASE}
 
 
 def arrange(
@@ -228,20 +254,23 @@ class Point(NamedTuple):
 
 def draw_group(
     drawn: Drawn, axes: Axes, x: float, group: Group, measure: str, line: str, style: Style,
-    aside: float = 1.0,
+    drawn_at: float | None = None,
 ) -> Point | None:  # fmt: skip
     """Each run as a point, the group's mean with its interval; None where no run has the measure.
 
-    aside: factor from x to where it is drawn.
+    drawn_at: where x would be on the points of another group.
     """
     by_run = group.by_run(measure)
     if not by_run:
         return None
     values = [value for _, value in by_run]
     tips = [f"{line}, {x:g}, {run_name(run)}: {value:,.4g}" for run, value in by_run]
-    kit.run_points(drawn, axes, [aside * x] * len(values), values, style, tips)
+    at = x if drawn_at is None else drawn_at
+    kit.run_points(drawn, axes, [at] * len(values), values, style, tips)
     rate, repeats = is_rate(measure), group.values(measure)
-    mean, low, high = kit.mean_with_interval(axes, aside * x, repeats, style, rate)
+    mean, low, high = kit.mean_with_interval(
+        axes, at, repeats, style, rate, share=measure == ACCURACY
+    )
     text = f"{line or 'all'} at {x:g} {kit.numbers_of(repeats, rate)}"
     return Point(x, mean, low, high, values, text)
 

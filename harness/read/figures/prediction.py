@@ -45,6 +45,7 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
             style = of_strategies[axis_text(case.group, STRATEGY)]
             _mark(drawn, place, sweep, case, style)
         _diagonal(place, workload)
+        kit.mark_cut_intervals(drawn, place)
     kit.legend(figure, of_strategies, [
         Line2D([], [], color=kit.FAINT, marker="o", markerfacecolor="none", linestyle="",
                markersize=5, label="textbook's alpha-beta"),
@@ -52,7 +53,7 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
         Patch(color=kit.FAINT, alpha=0.15, linewidth=0, label=f"within {NEAR:.0%}"),
     ])  # fmt: skip
     notes += without_place(sweep)
-    drawn.notes = [*map(_fitted_on, workloads), *notes]
+    drawn.notes = [*map(_fitted_on, workloads), *notes, *drawn.notes]
     numbers = kit.listed(f"{sweep.short_name_of(case.group)} {_numbers(case)}" for case in cases)
     drawn.alt = f"Predicted step time against measured. {_errors(cases)}. {numbers}."
     return drawn

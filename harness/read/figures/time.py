@@ -63,6 +63,7 @@ OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the be
 # Measure, title with unit, and the unit in those of the measure.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
+    ("wall_s", "wall time (s)", 1.0),
     ("energy_j", "energy of the devices (kJ)", 1e3),
 )
 
@@ -191,7 +192,7 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     return ", ".join([value, *texts])
 
 
-UNBEATEN = "in the mean no other is both better and cheaper"
+NUMBERED = "numbered: in the mean no other is both better and cheaper"
 
 
 class TradeOff(NamedTuple):
@@ -224,8 +225,9 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         none = f"no two groups have the same {', '.join(GIVEN)}: nothing to choose"
         raise NothingToDraw("; ".join([none, *notes]))
     drawn_cases = cases[: kit.MOST_PANELS // len(costs)]
-    wide = kit.panels_per_row(len(drawn_cases))
     shown = [(*cost, case) for cost in costs for case in drawn_cases]
+    # Of one case the costs stand side by side.
+    wide = kit.panels_per_row(len(shown if len(cases) == 1 else drawn_cases))
     figure, axes = kit.panels(len(shown), 4.0 if len(cases) == 1 else 3.2, wide)
     notes += left_out(len(cases) - len(drawn_cases), "panels")
     drawn, texts, with_points = Drawn(figure, notes=notes), [], set[str]()
@@ -244,13 +246,14 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
             continue
         texts.append(_best(place, sweep, points, ", ".join(filter(None, [case, title]))))
         place.margins(0.1)  # room for the numbers
-        kit.describe(place, case, title, "final accuracy" if number % wide == 0 else "")
+        above = case if number < wide else ""
+        kit.describe(place, above, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             log_axis(place, "x")
     kit.legend(figure, {n: style for n, style in of_names.items() if n in with_points})
-    set_title(figure, f"Numbered: {UNBEATEN}")
+    set_title(figure, NUMBERED.capitalize())
     drawn.notes += without_place(sweep)
-    drawn.notes.append(f"numbered: {UNBEATEN}. " + " ".join(texts).removesuffix("."))
+    drawn.notes.append(f"{NUMBERED}. " + " ".join(texts).removesuffix("."))
     drawn.alt = "Final accuracy against its cost, means; best for their price: " + " ".join(texts)
     return drawn
 

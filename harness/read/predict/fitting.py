@@ -220,6 +220,11 @@ def fit_on(
     """UserError where the runs do not determine a model, with the command that is missing."""
     basis = [run for run in runs if _is_basis(run)]
     singles = [r for r in basis if shape_of(r).ranks == 1 and step_s(r, overrides) is not None]
+    if flags := _unsaid(basis, overrides):
+        raise UserError(
+            f"{selector}: the imported records do not say {', '.join(flags)}: give "
+            f"{' '.join(flags.values())}"
+        )
     if not singles:
         raise UserError(
             f"{selector}: no finished run of one process, from which computing would be known: "
@@ -397,9 +402,30 @@ def _sharing(
     )
 
 
-def _backend(run: Run, overrides: Overrides) -> str:
+def _unsaid(basis: Sequence[Run], overrides: Overrides) -> dict[str, str]:
+    """What epochs of one process lack that others have published, with the flags that say it; empty
+    beside runs of our own.
+    """
+    singles = [run for run in basis if shape_of(run).ranks == 1 and "epoch_time_s" in run.measures]
+    if not singles or not all(run.imported for run in singles):
+        return {}
+    flags = {}
+    if not any(step_s(run, overrides) for run in singles):
+        flags["how many samples an epoch has"] = "--train_size N"
+    if _known_backend(singles[0], overrides) not in BACKENDS:
+        flags["what would exchange"] = f"--backend {' or '.join(BACKENDS)}"
+    if flags and _gradient_bytes(singles[0], basis, overrides) is None:
+        flags["how large a gradient is"] = "--gradient_mb N"
+    return flags
+
+
+def _known_backend(run: Run, overrides: Overrides) -> Any:
     by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(run.device).split(":")[0])
-    backend = overrides.backend or run.observed.get("backend") or by_device
+    return overrides.backend or run.observed.get("backend") or by_device
+
+
+def _backend(run: Run, overrides: Overrides) -> str:
+    backend = _known_backend(run, overrides)
     if backend not in BACKENDS:
         raise UserError(
             f"the records do not say what would exchange: give --backend {' or '.join(BACKENDS)}"

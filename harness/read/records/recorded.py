@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from harness.core.attempts import best_of, ends_of, own_metrics, starts_of, times_of_attempts
 from harness.core.identity import stem
@@ -28,7 +28,7 @@ from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
-from harness.core.settings import UserError, flag_fields
+from harness.core.settings import Settings, UserError, flag_fields
 from harness.core.strategies import SENT_DIRECTLY
 
 # The outcome of a record that is not believed; it never stands in a file.
@@ -124,7 +124,7 @@ def _read(record: Recorded, with_ranks: bool) -> None:
     _check_epochs(record)
     if summary is not None:
         _check_whole(record, summary)
-        record.summary = summary  # type: ignore[assignment]
+        record.summary = cast(SummaryRecord, summary)
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
     # A record that lacks a flag is older than it, and was made with its default.
     known = {name: value for name, value in settings.items() if value is not None}
     try:
-        expected = stem(SimpleNamespace(**_defaults() | known))  # type: ignore[arg-type]
+        expected = stem(cast(Settings, SimpleNamespace(**_defaults() | known)))
     except TypeError:
         raise UserError("settings.json lacks settings that the name of the folder has") from None
     setup = (path if len(path.parts) > 1 else path.absolute()).parent.name

@@ -154,7 +154,7 @@ def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section 
         return _section_of(begun, table, styles, name, out)
     except UserError:
         raise
-    except Exception as error:
+    except Exception as error:  # one that cannot be shown stops no other; it is told
         return f"{type(error).__name__}: {error}"
 
 

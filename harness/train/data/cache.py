@@ -130,7 +130,7 @@ def in_turn(world: World) -> Iterator[None]:
         if turn == 1:
             raise NodeError(str(error)) from None
         raise
-    except Exception as error:
+    except Exception as error:  # whatever ends this rank is told to those that wait, and goes on
         text = str(error) if isinstance(error, DiskError) else f"{type(error).__name__}: {error}"
         done = redacted(" ".join(text.split()))
         raise

@@ -80,7 +80,7 @@ def publish(context: Context) -> None:
         return
     try:
         repo = _upload(context.settings, context.folder)
-    except Exception as error:
+    except Exception as error:  # of any library on the way: the run itself is finished
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = first_line(error)
         if status in (401, 403, 404):

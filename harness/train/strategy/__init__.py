@@ -34,7 +34,7 @@ def own_exchange(strategy: str) -> type[Exchange]:
     file, name = own
     try:
         exchange = getattr(module_from(file), name, None)
-    except Exception as error:
+    except Exception as error:  # whatever a user's file raises
         reason = f"{type(error).__name__}: {error}"
         raise NodeError(f"--strategy {strategy}: {file} cannot be loaded: {reason}") from error
     if not (isinstance(exchange, type) and issubclass(exchange, Exchange)):
