@@ -10,8 +10,8 @@ python -m docs.generate.tables README.md
     <!-- end of answers -->
 
 What stands between such lines is replaced by these columns of the sweep's table, with the sample
-standard deviations over the seeds, or by what the sweep answers in these cases, against its baseline or the
-one named. Nothing else of the file is touched.
+standard deviations over the seeds, or by what the sweep answers in these cases, against its
+baseline or the one named. Nothing else of the file is touched.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from harness.read.drawing import LETTERS, page_inches, wrapped

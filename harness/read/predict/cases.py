@@ -110,10 +110,16 @@ def _workload(
     cases = []
     for group in far:
         try:
-            cases.append(_predicted(fitted, group))
+            cases.append(_predicted(_without(fitted, group, groups), group))
         except UserError as error:
             excluded.setdefault(str(error), []).append(sweep.short_name_of(group))
     return Workload(name, fitted, cases) if cases else None
+
+
+def _without(fitted: Fitted, group: Group, groups: Sequence[Group]) -> Fitted:
+    """Without what the runs of this group themselves measured on their link."""
+    others = [run for other in groups if other is not group for run in other.finished]
+    return replace(fitted, model=replace(fitted.model, table=tuple(all_reduces_of(others))))
 
 
 def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
