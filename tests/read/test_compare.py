@@ -235,6 +235,23 @@ def test_one_processor_on_two_days(
     assert (why in text) == (speed == "not comparable")
 
 
+@pytest.mark.parametrize(("first_s", "said"), [
+    ((0.0, 9000.0), "measured 2 h 30 min apart and not in turn: a machine may change meanwhile"),
+    ((0.0, 600.0), None),  # soon after
+])  # fmt: skip
+def test_sides_that_did_not_take_turns_are_noted(
+    first_s: tuple[float, float], said: str | None, tmp_path: Path, compared: Verb
+) -> None:
+    sides = [pairs(tmp_path / name, [0.7, 0.8]) for name in "ab"]
+    for side, begin_s in zip(sides, first_s, strict=True):
+        for file in Path(side).rglob("settings.json"):
+            start = {"event": "start", "attempt": 1, "unix": 1e9 + begin_s}
+            (file.parent / "attempts.jsonl").write_text(json.dumps(start) + "\n")
+    text = compared.in_one_line(*sides)
+    assert "speed: comparable" in text and ("apart and not in turn" in text) == bool(said)
+    assert said is None or f"note: {said}" in text
+
+
 def test_gpus_of_one_kind_are_one_machine(tmp_path: Path, compared: Verb) -> None:
     facts = {"machine": "a100x1", "gpus": ["A100"]}
     one = pairs(tmp_path / "a", [0.7, 0.8], environment=facts)

@@ -127,17 +127,20 @@ def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
     assert "torch 2.13.0" in said and "commit 0123456789ab" in said
 
 
-def test_the_hypothesis_stands_directly_before_the_answer(plan: Plan, table: Verb) -> None:
+def test_the_hypothesis_opens_the_table_and_the_answer_follows_it(plan: Plan, table: Verb) -> None:
     plan.run()
     plan.run("1_2", train_samples_per_s=200.0)
     folder = plan.write(hypothesis="four is | enough.")
     said = table(folder, "--write")
-    assert (
-        "\nhypothesis: four is | enough.\n- setup 1_2 against setup 1_1:\n  - samples/s: " in said
+    hypothesis, answer = (
+        said.index("\nhypothesis: four is | enough.\n"),
+        said.index("\n- setup 1_2 "),
     )
+    assert hypothesis < said.index("samples/s") < answer
+    assert "\n- setup 1_2 against setup 1_1:\n  - samples/s: " in said
     text = (plan.folder / "table.md").read_text()
     answer = "Against the baseline:\n\n- setup 1_2 against setup 1_1:\n  - samples/s: "
-    assert f"|\n\nHypothesis: four is \\| enough.\n\n{answer}" in text
+    assert "\n\nHypothesis: four is \\| enough.\n\n| setup |" in text and f"|\n\n{answer}" in text
     assert json.loads(table(folder, "--json"))["hypothesis"] == "four is | enough."
     plan.write(hypothesis=None)
     assert "hypothesis:" not in table(folder)

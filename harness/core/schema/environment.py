@@ -157,8 +157,8 @@ class ObservedRecord(TypedDict, total=False):
 
 
 class CalibrationRecord(TypedDict):
-    """What the processor of the first node can do at most, measured once on each machine by a
-    process with as many threads, and cached."""
+    """What the processor of the first node can do at most, measured on each machine by a process
+    with as many threads, and cached for six hours."""
 
     fp32_tflops: Annotated[TflopPerSecond | None,
         "of the product of two matrices of 1024 x 1024, or of 256 x 256 where such a product takes "

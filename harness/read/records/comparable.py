@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
-from harness.read.labels import counted, listed
+from harness.read.labels import counted, duration, listed
 from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import TO_TARGET, Run
@@ -26,6 +26,7 @@ ACCURACY = "accuracy"
 ONE_SEED, ONE_PAIR = "one seed on a side", "one seed in common"
 OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
 MOST_NAMED = 6  # groups, in a note
+FAR_APART_S = 3600.0  # between the last of one side and the first of the other
 SHARES = ("per_gpu_batch", "grad_acc")  # settings that make the effective batch of a device
 
 
@@ -103,7 +104,23 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
         _apply_load((one, other), verdicts)
         verdicts[TARGET].reasons.extend(_unknown_beside_misses((one, other)))
         _apply_processors(one, other, verdicts)
+        _apply_hours(one, other, verdicts)
     return verdicts
+
+
+def _apply_hours(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:
+    """Note it if the sides did not take turns, as the runs of a sweep do."""
+    times = [
+        [time for run in group.timed for row in run.attempts if (time := row.get("unix"))]
+        for group in (one, other)
+    ]
+    if not all(times):
+        return
+    apart_s = max(map(min, times)) - min(map(max, times))
+    if apart_s > FAR_APART_S:
+        text = f"measured {duration(apart_s)} apart and not in turn: a machine may change meanwhile"
+        for question in (SPEED, TARGET):
+            verdicts[question].notes.append(text)
 
 
 def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:

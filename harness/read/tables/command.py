@@ -254,9 +254,9 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     console = screen()
     console.print(shown.title, style="bold")
     console.print(shown.about)
-    show(table)
     if shown.hypothesis:
         console.print(f"hypothesis: {shown.hypothesis}")
+    show(table)
     show_list(answer.item for answer in shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
@@ -311,9 +311,9 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
     yield ""
     yield escaped(shown.about)
     yield ""
-    yield from markdown_lines(shown.table)
     if shown.hypothesis:
-        yield f"\nHypothesis: {escaped(shown.hypothesis)}"
+        yield f"Hypothesis: {escaped(shown.hypothesis)}\n"
+    yield from markdown_lines(shown.table)
     if shown.answers:
         yield "\nAgainst the baseline:\n"
         yield from markdown_list(answer.item for answer in shown.answers)

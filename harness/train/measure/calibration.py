@@ -1,5 +1,6 @@
-"""What a processor can do at most, measured once on each machine: products of matrices in each
-number format, and memory traffic. And what --precision bf16 would bring a model on it.
+"""What a processor can do at most, measured anew every few hours, as machines are shared: products
+of matrices in each number format, and memory traffic. And what --precision bf16 would bring a model
+on it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # A model is tried in bf16 where products are faster by this, and advised to use it from here on.
 WORTH_TRYING, WORTH_SAYING = 1.3, 1.15
 PASSES, LIMIT_S = 3, 3.0
+FRESH_S = 6 * 3600.0  # what is older is measured again: what a shared machine gives changes
 
 
 def calibration() -> dict[str, Any]:
@@ -62,6 +64,8 @@ def calibration() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
+        if time.time() - file.stat().st_mtime > FRESH_S:
+            return None
         known = json.loads(file.read_text())
         if isinstance(known, dict) and OWN in known and not is_changed(known):
             return {name: known[name] for name in known if name != OWN}

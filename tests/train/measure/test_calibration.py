@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,13 @@ def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         file.write_text(damaged)
         assert 0 < calibration.calibration()["fp32_tflops"] < 45 * first["fp32_tflops"]
         assert set(json.loads(file.read_text())) == {*first, "checksum"}
+    old_s = time.time() - calibration.FRESH_S
+    os.utime(file, (old_s + 60, old_s + 60))
+    known = json.loads(file.read_text())
+    assert calibration.calibration() == {n: known[n] for n in known if n != "checksum"}
+    os.utime(file, (old_s - 60, old_s - 60))  # another session
+    calibration.calibration()
+    assert file.stat().st_mtime > old_s + 60
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("no folder")  # nothing can be cached
@@ -50,7 +59,9 @@ def test_what_was_measured_beside_other_programs_is_unknown_and_not_cached(
         used[0] += share * threads
         return used[0]
 
-    clock = SimpleNamespace(perf_counter=lambda: float(next(walls)), process_time=process_time)
+    clock = SimpleNamespace(
+        perf_counter=lambda: float(next(walls)), process_time=process_time, time=time.time
+    )
     monkeypatch.setattr(calibration, "time", clock)
     monkeypatch.setattr(calibration.torch, "mm", lambda *_: None)
     monkeypatch.setattr(calibration, "SLOW_S", 2)  # each product takes one second of this clock
