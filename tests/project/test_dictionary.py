@@ -64,7 +64,7 @@ KIND_OF_FILE = {
     "sweep.json": "sweep", "rank.jsonl": "ranks", "node.jsonl": "telemetry",
     "failure.json": "failure",
 }  # fmt: skip
-PLACES = ("published", "predicted", "gpu")
+PLACES = ("published", "gallery", "predicted", "gpu")
 
 
 @pytest.fixture(scope="module")
