@@ -70,6 +70,7 @@ TITLE_OF: dict[str, tuple[str, ...]] = {
     "accuracy": (ACCURACY,),
     "epoch_time": (RATE, ACCURACY),
     "throughput": (RATE,),
+    "propagation": (RATE,),
     "time_to_accuracy": (*TIMES_TO_TARGET,),
     "strategies": ("tta_wall_s",),
 }

@@ -14,6 +14,7 @@ from harness.core.records import FAILURES
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
+    UNLIKE,
     Panel,
     Point,
     Series,
@@ -217,7 +218,8 @@ def _against(
     texts = {name: list[str]() for name in known}
     for axes, panel, name in placed:
         texts[name].append(_lines(drawn, axes, panel, of_lines, name, place, ideal))
-    same_scale([axes for axes, _, name in placed if name == ACCURACY])
+    for name in known:
+        same_scale([axes for axes, _, of in placed if of == name], UNLIKE)
     lines = [line for panel in arranged for line in panel.lines]
     shown = {name for name, of_line in lines if any(g.values(first) for g in of_line)}
     kit.legend(figure, _of_shown(of_lines, shown), [IDEAL] if ideal else [])

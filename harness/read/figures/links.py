@@ -15,7 +15,14 @@ from matplotlib.lines import Line2D
 from harness.core.links import Link, plain_link
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
-from harness.read.figures.panels import Styles, arrange, axis_text, draw_group, run_name
+from harness.read.figures.panels import (
+    Styles,
+    arrange,
+    axis_text,
+    draw_group,
+    run_name,
+    same_scale,
+)
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE, baseline_of
 from harness.read.records.comparable import (
@@ -98,6 +105,7 @@ def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
         delay_axis(place, sorted({_link(group).delay_ms for group in groups}))
         log_axis(place, "y")
         kit.describe(place, panel.title, DELAY, "training samples/s" if place is axes[0] else "")
+    same_scale(axes)
     kit.legend(figure, of_rates)
     drawn.alt = f"Training samples/s over the delay between nodes: {kit.listed(texts)}."
     return drawn

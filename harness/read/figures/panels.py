@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -31,6 +32,7 @@ from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import is_rate
 
 # These may have panels of their own, in this order, where a panel would hold too many lines.
+UNLIKE = 3.0  # panels of which one is so much higher than another have scales of their own
 INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
 # The first of these that a sweep varies decides the colour of its groups.
 COLOUR_BY = ("strategy", "setup", "link", "lr", "per_gpu_batch")
@@ -196,10 +198,14 @@ def _arranged(
     return arranged
 
 
-def same_scale(axes: Sequence[Axes]) -> None:
-    """Panels of one measure have one vertical axis: a higher line is a larger value."""
+def same_scale(axes: Sequence[Axes], unlike: float = math.inf) -> None:
+    """Panels of one measure have one vertical axis: a higher line is a larger value. Not where one
+    ends more than `unlike` times as high as another, which would then be flat.
+    """
     ends = [place.get_ylim() for place in axes if place.has_data()]
-    for place in axes if ends else ():
+    tops = [high for _, high in ends]
+    alike = bool(tops) and max(tops) <= unlike * min(tops)
+    for place in axes if alike else ():
         place.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
 
 
