@@ -26,7 +26,13 @@ from tests.support.paired import Verb
 
 PUBLISHED = "outputs/published/sweeps/propagation-tiny"
 FIGURES = {
+    "agnews_food101_topologies-tiny": "epoch_time.png",
     "batch_size-tiny": "epoch_time.png",
+    "cifar100_resnet18_seeds-tiny": "throughput.png",
+    "cifar10_vit_four_nodes-tiny": "throughput.png",
+    "dataparallel_or_ddp-tiny": "throughput.png",
+    "imagenet_resnet_two_nodes-tiny": "throughput.png",
+    "limits-tiny": "epoch_time.png",
     "demo-tiny": "throughput.png",
     "fsdp": "frontier.png",
     "learning_rate-tiny": "accuracy.png",

@@ -26,7 +26,7 @@ from harness.read.figures.curves import (
     throughput,
 )
 from harness.read.figures.links import propagation, strategies
-from harness.read.figures.panels import Styles, set_title
+from harness.read.figures.panels import Styles, failures, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import NUMBERED, frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
@@ -133,9 +133,15 @@ def figure_for(sweep: SweepResults) -> str:
         ("lr", "accuracy"),
         ("setup", "throughput"),
     ):
-        if axis in varied:
+        if axis in varied and _varies(sweep, axis):
             return name
     return "frontier"
+
+
+def _varies(sweep: SweepResults, axis: str) -> bool:
+    """In what was run, if anything was: groups of a value may all be skipped here."""
+    begun = [group for group in sweep.groups if group.finished or failures(group)]
+    return len({str(group.label.get(axis)) for group in begun or sweep.groups}) > 1
 
 
 def figures_for(sweep: SweepResults) -> tuple[str, ...]:

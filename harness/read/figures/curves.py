@@ -214,7 +214,7 @@ def _against(
         arranged, of_lines = _from_single(sweep, arranged, of_lines)
     figure, placed = _rows(arranged, known, x, 3.0 if len(known) == 1 else 2.6)
     notes += [*_crosses(sweep, groups), *without_place(sweep, groups)]
-    drawn = Drawn(figure, notes=[*notes, *_shared_cores(sweep)])
+    drawn = Drawn(figure, notes=[*notes, *sweep.shared_cores])
     texts = {name: list[str]() for name in known}
     for axes, panel, name in placed:
         texts[name].append(_lines(drawn, axes, panel, of_lines, name, place, ideal))
@@ -411,7 +411,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
         drawn.notes.append(f"not drawn, as no run on one device does its work: {named}")
     kind = " and ".join(sorted(kinds))
     kit.legend(figure, _of_shown(of_lines, shown))
-    drawn.notes += [*_shared_cores(sweep), f"{kind}; bars are 95 % intervals over the seeds"]
+    drawn.notes += [*sweep.shared_cores, f"{kind}; bars are 95 % intervals over the seeds"]
     drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + kit.listed(texts, " ")
     return drawn
 
@@ -425,19 +425,6 @@ def _efficiencies(groups: Sequence[Group]) -> list[tuple[float, float, float, fl
         if kind in (WEAK, STRONG) and share.value is not None:
             points.append((_devices(group), share.value, *share.ends, kind))
     return points
-
-
-def _shared_cores(sweep: SweepResults) -> list[str]:
-    """What emulated nodes on one machine do to each other is no property of the set-up."""
-    shares = [run.launch.get("processes_per_core") or 0.0
-              for group in sweep.groups for run in group.finished]  # fmt: skip
-    crowded = sum(share > 1 for share in shares)
-    if not crowded:
-        return []
-    return [
-        f"{crowded} of {len(shares)} runs had more processes than cores (up to {max(shares):g} per "
-        "core): the machine, not the set-up, slows their computing"
-    ]
 
 
 def _along(sweep: SweepResults) -> tuple[str, ...]:

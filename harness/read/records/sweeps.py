@@ -144,6 +144,19 @@ class SweepResults:
         text = "--exchange auto chose different ways for runs that are averaged here"
         return [f"{mixed} of {len(ways)} groups: {text}"] if mixed else []
 
+    @property
+    def shared_cores(self) -> list[str]:
+        """What emulated nodes on one machine do to each other is no property of the set-up."""
+        shares = [run.launch.get("processes_per_core") or 0.0
+                  for group in self.groups for run in group.finished]  # fmt: skip
+        crowded = sum(share > 1 for share in shares)
+        if not crowded:
+            return []
+        return [
+            f"{crowded} of {len(shares)} runs had more processes than cores (up to "
+            f"{max(shares):g} per core): the machine, not the set-up, slows their computing"
+        ]
+
     def _read(self, planned: PlannedRun) -> Run:
         if planned.path is None:
             return Run(planned.label, None, SKIPPED, planned.skipped)
