@@ -21,9 +21,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness.core.settings import UserError
 from harness.read.compare.answers import answers
+from harness.read.labels import plain_text
 from harness.read.records.sweeps import SweepResults, read_sweep
 from harness.read.table import chosen, markdown_lines, markdown_list
 from harness.read.tables.sweep_table import sweep_table
@@ -79,11 +81,20 @@ def _table(sweep: SweepResults, columns: str) -> Iterator[str]:
 def _answers(sweep: SweepResults, what: str) -> Iterator[str]:
     cases, _, baseline = what.partition("; against ")
     if baseline:
-        sweep = replace(sweep, baseline=_values(baseline))
+        sweep = replace(sweep, baseline=_of_label(sweep, _values(baseline)))
     found = answers(sweep, _values(cases))
     if not found:
         raise UserError(f"{sweep.folder}: no answer for {what or 'any case'}")
     return markdown_list(answer.item for answer in found)
+
+
+def _of_label(sweep: SweepResults, texts: dict[str, str]) -> dict[str, Any]:
+    """The values of a planned run that read like these."""
+    for run in sweep.planned:
+        if all(plain_text(run.label.get(axis)) == text for axis, text in texts.items()):
+            return {axis: run.label[axis] for axis in texts}
+    named = ", ".join(f"{axis}={text}" for axis, text in texts.items())
+    raise UserError(f"{sweep.folder}: no run has {named}")
 
 
 def _values(text: str) -> dict[str, str]:

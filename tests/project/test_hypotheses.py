@@ -12,7 +12,7 @@ from harness.launch.sweepfile import header_of
 from harness.read.records.sweeps import read_results
 
 # Those of older sweeps were written later, or with a commit that is not kept (docs/sweeps.md).
-PUBLISHED = ("news", "pictures", "limits-tiny", "lora-tiny")
+PUBLISHED = ("news", "pictures", "limits-tiny")
 
 
 def git(root: Path, *words: str) -> str:

@@ -79,6 +79,11 @@ def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_
             f"<!-- answers {TOGETHER}: setup=9_9 -->\n<!-- end of answers -->\n",
             "no answer for setup=9_9",
         ),
+        (
+            f"<!-- answers {TOGETHER}: strategy=diloco; against strategy=ddp, lr=9 -->\n"
+            "<!-- end of answers -->\n",
+            "no run has strategy=ddp, lr=9",
+        ),
         (f"<!-- table outputs/nowhere: n -->\n{END}\n", "nowhere"),
     ],
 )

@@ -113,7 +113,7 @@ def test_the_notebook_is_that_of_the_records(root: Path) -> None:
         re.fullmatch(r'show\("(\w+)", "(outputs/published/[\w/-]+)"\)', cell) for cell in code[3:]
     ]
     assert [found and found[1] for found in asked] == drawn  # a figure a cell, no number
-    assert sum(isinstance(output, bytes) for output in shown) >= 8
+    assert sum(isinstance(output, bytes) for output in shown) == len(drawn)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(root)}}).execute()
     now = outputs(notebook)
     assert len(now) == len(shown)

@@ -107,13 +107,13 @@ def test_every_row_says_what_it_is_of(made: list[Path]) -> None:
     assert re.search(r"<tr><td>1 run</td><td>skipped: needs 2 nodes", html)
 
 
-def test_where_a_figure_shows_time_alone_accuracy_stands_beside_it(made: list[Path]) -> None:
+def test_the_figure_of_batches_answers_alone_as_it_shows_accuracy(made: list[Path]) -> None:
     html = made[0].read_text()
     section = html[html.index('<section id="sizes"') :]
     shown = re.findall(
         r'<figure id="sizes-(\w+)-figure">', section[: section.index("<summary><h3>")]
     )
-    assert shown == ["epoch_time", "frontier"]
+    assert shown == ["epoch_time"]
     assert "More figures" in section and section.count('<figure id="sizes-frontier-figure">') == 1
 
 

@@ -30,7 +30,7 @@ from harness.read.figures.panels import Styles, failures, set_title
 from harness.read.figures.prediction import prediction
 from harness.read.figures.time import NUMBERED, frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
-from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name
+from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name, shown_axes
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, disturbed, without_times
 from harness.read.records.selection import (
@@ -126,7 +126,7 @@ def figure_for(sweep: SweepResults) -> str:
         return "time_to_accuracy"
     if has_link and {STRATEGY, *OF_ONE_STRATEGY} & {*varied}:
         return "strategies"
-    if "link" in varied:
+    if "link" in varied and {*shown_axes(varied)} <= {"script", "setup", "link"}:
         return "propagation"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),
@@ -139,9 +139,10 @@ def figure_for(sweep: SweepResults) -> str:
 
 
 def _varies(sweep: SweepResults, axis: str) -> bool:
-    """In what was run, if anything was: groups of a value may all be skipped here."""
+    """In what was run, if several groups were: those of a value may all be skipped here."""
     begun = [group for group in sweep.groups if group.finished or failures(group)]
-    return len({str(group.label.get(axis)) for group in begun or sweep.groups}) > 1
+    groups = begun if len(begun) > 1 else sweep.groups
+    return len(groups) == 1 or len({str(group.label.get(axis)) for group in groups}) > 1
 
 
 def figures_for(sweep: SweepResults) -> tuple[str, ...]:
@@ -151,7 +152,7 @@ def figures_for(sweep: SweepResults) -> tuple[str, ...]:
     name = figure_for(sweep)
     if _reaches_target(sweep):
         return tuple(dict.fromkeys((name, "time_to_accuracy")))
-    return (name, "frontier") if name in ("epoch_time", "throughput") else (name,)
+    return (name, "frontier") if name == "throughput" else (name,)
 
 
 def _reaches_target(sweep: SweepResults) -> bool:
@@ -168,8 +169,11 @@ def show(name: str, folder: str) -> Drawn | None:
     """For a notebook: the question of a sweep, what its records answer, and this figure of it; None
     and the reason where they have nothing for it. FOLDER:NAME=VALUE,... is a part of a sweep.
     """
+    if name not in FIGURES:
+        raise UserError(f"no figure {name}: there are {', '.join(FIGURES)}")
     sweep = read_results_part(folder)
-    print(f"{sweep.question} ({sweep.name})", *answers(sweep), *sweep.problems, "", sep="\n")
+    asked = [f"{sweep.question} ({sweep.name})"] * sweep.has_question
+    print(*asked, *answers(sweep), *_missing_lines(sweep), "", sep="\n")
     try:
         drawn = draw(name, sweep)
     except UserError as error:

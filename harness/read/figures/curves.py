@@ -14,7 +14,7 @@ from harness.core.records import FAILURES
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
-    UNLIKE,
+    FAR_APART,
     Panel,
     Point,
     Series,
@@ -98,7 +98,7 @@ def _rows(
         for place in row[len(block) :]:
             place.set_visible(False)
         for place, panel in zip(row, block, strict=False):
-            title, below = panel.title * (measure == first), x * (measure == last)
+            title, below = panel.title if measure == first else "", x if measure == last else ""
             kit.describe(place, title, below, measures[measure] if place is row[0] else "")
             placed.append((place, panel, measure))
     return figure, placed
@@ -219,14 +219,21 @@ def _against(
     for axes, panel, name in placed:
         texts[name].append(_lines(drawn, axes, panel, of_lines, name, place, ideal))
     for name in known:
-        same_scale([axes for axes, _, of in placed if of == name], UNLIKE)
+        same = [axes for axes, panel, of in placed if of == name and _has(panel, name)]
+        same_scale(same, FAR_APART)
+    for axes, _, _ in placed:
+        kit.mark_cut_intervals(drawn, axes)
     lines = [line for panel in arranged for line in panel.lines]
-    shown = {name for name, of_line in lines if any(g.values(first) for g in of_line)}
+    shown = {line.name for line in lines if any(_has(Panel("", [line]), name) for name in known)}
     kit.legend(figure, _of_shown(of_lines, shown), [IDEAL] if ideal else [])
     drawn.alt = " ".join(
         f"{known[name]} over {x}, means. {kit.listed(each, ' ')}" for name, each in texts.items()
     )
     return drawn
+
+
+def _has(panel: Panel, measure: str) -> bool:
+    return any(group.values(measure) for line in panel.lines for group in line.groups)
 
 
 def _crosses(sweep: SweepResults, groups: Sequence[Group]) -> list[str]:
@@ -243,7 +250,7 @@ def _lines(
     bars: list[float] = []
     texts, failed = [], []
     lines = in_order(panel.lines, place)
-    for (name, groups), drawn_at in zip(lines, _beside(lines, place), strict=True):
+    for (name, groups), drawn_at in zip(lines, _beside(lines, place, measure), strict=True):
         points: list[Point] = []
         for group in groups:
             of_line = group.label.get(STRATEGY) == groups[-1].label.get(STRATEGY)
@@ -270,19 +277,23 @@ def _lines(
     if values and not share:
         axes.set_ylim(bottom=0)
     kit.crosses(axes, failed)
-    kit.mark_cut_intervals(drawn, axes)
     return f"{': '.join(filter(None, (panel.title, kit.listed(texts))))}."
 
 
-def _beside(lines: Sequence[Series], place: Callable[[Group], float]) -> list[dict[float, float]]:
-    """For each line, from each of its places to where it is drawn: beside the others there."""
-    of_lines = [{place(group) for group in groups} for _, groups in lines]
-    here = {x: [n for n, places in enumerate(of_lines) if x in places]
-            for x in set[float]().union(*of_lines)}  # fmt: skip
+def _beside(
+    lines: Sequence[Series], place: Callable[[Group], float], measure: str
+) -> list[dict[float, float]]:
+    """For each line, from each of its places to where it is drawn: beside the others that have a
+    mark there.
+    """
+    marks = [{place(group) for group in groups if group.values(measure)} for _, groups in lines]
+    here = {x: [n for n, places in enumerate(marks) if x in places]
+            for x in set[float]().union(*marks)}  # fmt: skip
     return [
-        {x: x * kit.aside(here[x].index(n), len(here[x])) for x in sorted(places)}
-        for n, places in enumerate(of_lines)
-    ]
+        {x: x * kit.aside(here[x].index(n), len(here[x])) if x in marks[n] else x
+         for x in sorted({place(group) for group in groups})}
+        for n, (_, groups) in enumerate(lines)
+    ]  # fmt: skip
 
 
 IDEAL = Line2D([], [], color=kit.FAINT, linestyle=":", label="in proportion to the devices")
@@ -372,7 +383,8 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     for place, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []
         lines = in_order(panel.lines, _devices)
-        for (name, line_groups), drawn_at in zip(lines, _beside(lines, _devices), strict=True):
+        beside = _beside(lines, _devices, RATE)
+        for (name, line_groups), drawn_at in zip(lines, beside, strict=True):
             if _devices(line_groups[0]) > 1:
                 without_one[name or panel.title or "all"] = None
                 continue

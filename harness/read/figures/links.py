@@ -180,7 +180,8 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         title = [*columns[x], _rate_text(rate), others, f"median {TIMES_TO_TARGET[measure]}"]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
                  f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
-    disturbed = any(all_beside_others(c.group) for c in cells if c.group.timed)
+    with_times = [c for c in cells if any(map(c.times, TIMES_TO_TARGET))]
+    disturbed = any(all_beside_others(cell.group) for cell in with_times)
     kit.legend(figure, of_strategies, [HOLLOW] if disturbed else [])
     drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES_TO_TARGET)
     return drawn

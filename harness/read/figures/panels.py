@@ -32,8 +32,9 @@ from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import is_rate
 
 # These may have panels of their own, in this order, where a panel would hold too many lines.
-UNLIKE = 3.0  # panels of which one is so much higher than another have scales of their own
 INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
+# Panels of which one ends so many times as high as another have scales of their own.
+FAR_APART = 3.0
 # The first of these that a sweep varies decides the colour of its groups.
 COLOUR_BY = ("strategy", "setup", "link", "lr", "per_gpu_batch")
 # These have one style on a whole page.
@@ -73,7 +74,7 @@ class Styles:
                 if axis in (*sweep.axes, STRATEGY):
                     known[axis] |= {key_text(group, axis) for group in sweep.groups}
         self._styles = {
-            axis: (_strategy_styles if axis == STRATEGY else _ordered_styles)(values)
+            axis: (strategy_styles if axis == STRATEGY else _ordered_styles)(values)
             for axis, values in known.items()
         }
 
@@ -109,8 +110,8 @@ class Styles:
         of_axis = self.of_axis(axis, set().union(*values))
         styles, used = {}, Counter[str]()
         for name, (value,) in zip(lines, values, strict=True):
-            number = used[value]
-            used[value] += 1
+            number = used[of_axis[value].colour]
+            used[of_axis[value].colour] += 1
             other = Style(of_axis[value].colour, kit.cycle(number).marker, kit.DASHES[number % 3])
             styles[name] = of_axis[value] if len(of_axis) == len(lines) else other
         return styles
@@ -141,22 +142,26 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "hivemind": ("#009E73",),
     "single": (kit.FAINT,),
 }
+OWN = ("#882255",)  # of a class of one's own
 RARER = (20, 100)  # updates between exchanges: from each on the next colour
 
 
-def _strategy_styles(values: Collection[str]) -> dict[str, Style]:
-    """The colour follows from the strategy alone; those of one colour differ in marker and dash."""
+def strategy_styles(values: Collection[str]) -> dict[str, Style]:
+    """The colour follows from the strategy alone; those of one colour differ in marker and dash.
+
+    Plain ddp stands out.
+    """
     styles, of_colour = dict[str, Style](), Counter[str]()
-    for value in sorted({*values}, key=_natural):
+    for value in sorted({*values} - {"ddp"}, key=_natural):
         family, period = value.split(" ")[0], re.search(r" h(\d+)\b", value)
         rarer = sum(int(period[1]) >= updates for updates in RARER) if period else 0
-        colours = FAMILIES.get(family, (kit.cycle(len(styles)).colour,))
+        colours = FAMILIES.get(family, OWN)
         colour = colours[min(rarer, len(colours) - 1)]
         number, first = of_colour[colour], [*FAMILIES, family].index(family) + rarer
         of_colour[colour] += 1
         marker = kit.cycle(first + number).marker
         styles[value] = Style(colour, marker, kit.DASHES[number % len(kit.DASHES)])
-    return styles | {"ddp": kit.BASE}
+    return {"ddp": kit.BASE} | styles
 
 
 def arrange(
@@ -204,7 +209,7 @@ def same_scale(axes: Sequence[Axes], unlike: float = math.inf) -> None:
     """
     ends = [place.get_ylim() for place in axes if place.has_data()]
     tops = [high for _, high in ends]
-    alike = bool(tops) and max(tops) <= unlike * min(tops)
+    alike = bool(tops) and (math.isinf(unlike) or max(tops) <= unlike * min(tops))
     for place in axes if alike else ():
         place.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
 
@@ -264,7 +269,7 @@ def draw_group(
 ) -> Point | None:  # fmt: skip
     """Each run as a point, the group's mean with its interval; None where no run has the measure.
 
-    drawn_at: where x would be on the points of another group.
+    drawn_at: where it is drawn, if not at x, but beside the groups of other lines.
     """
     by_run = group.by_run(measure)
     if not by_run:

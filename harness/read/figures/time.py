@@ -202,7 +202,7 @@ class TradeOff(NamedTuple):
 
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Accuracy over time and over energy; the line: what nothing else beats in both."""
+    """Accuracy over training time, wall time and energy; the line: what nothing else beats."""
     measured = [group for group in sweep.groups if group.values(ACCURACY)
                 and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
     if not measured:
@@ -246,7 +246,8 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
             continue
         texts.append(_best(place, sweep, points, ", ".join(filter(None, [case, title]))))
         place.margins(0.1)  # room for the numbers
-        above = case if number < wide else ""
+        # Of cases that go on in further rows, each panel has its title.
+        above = case if number < wide or wide < len(drawn_cases) else ""
         kit.describe(place, above, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             log_axis(place, "x")

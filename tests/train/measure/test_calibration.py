@@ -1,4 +1,4 @@
-"""What the processor can do is measured once, and what bf16 brings is tried before training."""
+"""What the processor can do, measured every few hours, and what bf16 brings, tried beforehand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from harness.train.measure.flops import peak_of
 KNOWN = {"fp32_tflops": 0.1, "bf16_tflops": 0.3, "memory_gb_per_s": 9.0, "threads": 1}
 
 
-def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_measured_once_in_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "SECONDS", 0.01)
     monkeypatch.setattr(calibration, "OWN_SHARE", 0)
