@@ -293,7 +293,7 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
 
 def test_the_page_has_what_was_measured_on_a_gpu(root: Path) -> None:
     shown = []
-    for run in read_selected(str(root / "outputs/gpu/h200.jsonl.gz"), None).runs:
+    for run in read_selected(str(root / "records/gpu/h200.jsonl.gz"), None).runs:
         (row,) = run.epochs
         shown.append([
             run.settings["model"], run.settings["precision"], f"{row['train_samples_per_s']:,.0f}",
@@ -305,7 +305,7 @@ def test_the_page_has_what_was_measured_on_a_gpu(root: Path) -> None:
     found = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
     assert sorted(found[1:6]) == sorted(shown)
     two = {}
-    for folder in find_runs(root / "outputs/gpu/h200_checks.jsonl.gz"):
+    for folder in find_runs(root / "records/gpu/h200_checks.jsonl.gz"):
         settings = folder.read_settings()
         if settings["model"] == "vit-base-patch32" and settings["precision"] == "fp32":
             two[settings["strategy"]] = folder.read_epochs()[0][0]["train_loss"]

@@ -64,14 +64,14 @@ KIND_OF_FILE = {
     "sweep.json": "sweep", "rank.jsonl": "ranks", "node.jsonl": "telemetry",
     "failure.json": "failure",
 }  # fmt: skip
-PLACES = ("published", "gallery", "predicted", "gpu")
+PLACES = (OUTPUTS / "published", OUTPUTS.parent / "records")
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published records as folders."""
     folder = tmp_path_factory.mktemp("published")
-    for archive in chain(*(OUTPUTS.glob(f"{place}/**/*.jsonl.gz") for place in PLACES)):
+    for archive in chain(*(place.rglob("*.jsonl.gz") for place in PLACES)):
         assert main(["unpack", str(archive), "--out", str(folder)]) == 0
     return folder
 

@@ -22,7 +22,7 @@ def git(root: Path, *words: str) -> str:
 
 def test_the_commit_of_the_records_has_the_hypothesis(root: Path, tmp_path: Path) -> None:
     unknown: set[str] = set()
-    folders = [*(root / "outputs/gallery/sweeps").glob("*")]
+    folders = [*(root / "records/gallery/sweeps").glob("*")]
     folders += [root / "outputs/published/sweeps" / name for name in PUBLISHED]
     assert len(folders) > len(PUBLISHED)
     for folder in folders:

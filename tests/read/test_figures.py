@@ -80,9 +80,9 @@ def same_picture(one: bytes, other: bytes) -> bool:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published records, where each test may draw its own sweep again."""
-    outputs, copy = Path(__file__).resolve().parents[2] / "outputs", tmp_path_factory.mktemp("copy")
-    for place in ("published", "gallery"):
-        shutil.copytree(outputs / place, copy / place)
+    root, copy = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("copy")
+    for place in ("outputs/published", "records/gallery"):
+        shutil.copytree(root / place, copy / Path(place).name)
     return copy
 
 
@@ -144,8 +144,8 @@ def outputs(notebook: nbformat.NotebookNode) -> list[str | bytes]:
 
 
 def test_all_published_sweeps_have_their_figure(root: Path) -> None:
-    places = ("published", "gallery")
-    drawn = (p.name for place in places for p in (root / "outputs" / place).glob("**/sweeps/*"))
+    places = ("outputs/published", "records/gallery")
+    drawn = (p.name for place in places for p in (root / place).glob("**/sweeps/*"))
     assert sorted(drawn) == sorted(FIGURES)
 
 
