@@ -399,7 +399,7 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
         rate, time = rows["train_samples_per_s"], rows["epoch_time_s"]
         points = rows["accuracy"].estimate
         assert points is not None and rate.estimate is not None and time.estimate is not None
-        assert rate.estimate.paired and rate.estimate.n == points.n == 5
+        assert rate.estimate.paired and rate.estimate.n == points.n == 3
         value, low, high = (rate.estimate.value, rate.estimate.low, rate.estimate.high)
         _, _, answer = page.partition(
             f"- setup 1_2, batch per GPU {each} against setup 1_1, batch per GPU {whole}: "
