@@ -25,7 +25,8 @@ from harness.core.links import Link
 from harness.core.settings import UserError
 from harness.launch.plan import Job, plan
 from harness.launch.sweepfile import load
-from harness.read.predict.fitting import Fitted, Overrides, fit_on, fit_records, step_s
+from harness.read.predict.facts import Overrides, step_s
+from harness.read.predict.fitting import Fitted, fit_on, fit_records
 from harness.read.predict.model import Scenario, predict
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_selected

@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmarks.prediction_table import Row, compared
 from harness.core.collectives import Shape, wire_of
 from harness.core.links import plain_link
-from harness.read.predict.fitting import Overrides, all_reduces_of, fit_records, measured_beside
+from harness.read.predict.facts import Overrides
+from harness.read.predict.fitting import all_reduces_of, fit_records, measured_beside
 from harness.read.predict.model import Scenario
 from harness.read.records.selection import read_selected
 

@@ -23,7 +23,8 @@ from harness.core.links import plain_link
 from harness.core.settings import UserError
 from harness.read.predict.candidates import Candidate, candidates
 from harness.read.predict.cases import workloads_of
-from harness.read.predict.fitting import Overrides, all_reduces_of, fit_on, shape_of, wire_between
+from harness.read.predict.facts import Overrides, shape_of
+from harness.read.predict.fitting import all_reduces_of, fit_on, wire_between
 from harness.read.predict.model import EXPOSED, Scenario
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target

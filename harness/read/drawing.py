@@ -59,8 +59,7 @@ DARK = {
 }  # fmt: skip
 
 WIDTH = 8.0  # inches: 800 px, the width of a README
-# Letters an inch: in 9 points, and in the 10 of a title.
-LETTERS, TITLE_LETTERS = 14.4, 11.5
+LETTERS, TITLE_LETTERS = 14.4, 11.5  # an inch: in 9 points, and in the 10 of a title
 FEWEST_LETTERS, OF_MARK = 12, 8  # in a line; as many as the mark beside a name is wide
 NARROW_SHARE = 0.6  # of a page, for the words of a panel
 HEAD, FEW_LINES = 0.19, 2  # inches of a line of a legend or a title; so many have room
@@ -238,10 +237,8 @@ def run_points(
     tips: Sequence[str],
 ) -> None:  # fmt: skip
     """Single runs, faint, each with its tooltip."""
-    artist = axes.scatter(
-        x, y, s=14, color=style.colour, marker=style.marker or "o", alpha=0.45, linewidths=0,
-        zorder=4,
-    )  # fmt: skip
+    artist = axes.scatter(x, y, s=14, color=style.colour, marker=style.marker or "o", alpha=0.45,
+                          linewidths=0, zorder=4)  # fmt: skip
     drawn.tip(artist, tips)
 
 

@@ -17,7 +17,7 @@ from harness.read.compare.compare import NO_SPREAD, compare, judgement
 from harness.read.explain.explain import _notes, memory_bounds
 from harness.read.explain.time_breakdown import REST
 from harness.read.figures.time import _parts
-from harness.read.predict.fitting import Overrides, step_s
+from harness.read.predict.facts import Overrides, step_s
 from harness.read.records.comparable import TARGET as TO_TARGET
 from harness.read.records.comparable import judge, without_times
 from harness.read.records.groups import Group

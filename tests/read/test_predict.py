@@ -14,7 +14,8 @@ from harness.cli import main, parser_of
 from harness.core.collectives import GLOO, NCCL, Shape, Wire
 from harness.core.command_line import parse
 from harness.core.strategies import STRATEGIES
-from harness.read.predict.fitting import Overrides, fit_records
+from harness.read.predict.facts import Overrides
+from harness.read.predict.fitting import fit_records
 from harness.read.predict.model import EXPOSED
 from harness.read.predict.phases import EVALUATION
 from tests.support.paired import (

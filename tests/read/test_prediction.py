@@ -17,7 +17,8 @@ from harness.core.settings import UserError
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.command import curve_table
 from harness.read.predict.exchange import TRAINING_FREEDOM, TRAINING_SPREAD, Reduction, correction
-from harness.read.predict.fitting import Overrides, all_reduces_of, step_s
+from harness.read.predict.facts import Overrides, step_s
+from harness.read.predict.fitting import all_reduces_of
 from harness.read.predict.model import (
     COMPUTE,
     EXCHANGE,

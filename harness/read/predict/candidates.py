@@ -22,7 +22,8 @@ from harness.core.topology import effective_batch
 from harness.read.labels import counted
 from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import joined
-from harness.read.predict.fitting import Fitted, Overrides, shape_of, step_s, wire_between
+from harness.read.predict.facts import Overrides, shape_of, step_s
+from harness.read.predict.fitting import Fitted, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, Scenario, predict
 from harness.read.predict.phases import (
     EPOCH_END,

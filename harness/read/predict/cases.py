@@ -10,14 +10,12 @@ from typing import NamedTuple
 from harness.core.collectives import Wire
 from harness.core.settings import UserError
 from harness.core.strategies import STRATEGIES
+from harness.read.predict.facts import Overrides, shape_of, step_s
 from harness.read.predict.fitting import (
     PREDICTED_OVER,
     Fitted,
-    Overrides,
     all_reduces_of,
     fit_on,
-    shape_of,
-    step_s,
     wire_between,
 )
 from harness.read.predict.model import EXPOSED, Prediction, Scenario, predict

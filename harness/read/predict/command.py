@@ -21,7 +21,8 @@ from harness.core.topology import effective_batch
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
 from harness.read.labels import UNKNOWN, duration
-from harness.read.predict.fitting import Fitted, Overrides, fit_records
+from harness.read.predict.facts import Overrides
+from harness.read.predict.fitting import Fitted, fit_records
 from harness.read.predict.model import (
     APART,
     EXCHANGE,

@@ -6,27 +6,34 @@ the others of its kind.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.collectives import GLOO, NCCL, Shape, Wire, wire_of
+from harness.core.collectives import Shape, Wire, wire_of
 from harness.core.links import Link, rate_of
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
-from harness.core.settings import UserError, parse_setup
+from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
-from harness.core.topology import effective_batch
 from harness.read.labels import counted
 from harness.read.predict.exchange import BACKENDS, Reduction
+from harness.read.predict.facts import (
+    Overrides,
+    backend_of,
+    gradient_bytes,
+    model_of,
+    shape_of,
+    step_s,
+    trained_bytes,
+    unsaid,
+)
 from harness.read.predict.model import APART, Model, StepTime, fit_line, fit_sharing
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.records.comparable import THREADS
@@ -67,20 +74,6 @@ ALIKE: dict[str, Callable[[Run], str | None]] = {
 
 
 @dataclass(frozen=True)
-class Overrides:
-    """Values of the command line that replace those of records."""
-
-    gradient_mb: float | None = None
-    backend: str | None = None
-    sharing: float | None = None
-    train_size: int | None = None
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> Overrides:
-        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
-
-
-@dataclass(frozen=True)
 class Fitted:
     """A model, what it was fitted on, and further facts of the records."""
 
@@ -102,26 +95,6 @@ class Fitted:
     def runs_text(self) -> str:
         runs = f"{counted(self.runs, 'run')} on one machine"
         return f"{runs} ({self.left_out} disturbed left out)" if self.left_out else runs
-
-
-def shape_of(run: Run) -> Shape:
-    if run.nodes and run.processes:
-        return Shape(run.nodes, run.processes // run.nodes)
-    nodes, per_node, _ = parse_setup(str(run.identity.get("setup") or "1_1"))
-    return Shape(nodes, per_node)  # imported: the set-up is all that is known
-
-
-def step_s(run: Run, overrides: Overrides) -> float | None:
-    """Mean over the timed steps; of imported records what an epoch gives."""
-    if not run.imported:
-        rate = run.measures.get("train_samples_per_s")
-        return run.effective_batch / rate if rate and run.effective_batch else None
-    epoch_s, size = run.measures.get("epoch_time_s"), run.identity.get("train_size")
-    samples = overrides.train_size or (size if is_number(size) else None)
-    if not epoch_s or not samples:
-        return None
-    batch, grad_acc = run.identity["per_gpu_batch"], run.identity.get("grad_acc") or 1
-    return epoch_s / -(-int(samples) // effective_batch(batch, grad_acc, shape_of(run).ranks))
 
 
 def all_reduces_of(runs: Sequence[Run]) -> Iterator[Reduction]:
@@ -220,7 +193,7 @@ def fit_on(
     """UserError where the runs do not determine a model, with the command that is missing."""
     basis = [run for run in runs if _is_basis(run)]
     singles = [r for r in basis if shape_of(r).ranks == 1 and step_s(r, overrides) is not None]
-    if flags := _unsaid(basis, overrides):
+    if flags := unsaid(basis, overrides):
         raise UserError(
             f"{selector}: the imported records do not say {', '.join(flags)}: give "
             f"{' '.join(flags.values())}"
@@ -245,8 +218,8 @@ def fit_on(
     phases = fit_phases((shape_of(run), wire_between(run.measured_link), run) for run in same)
     model = Model(
         line, sharing, sharing_spread, inside_s,
-        gradient_bytes=_gradient_bytes(first, runs, overrides),
-        backend=_backend(first, overrides),
+        gradient_bytes=gradient_bytes(first, runs, overrides),
+        backend=backend_of(first, overrides),
         grad_acc=first.identity.get("grad_acc") or 1,
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
@@ -402,55 +375,6 @@ def _sharing(
     )
 
 
-def _unsaid(basis: Sequence[Run], overrides: Overrides) -> dict[str, str]:
-    """What epochs of one process lack that others have published, with the flags that say it; empty
-    beside runs of our own.
-    """
-    singles = [run for run in basis if shape_of(run).ranks == 1 and "epoch_time_s" in run.measures]
-    if not singles or not all(run.imported for run in singles):
-        return {}
-    flags = {}
-    if not any(step_s(run, overrides) for run in singles):
-        flags["how many samples an epoch has"] = "--train_size N"
-    if _known_backend(singles[0], overrides) not in BACKENDS:
-        flags["what would exchange"] = f"--backend {' or '.join(BACKENDS)}"
-    if flags and _gradient_bytes(singles[0], basis, overrides) is None:
-        flags["how large a gradient is"] = "--gradient_mb N"
-    return flags
-
-
-def _known_backend(run: Run, overrides: Overrides) -> Any:
-    by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(run.device).split(":")[0])
-    return overrides.backend or run.observed.get("backend") or by_device
-
-
-def _backend(run: Run, overrides: Overrides) -> str:
-    backend = _known_backend(run, overrides)
-    if backend not in BACKENDS:
-        raise UserError(
-            f"the records do not say what would exchange: give --backend {' or '.join(BACKENDS)}"
-        )
-    return str(backend)
-
-
-def _gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> int | None:
-    if overrides.gradient_mb is not None:
-        return round(overrides.gradient_mb * 1e6)
-    alike = [run for run in runs if _model_of(run) == _model_of(first)]
-    of_links = (size for run in alike if (size := run.measured_link.get("gradient_bytes")))
-    return next(chain(of_links, _trained_bytes(alike)), None)
-
-
-def _model_of(run: Run) -> list[Any]:
-    return [run.identity.get("model"), run.identity.get("lora") or 0]
-
-
-def _trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
-    """Older records have only all parameters' bytes."""
-    yield from (size for run in runs if (size := run.observed.get("trained_bytes")))
-    yield from (size for run in runs if (size := run.observed.get("parameter_bytes")))
-
-
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
     """Finished runs, wherever they ran and however they exchange: they say what is sent, and what
     a run takes beside its steps.
@@ -461,14 +385,14 @@ def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
 
 def _of_training(run: Run) -> list[Any]:
     same = ("script", "dataset", "train_size", "test_size", "precision")
-    return [run.machine_kind, *_model_of(run), *(run.identity.get(name) for name in same)]
+    return [run.machine_kind, *model_of(run), *(run.identity.get(name) for name in same)]
 
 
 def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
     """(strategy, compress) -> what a unit hands over at an exchange / bytes that are trained."""
     shares: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        trained, ranks = next(_trained_bytes([run]), None), run.processes
+        trained, ranks = next(trained_bytes([run]), None), run.processes
         strategy, compress = str(run.identity.get("strategy")), run.identity.get("compress")
         updates, payload = run.measures.get("updates"), run.measures.get("payload_bytes")
         sent: float | None = None

@@ -13,7 +13,8 @@ from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.candidates import STEPS, Candidate, Candidates, candidates
 from harness.read.predict.command import link_without_losses
-from harness.read.predict.fitting import Overrides, fit_records
+from harness.read.predict.facts import Overrides
+from harness.read.predict.fitting import fit_records
 from harness.read.records.runs import parse_target
 from harness.read.records.selection import command_on
 from harness.read.table import Table, screen, show

@@ -1,0 +1,99 @@
+"""What the records of a run say of its shape, its steps and its gradient, or a flag in their place."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
+
+from harness.core.collectives import GLOO, NCCL, Shape
+from harness.core.settings import UserError, parse_setup
+from harness.core.topology import effective_batch
+from harness.read.predict.exchange import BACKENDS
+from harness.read.records.recorded import is_number
+from harness.read.records.runs import Run
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Values of the command line that replace those of records."""
+
+    gradient_mb: float | None = None
+    backend: str | None = None
+    sharing: float | None = None
+    train_size: int | None = None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Overrides:
+        return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+
+def shape_of(run: Run) -> Shape:
+    if run.nodes and run.processes:
+        return Shape(run.nodes, run.processes // run.nodes)
+    nodes, per_node, _ = parse_setup(str(run.identity.get("setup") or "1_1"))
+    return Shape(nodes, per_node)  # imported: the set-up is all that is known
+
+
+def step_s(run: Run, overrides: Overrides) -> float | None:
+    """Mean over the timed steps; of imported records what an epoch gives."""
+    if not run.imported:
+        rate = run.measures.get("train_samples_per_s")
+        return run.effective_batch / rate if rate and run.effective_batch else None
+    epoch_s, size = run.measures.get("epoch_time_s"), run.identity.get("train_size")
+    samples = overrides.train_size or (size if is_number(size) else None)
+    if not epoch_s or not samples:
+        return None
+    batch, grad_acc = run.identity["per_gpu_batch"], run.identity.get("grad_acc") or 1
+    return epoch_s / -(-int(samples) // effective_batch(batch, grad_acc, shape_of(run).ranks))
+
+
+def unsaid(basis: Sequence[Run], overrides: Overrides) -> dict[str, str]:
+    """What epochs of one process lack that others have published, with the flags that say it; empty
+    beside runs of our own.
+    """
+    singles = [run for run in basis if shape_of(run).ranks == 1 and "epoch_time_s" in run.measures]
+    if not singles or not all(run.imported for run in singles):
+        return {}
+    flags = {}
+    if not any(step_s(run, overrides) for run in singles):
+        flags["how many samples an epoch has"] = "--train_size N"
+    if known_backend(singles[0], overrides) not in BACKENDS:
+        flags["what would exchange"] = f"--backend {' or '.join(BACKENDS)}"
+    if flags and gradient_bytes(singles[0], basis, overrides) is None:
+        flags["how large a gradient is"] = "--gradient_mb N"
+    return flags
+
+
+def known_backend(run: Run, overrides: Overrides) -> Any:
+    by_device = {"cpu": GLOO, "cuda": NCCL}.get(str(run.device).split(":")[0])
+    return overrides.backend or run.observed.get("backend") or by_device
+
+
+def backend_of(run: Run, overrides: Overrides) -> str:
+    backend = known_backend(run, overrides)
+    if backend not in BACKENDS:
+        raise UserError(
+            f"the records do not say what would exchange: give --backend {' or '.join(BACKENDS)}"
+        )
+    return str(backend)
+
+
+def gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> int | None:
+    if overrides.gradient_mb is not None:
+        return round(overrides.gradient_mb * 1e6)
+    alike = [run for run in runs if model_of(run) == model_of(first)]
+    of_links = (size for run in alike if (size := run.measured_link.get("gradient_bytes")))
+    return next(chain(of_links, trained_bytes(alike)), None)
+
+
+def model_of(run: Run) -> list[Any]:
+    return [run.identity.get("model"), run.identity.get("lora") or 0]
+
+
+def trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
+    """Older records have only all parameters' bytes."""
+    yield from (size for run in runs if (size := run.observed.get("trained_bytes")))
+    yield from (size for run in runs if (size := run.observed.get("parameter_bytes")))
