@@ -1,4 +1,4 @@
-"""What the records of a run say of its shape, its steps and its gradient, or a flag in their place."""
+"""What records say of a run: its shape, its steps and its gradient; or a flag in their place."""
 
 from __future__ import annotations
 
