@@ -35,8 +35,7 @@ test-gpu: .venv/ready-dev
 
 # Without the times of cells, and with the language alone: the same records give the same notebook.
 figures: .venv/ready-notebook
-	for sweep in outputs/published/sweeps/*/ outputs/published/*/sweeps/*/ records/gallery/sweeps/*/ \
-	  records/predicted/sweeps/*/; do \
+	for sweep in outputs/published/sweeps/*/ outputs/published/*/sweeps/*/ records/*/sweeps/*/; do \
 	  $(BIN)/python -m harness table "$$sweep" --write >/dev/null && \
 	  $(BIN)/python -m harness figures "$$sweep" || exit 1; \
 	done

@@ -31,7 +31,7 @@ from harness.read.records.runs import Run, Target
 from harness.read.records.selection import read_selected
 from harness.read.records.sweeps import read_results
 
-RECORDS = "outputs/published:script=vit,dataset=embedded:digits,model=vit-nano"
+RECORDS = "outputs/published:script=vit,dataset=embedded:digits"
 TARGET = Target("accuracy", 0.9)
 BATCH = 16  # of slow_links.yaml; other sweeps have one link alone, which cannot be left out
 

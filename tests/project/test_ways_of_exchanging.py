@@ -85,7 +85,7 @@ def test_the_page_says_how_far_off_written_predictions_were(
     table: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = root / "experiments" / f"{table}.csv"
-    records = str(root / "outputs" / "predicted")
+    records = str(root / "records" / "predicted")
     assert run_benchmark("prediction_fresh", ["--measured", records, "--table", str(file)]) == 0
     *cases, found = capsys.readouterr().out.splitlines()
     assert len(cases) == 40

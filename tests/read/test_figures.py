@@ -81,7 +81,7 @@ def same_picture(one: bytes, other: bytes) -> bool:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published records, where each test may draw its own sweep again."""
     root, copy = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("copy")
-    for place in ("outputs/published", "records/gallery"):
+    for place in ("outputs/published", "records/gallery", "records/limits"):
         shutil.copytree(root / place, copy / Path(place).name)
     return copy
 
@@ -144,7 +144,7 @@ def outputs(notebook: nbformat.NotebookNode) -> list[str | bytes]:
 
 
 def test_all_published_sweeps_have_their_figure(root: Path) -> None:
-    places = ("outputs/published", "records/gallery")
+    places = ("outputs/published", "records/gallery", "records/limits")
     drawn = (p.name for place in places for p in (root / place).glob("**/sweeps/*"))
     assert sorted(drawn) == sorted(FIGURES)
 
