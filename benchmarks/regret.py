@@ -33,7 +33,7 @@ from harness.read.records.sweeps import read_results
 
 RECORDS = "outputs/published:script=vit,dataset=embedded:digits"
 TARGET = Target("accuracy", 0.9)
-BATCH = 16  # of slow_links.yaml; other sweeps have one link alone, which cannot be left out
+BATCH = 16  # of slow_links.yaml, whose links can be left out one by one
 
 
 class Case(NamedTuple):

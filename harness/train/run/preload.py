@@ -16,8 +16,8 @@ warm = importlib.import_module("harness.train.run.warm")
 for script in os.environ.get(warm.SCRIPTS, "").split():
     try:
         importlib.import_module(script)
-    except Exception:
-        traceback.print_exc()  # a process that needs it fails with the same
+    except Exception:  # of a user's script: a process that needs it fails with the same
+        traceback.print_exc()
 for module in warm.LOADED_LATER:
     importlib.import_module(module)
 
