@@ -4,14 +4,17 @@ python -m docs.generate.tables README.md
 
     <!-- table outputs/published/sweeps/demo-tiny: script, setup, accuracy -->
     <!-- end of table -->
+    <!-- table outputs/published/sweeps/news: setup, accuracy; and words alone of outputs/words -->
+    <!-- end of table -->
     <!-- answers outputs/published/sweeps/slow_links-tiny: setup=2_1, link=80ms/50mbit -->
     <!-- end of answers -->
     <!-- answers FOLDER: strategy=diloco; against strategy=ddp, exchange=direct -->
     <!-- end of answers -->
 
 What stands between such lines is replaced by these columns of the sweep's table, with the sample
-standard deviations over the seeds, or by what the sweep answers in these cases, against its
-baseline or the one named. Nothing else of the file is touched.
+standard deviations over the seeds, with the runs of another folder as a last row of that name, or
+by what the sweep answers in these cases, against its baseline or the one named. Nothing else of the
+file is touched.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from typing import Any
 
 from harness.core.settings import UserError
 from harness.read.compare.answers import answers
-from harness.read.labels import plain_text
-from harness.read.records.sweeps import SweepResults, read_sweep
+from harness.read.labels import UNKNOWN, plain_text
+from harness.read.records.sweeps import SweepResults, read_results, read_sweep
 from harness.read.table import chosen, markdown_lines, markdown_list
 from harness.read.tables.sweep_table import sweep_table
 
@@ -48,7 +51,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"{file} cannot be read: {error.strerror}") from None
         file.write_text(with_tables(text, file.parent), "utf-8")
     except UserError as error:
-        print(f"readme: error: {error}", file=sys.stderr)
+        print(f"docs.generate.tables: error: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -65,17 +68,26 @@ def with_tables(text: str, root: Path) -> str:
 
 
 def _filled(place: re.Match[str], root: Path) -> str:
-    sweep = read_sweep(root / place["folder"])
-    lines = _answers if place["kind"] == "answers" else _table
-    return "\n".join(lines(sweep, place["what"] or "")) + "\n"
+    sweep, what = read_sweep(root / place["folder"]), place["what"] or ""
+    lines = _answers(sweep, what) if place["kind"] == "answers" else _table(sweep, what, root)
+    return "\n".join(lines) + "\n"
 
 
-def _table(sweep: SweepResults, columns: str) -> Iterator[str]:
-    table = sweep_table(sweep)[0].table
+def _table(sweep: SweepResults, what: str, root: Path) -> Iterator[str]:
+    columns, _, other = what.partition("; and ")
+    names = [name.strip() for name in columns.split(",")]
     try:
-        return markdown_lines(chosen(table, [name.strip() for name in columns.split(",")]))
+        table = chosen(sweep_table(sweep)[0].table, names)
     except UserError as error:
         raise UserError(f"{sweep.folder}: {error}") from None
+    if other:
+        name, _, folder = other.partition(" of ")
+        others = sweep_table(read_results(root / folder))[0].table
+        for row in others.rows:
+            known = dict(zip(others.headings, row, strict=True))
+            cells = [known.get(heading, UNKNOWN) for heading in table.headings[1:]]
+            table = replace(table, rows=[*table.rows, [name, *cells]])
+    return markdown_lines(table)
 
 
 def _answers(sweep: SweepResults, what: str) -> Iterator[str]:

@@ -68,6 +68,15 @@ def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_
     assert with_tables(file.read_text(), root) == file.read_text()
 
 
+def test_runs_of_another_folder_are_the_last_row(root: Path) -> None:
+    news, words = "outputs/published/sweeps/news", "outputs/published/words"
+    start = f"<!-- table {news}: setup, updates, accuracy"
+    with_words = f"{start}; and words alone of {words} -->\n{END}\n"
+    *rows, last, _ = with_tables(with_words, root).splitlines()
+    assert rows[1:] == with_tables(f"{start} -->\n{END}\n", root).splitlines()[1:-1]
+    assert last == "| words alone | 240 | 0.8613 ± 0.0030 |"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from collections.abc import Hashable
 from pathlib import Path
 
 from harness.read.compare.compare import compare
+from harness.read.records.comparable import ACCURACY, QUALITY, values_of
 from harness.read.records.groups import Group
 from harness.read.records.selection import read_group
+from harness.read.records.sweeps import read_sweep
+from harness.read.statistics import Estimate, difference
 
 
 def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
@@ -18,31 +23,66 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
         return read_group("A", f"{published}/sweeps/news:{selected}", None)
 
     times = []
-    for each, whole in ((16, 32), (4, 8)):
+    for lr, each, whole in ((0.0004, 16, 32), (0.0002, 4, 8)):
         both = side(f"setup=1_2,per_gpu_batch={each}")
         found = compare(side(f"setup=1_1,per_gpu_batch={whole}"), both)
         rows = {row.measure.name: row for row in found.rows}
-        rate, time = rows["train_samples_per_s"], rows["epoch_time_s"]
+        rate, time = (rows[name].estimate for name in ("train_samples_per_s", "epoch_time_s"))
         points = rows["accuracy"].estimate
-        assert points is not None and rate.estimate is not None and time.estimate is not None
-        assert rate.estimate.paired and rate.estimate.n == points.n == 3
-        value, low, high = (rate.estimate.value, rate.estimate.low, rate.estimate.high)
+        assert points is not None and rate is not None and time is not None
+        assert rate.paired and rate.n == points.n == 5
         _, _, answer = page.partition(
-            f"- setup 1_2, batch per GPU {each} against setup 1_1, batch per GPU {whole}: "
+            f"- setup 1_2, batch per GPU {each} against setup 1_1, batch per GPU {whole} for lr {lr}: "
         )
-        assert answer.startswith(
-            f"- samples/s: {value:.2f} times as many ({low:.2f} to {high:.2f})"
-        )
-        value, low, high = (100 * (end or 0.0) for end in (points.value, points.low, points.high))
-        text = f"accuracy: {value:+.1f} points ({low:+.1f} to {high:+.1f})"
+        assert answer.startswith(f"- samples/s: {in_words(rate, 'times as many')}")
+        text = f"accuracy: {in_words(points.scaled(100), 'points', '+.1f')}"
         assert text in answer.partition(" runs each")[0]
-        times.append(f"{time.estimate.value:.2f} with {each}")
+        times.append(f"{in_words(time)} with {each}")
+        within = points.low is not None and max(-points.low, points.high or 0.0) < 0.01
+        assert within == (each == 16) and "within 1 point is shown with 16 each" in page
         sent = both.values("payload_mb_per_update")
         assert {round(mb / 2) for mb in sent} == {91} and "hands over 91 MB" in page
     assert "it is " + " each, and ".join(times) in page
     words = read_group("A", str(published / "words" / "news_words.jsonl.gz"), None)
     accuracy = statistics.fmean(words.values("accuracy"))
     assert len(words.finished) == 5 and f"an accuracy of {accuracy:.4f}." in page
+    groups = read_sweep(published / "sweeps/news").groups
+    gained = [difference(accuracies(group), accuracies(words)).scaled(100) for group in groups]
+    assert [gain.paired and gain.n for gain in gained] == [5] * 5
+    *first, last = (in_words(gain, form=".1f") for gain in gained)
+    assert f"In the order of the table it gains {', '.join(first)} and {last} points" in page
+    shown = [group.label for group, gain in zip(groups, gained, strict=True) if (gain.low or 0) > 2]
+    assert [(label["setup"], label["per_gpu_batch"]) for label in shown] == [("1_1", 32)]
+    assert "2 are shown only of one process with 32." in page
+
+
+def test_the_words_about_pictures_are_those_of_the_records(root: Path) -> None:
+    page = " ".join((root / "docs" / "reading.md").read_text().split())
+    file = root / "experiments" / "pictures_forest.jsonl"
+    forest: dict[Hashable, float] = {
+        row["seed"]: row["accuracy"] for row in map(json.loads, file.read_text().splitlines())
+    }
+    groups = one, half, same = read_sweep(root / "outputs/published/sweeps/pictures").groups
+    (time,) = (r.estimate for r in compare(one, half).rows if r.measure.name == "epoch_time_s")
+    assert time is not None and time.paired and time.n == 3
+    assert f"take {time.value:.2f} of its training time ({time.low:.2f} to {time.high:.2f})" in page
+    lower = statistics.fmean(one.values("accuracy")) - statistics.fmean(same.values("accuracy"))
+    assert f"it is {100 * lower:.1f} in the mean of another training" in page
+    gained = [difference(accuracies(group), forest).scaled(100) for group in groups]
+    *first, last = (in_words(gain, form=".1f") for gain in gained)
+    assert f"three are above the forest by {', '.join(first)} and {last} points" in page
+    assert [(gain.low or 0) > 15 for gain in gained] == [True, True, False]
+    assert "15 were expected of each, which is shown of the first two." in page
+
+
+def accuracies(group: Group) -> dict[Hashable, float]:
+    return values_of(group, ACCURACY, QUALITY)
+
+
+def in_words(estimate: Estimate, unit: str = "", form: str = ".2f") -> str:
+    """A value with its unit and its interval."""
+    value, low, high = (f"{end:{form}}" for end in (estimate.value, estimate.low, estimate.high))
+    return f"{' '.join(filter(None, (value, unit)))} ({low} to {high})"
 
 
 def test_the_words_about_sharding_are_those_of_the_records(root: Path) -> None:
