@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
 
+from harness.read.statistics import difference
 from tests.support.benchmarked import benchmark, cells, run_benchmark
 from tests.support.broken_runs import only_run
 from tests.support.ranks import script
@@ -77,7 +79,15 @@ def test_the_page_shows_the_rules_that_were_tried(
     file = root / "experiments" / "sync_rules_vit.jsonl"
     assert run_benchmark("sync_rules", ["--out", str(file), "--table"]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(table) == 16 and "\n".join(table) in (root / "docs/strategies.md").read_text()
+    page = (root / "docs/strategies.md").read_text()
+    assert len(table) == 16 and "\n".join(table) in page
+    accuracy: dict[str, dict[Hashable, float]] = {}
+    for row in map(json.loads, file.read_text().splitlines()):
+        accuracy.setdefault(row["rule"], {})[row["seed"]] = 100 * row["accuracy"]
+    for rule in ("h10-muon", "h50-muon"):
+        found = difference(accuracy[rule], accuracy["ddp-muon"])
+        text = f"{found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f}) points"
+        assert text in " ".join(page.split())
 
 
 @pytest.mark.parametrize("table", ["prediction_fresh", "prediction_fresh_same_machine"])

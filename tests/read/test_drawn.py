@@ -197,3 +197,11 @@ def test_a_notebook_shows_the_question_and_its_answers(
     question, answer, _, title = capsys.readouterr().out.splitlines()
     assert question.endswith("? (often)") and answer in map(str, answers(read_results(folder)))
     assert "samples/s: 1.99 times" in answer and title.startswith("Throughput by number of devices")
+
+
+def test_a_notebook_says_what_a_figure_shows_that_no_answer_is_about(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = scaled(plan, "per_gpu_batch")
+    drawn = show("efficiency", str(found.folder))
+    assert drawn is not None and drawn.alt in capsys.readouterr().out.splitlines()

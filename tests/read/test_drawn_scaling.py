@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from harness.read.drawing import INTERVAL, Drawn, NothingToDraw
+from harness.read.drawing import INTERVAL, NothingToDraw
 from harness.read.figures.catalogue import draw
-from tests.support.drawn import failed_at, measured, points, scaled, texts
+from tests.support.drawn import failed_at, measured, names_of, points, scaled, texts
 from tests.support.records import TARGET, Plan, epochs
 
 
@@ -27,10 +27,6 @@ def test_epoch_time_over_the_batch(plan: Plan) -> None:
     plan.content["runs"] = plan.content["runs"][:2]
     with pytest.raises(NothingToDraw, match="the batch per GPU does not vary"):
         draw("epoch_time", measured(plan))
-
-
-def legend_of(drawn: Drawn) -> list[str]:
-    return [text.get_text() for legend in drawn.figure.legends for text in legend.get_texts()]
 
 
 UNLIKE = "no times of {} whose runs had unlike numbers of threads per process ({})"
@@ -61,7 +57,7 @@ def test_a_line_without_points_is_in_no_legend(plan: Plan) -> None:
     sweep = measured(plan, axes=["setup", "strategy"])
     for name in ("throughput", "efficiency", "frontier"):
         drawn = draw(name, sweep)
-        named = " ".join(legend_of(drawn))
+        named = " ".join(names_of(drawn))
         assert "ddp" in named and "dilo" in named and "fsdp" not in named, name
         assert UNLIKE.format("2 groups", "1_1 fsdp, 1_4 fsdp") in drawn.notes, name
 
@@ -87,7 +83,7 @@ def test_no_efficiency_without_a_run_on_one_device(plan: Plan) -> None:
                 plan.run(setup, 4, 1, devices, label={"strategy": strategy})
     drawn = draw("efficiency", measured(plan, axes=["setup", "strategy"]))
     assert "not drawn, as no run on one device does its work: local_sgd" in drawn.notes
-    assert legend_of(drawn) == ["ddp"] and "local_sgd" not in drawn.alt
+    assert names_of(drawn) == ["ddp"] and "local_sgd" not in drawn.alt
     assert drawn.figure.axes[0].get_ylabel() == "efficiency against one device"
     del plan.content["runs"][0]
     with pytest.raises(NothingToDraw, match="no run on one device finished, against which"):
@@ -119,8 +115,7 @@ def test_lines_of_several_processes_begin_with_the_single_one(plan: Plan) -> Non
     assert [1.0, 0.75] in values  # 150 / (2 * 100)
     assert [1.0, 0.8] in values  # 40 / (2 * 25)
     assert "strong and weak" in drawn.alt and "fsdp" not in drawn.alt
-    (legend,) = drawn.figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
+    names = names_of(drawn)
     assert "ddp, batch per GPU 8" in names and not any("single" in name for name in names)
     rates = draw("throughput", sweep)
     assert sorted(rate for _, rate in points(rates)) == [90, 100, 100, 120, 150]
@@ -168,7 +163,9 @@ def test_set_ups_with_as_many_devices_are_told_apart(plan: Plan) -> None:
         values = [tuple(map(float, np.asarray(line))) for line in drawn_lines]
         assert any(len(line) == 2 and line[-1] == best for line in values)
         assert any(other in line for line in values) and (best, other) not in values
-    assert set(texts(draw("throughput", found))) == {"1_4", "2_2", "oom"}
+    assert set(texts(draw("throughput", found))) == {
+        "1_4", "2_2", "batch per GPU 4", "oom (batch per GPU 8)"
+    }  # fmt: skip
     assert failed_at(draw("throughput", found)) == [4.0]
 
 
@@ -184,9 +181,7 @@ def test_machines_are_lines_of_their_own(plan: Plan) -> None:
         for setup, devices in (("1_1", 1), ("1_2", 2)):
             plan.run(setup, 4, seed, devices, machine=machine, train_samples_per_s=rate)
     drawn = draw("throughput", measured(plan))
-    (legend,) = drawn.figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names[:2] == ["a-cpux2", "b-cpux8"]
+    assert {*names_of(drawn)} == {"in proportion to the devices", "a-cpux2", "b-cpux8"}
     means = {y for line in drawn.figure.axes[0].lines for y in np.asarray(line.get_ydata())}
     assert 500.0 not in means  # which would be the mean over both
 

@@ -24,7 +24,7 @@ def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
     plan.run("1_1", 4, 3, epochs=epochs(0.5, 0.6))
     plan.run("1_1", 16, 1, outcome="oom", reason="planted")
     drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
-    wall, training = drawn.figure.axes
+    wall, training, _ = drawn.figure.axes
     assert wall.get_xlabel() == "wall time to accuracy 0.85 (s)"
     assert training.get_xlabel() == "training time to accuracy 0.85 (s)"
     assert wall.get_xlim() == training.get_xlim()  # so that one sees what is not training
@@ -135,7 +135,7 @@ def test_counts_of_misses_cover_no_run(plan: Plan) -> None:
             plan.run("1_1", batch, seed, epochs=rows)
     drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
     drawn.figure.canvas.draw()
-    for panel, axes in enumerate(drawn.figure.axes):
+    for panel, axes in enumerate(drawn.figure.axes[:2]):  # the third is of accuracy
         left = min(text.get_window_extent().x0 for text in axes.texts)
         runs = [axes.transData.transform(point)[0] for point in points(drawn, panel)]
         assert len(runs) >= 3 and max(runs) < left
@@ -147,12 +147,37 @@ def test_counts_of_misses_cover_no_run(plan: Plan) -> None:
         assert len(shown) >= 2 and max(shown) < begins
 
 
-def test_a_narrow_page_has_one_time_below_the_other(plan: Plan) -> None:
+def test_the_accuracy_stands_beside_the_times_to_it(plan: Plan) -> None:
+    for seed, last in ((1, 0.92), (2, 0.94), (3, 0.96)):
+        plan.run("1_1", 4, seed, epochs=epochs(0.5, last))
+    drawn = draw("time_to_accuracy", measured(plan, target=TARGET))
+    assert [x for x, _ in points(drawn, 2)] == pytest.approx([0.92, 0.94, 0.96])
+    axes = drawn.figure.axes[2]
+    bar = max((np.asarray(line.get_xdata()) for line in axes.lines), key=len)
+    # Student's t of three: 4.3027 * 0.02 / sqrt(3)
+    assert [*bar] == pytest.approx([0.94 - 0.04968, 0.94 + 0.04968], abs=1e-5)
+    assert "Final accuracy, means: all runs 0.94 (0.92 to 0.96, n = 3)." in drawn.alt
+
+
+def test_the_frontier_numbers_what_is_better_by_more_than_the_noise(plan: Plan) -> None:
+    """4 is better than 16 by 1 point in each seed, 8 by 0.1 in the mean: 4.30 * 1 / sqrt(3) off."""
+    for batch, seconds, gains in ((16, 10.0, (0.0, 0.0, 0.0)), (8, 20.0, (1.0, 0.1, -0.8)),
+                                  (4, 30.0, (1.0, 1.1, 0.9))):  # fmt: skip
+        for seed, gain in enumerate(gains):
+            accuracy = 0.7 + seed / 50 + gain / 100
+            plan.run("1_1", batch, seed, train_time_s=seconds, accuracy=accuracy)
+    drawn = draw("frontier", measured(plan))
+    (numbered,) = [note for note in drawn.notes if note.startswith("numbered: ")]
+    assert "1 b16 (0.7200 at 10); 2 b4 (0.7300 at 30)" in numbered and "b8" not in numbered
+
+
+def test_a_narrow_page_has_its_panels_below_each_other(plan: Plan) -> None:
     plan.run("1_1", 4, 1, epochs=epochs(0.5, 0.9))
     with page_width(3.3):
         drawn = draw("time_to_accuracy", measured(plan, target=TARGET))
-    wall, training = drawn.figure.axes
-    assert wall.get_position().y0 > training.get_position().y0
+    wall, training, accuracy = drawn.figure.axes
+    heights = [axes.get_position().y0 for axes in (wall, training, accuracy)]
+    assert heights == sorted(heights, reverse=True)
     assert [label.get_text() for label in training.get_yticklabels()] == ["1_1 b4"]
 
 

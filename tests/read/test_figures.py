@@ -64,7 +64,11 @@ def test_every_run_is_a_point_and_every_mean_on_a_line(root: Path) -> None:
         rates = linked[linked["link"] == "20ms/100mbit"]["train_samples_per_s"]
         assert slow.get_ydata()[3] == pytest.approx(statistics.harmonic_mean(rates))
         base = groups[groups["baseline"] & (groups["script"] == axes.get_title())]
-        assert axes.lines[-1].get_ydata()[0] == pytest.approx(base["train_samples_per_s"].item())
+        *_, baseline, bound = axes.lines
+        assert baseline.get_ydata()[0] == pytest.approx(base["train_samples_per_s"].item())
+        delays, rates = map(np.asarray, (bound.get_xdata(), bound.get_ydata()))
+        assert delays * rates == pytest.approx(1000 * base["effective_batch"].item())
+        assert max(rates) > axes.get_ylim()[1]  # it stretches no axis
 
 
 def pixels(data: bytes) -> np.ndarray:

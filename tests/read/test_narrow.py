@@ -76,7 +76,7 @@ def test_rows_have_whole_names_of_what_differs(long_names: SweepResults) -> None
     """One process has no timed steps here, and what the others share stands in no name."""
     (axes,) = draw("where_time_went", long_names).figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["lr 0.00125", "lr 0.0025"]
-    wall, _ = placed(long_names, "time_to_accuracy").figure.axes
+    wall, *_ = placed(long_names, "time_to_accuracy").figure.axes
     first, *_ = (label.get_text() for label in wall.get_yticklabels())
     assert first.replace("\n", " ").startswith("diloco h50 lr0.7") and first.endswith("0.00125")
 

@@ -6,6 +6,7 @@ Every expected number here was worked out by hand.
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,30 @@ def test_a_miss_is_marked_at_the_top_and_not_drawn_as_a_time(plan: Links) -> Non
     }
 
 
+def test_a_miss_is_marked_where_too_few_times_count_for_a_median(plan: Links) -> None:
+    """One of three misses, and one that reaches the target was disturbed."""
+    for seed in (1, 2, 3):
+        plan.measured(DDP, 40.0, seed)
+        plan.measured(FAR, math.inf if seed == 1 else 10.0, seed)
+    file = plan.output_dir / plan.content["runs"][-1]["path"] / "environment.json"
+    facts = json.loads(file.read_text()) | {"launch": {"cpu_busy_share": 0.6}}
+    file.write_text(json.dumps(facts))
+    axes = drawn(draw("strategies", read_sweep(plan.write())).figure)[
+        "2_1, 50 Mbit/s, median wall time"
+    ]
+    assert "\u2191 1 of 3" in {text.get_text() for text in axes.texts}
+
+
+def test_panels_of_quality_have_one_scale(plan: Links) -> None:
+    for setup, loss in (("2_1", 0.01), ("4_1", 0.2)):
+        for seed in (1, 2):
+            plan.measured(DDP, 40.0, seed, setup)
+            plan.measured(FAR, 10.0, seed, setup, accuracy=0.95 - loss - seed / 1000)
+    panels = drawn(draw("strategies", read_sweep(plan.write())).figure)
+    one, other = (axes for title, axes in panels.items() if title.startswith("quality"))
+    assert one.get_xlim() == other.get_xlim()
+
+
 def test_the_loss_of_quality_is_stated(plan: Links) -> None:
     panels = drawn(full(plan))
     axes = panels["quality 8"]
@@ -390,7 +415,7 @@ def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:
     plan.measured(DDP | {"lr": 0.1}, 40)
     plan.measured(FAR | {"lr": 0.1}, 8)
     sweep = read_sweep(plan.write())
-    assert figure_for(sweep) == "strategies" and draw("strategies", sweep)
+    assert figure_for(sweep) == "time_to_accuracy" and draw("strategies", sweep)  # over one link
     assert [sweep.short_name_of(group) for group in sweep.groups] == ["ddp", "diloco h50"]
     (answer,) = map(str, answers(sweep))
     assert answer.startswith("diloco h50 against ddp: ")
@@ -401,7 +426,7 @@ def test_an_axis_that_it_cannot_show_is_named(plan: Links) -> None:
     with pytest.raises(UserError, match="strategy, lr varies too"):
         draw("propagation", sweep)
     part = read_sweep_part(f"{sweep.folder}:lr=0.1")
-    assert figure_for(part) == "strategies" and draw("strategies", part)
+    assert figure_for(part) == "time_to_accuracy" and draw("strategies", part)
 
 
 def test_without_a_link_there_is_nothing_to_draw(plan: Links) -> None:
@@ -426,6 +451,7 @@ def test_the_file_is_called_after_the_figure_and_says_what_is_missing(
 ) -> None:
     plan.measured(DDP, 40)
     plan.measured(FAR, 8)
+    plan.measured(FAR, 7, link=FAST)
     assert main(["figures", str(plan.write())]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"written: {plan.folder / name}" for name in ("strategies.png", "strategies-dark.png")
@@ -434,7 +460,7 @@ def test_the_file_is_called_after_the_figure_and_says_what_is_missing(
     plan.measured(POWER, 8, outcome="failed", reason="no")
     plan.waiting(POWER)
     assert main(["figures", str(plan.write())]) == 0
-    assert "missing: 2 of 4 runs (1 failed, 1 waiting)\n" in capsys.readouterr().out
+    assert "missing: 2 of 5 runs (1 failed, 1 waiting)\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -450,4 +476,4 @@ def test_accuracy_is_drawn_where_it_is_compared(
     drawn = draw("strategies", read_sweep(plan.write()))
     assert len(drawn.figure.axes) == (3 if why is None else 2)
     notes = [] if why is None else [f"accuracy of diloco h50 not compared ({why})"]
-    assert drawn.notes == notes
+    assert drawn.notes[: len(notes)] == notes and len(drawn.notes) == len(notes) + 1

@@ -35,6 +35,20 @@ def texts(drawn: Drawn, panel: int = 0) -> list[str]:
     return [text.get_text() for text in drawn.figure.axes[panel].texts]
 
 
+def names_of(drawn: Drawn) -> list[str]:
+    """Of the lines: those of the legend, and those that stand at their ends."""
+    figure = drawn.figure
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return names + names_at_ends(drawn)
+
+
+def names_at_ends(drawn: Drawn) -> list[str]:
+    return [
+        text.get_text() for axes in drawn.figure.axes for text in axes.texts
+        if text.get_text() in {str(line.get_label()) for line in axes.lines}
+    ]  # fmt: skip
+
+
 def failed_at(drawn: Drawn, panel: int = 0) -> list[float]:
     return [float(np.asarray(line.get_xdata())[0]) for line in drawn.figure.axes[panel].lines
             if line.get_marker() == "X" and line.get_color() == FAILED]  # fmt: skip

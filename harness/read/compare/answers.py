@@ -143,52 +143,36 @@ def _failed(groups: Sequence[Group]) -> str:
 
 
 def finding(sweep: SweepResults, *names: str) -> str:
-    """The way that gains most on the baseline in the first of these measures, in the mean over its
-    cases, with all of them: the title of a figure. One that misses a target in fewer cases comes
-    before; where others gain most in some case, these are counted. Where none gains, the one that
-    loses most; "" where none differs by more than the noise.
+    """The title of a figure: the way that gains most on the baseline in the first of these
+    measures, in the mean over its cases, with all of them.
+
+    1. A way whose other measures are compared with the baseline comes before one where they are
+       not, then one that misses a target in fewer cases.
+    2. Where no way gains, it is the one that loses most.
+    3. Where none differs by more than the noise, it is the first that is compared at all, and the
+       text says so; "" where there is none.
     """
     measures = [BY_NAME[name] for name in names]
-    pairs_of, gains = _pairs(sweep, None), dict[str, tuple[float, float]]()
+    pairs_of, ranks = _pairs(sweep, None), dict[str, tuple[bool, float, float]]()
     for way, pairs in pairs_of.items():
         cases = [pair.estimate(measures[0]) for pair, *_ in _alike(measures[0], pairs)]
-        clear = [_clear_gain(measures[0], each) for each in cases if isinstance(each, Estimate)]
-        if any(clear):
-            gains[way] = -_missed(cases) / len(cases), sum(clear) / len(cases)
-    if not gains:
+        known = [each for each in cases if isinstance(each, Estimate) and each.value is not None]
+        if known:
+            gain = sum(_clear_gain(measures[0], each) for each in known) / len(cases)
+            compared = all(_is_compared(measure, pairs) for measure in measures)
+            ranks[way] = compared, -_missed(cases) / len(cases), gain
+    if not ranks:
         return ""
-    better = [way for way, (_, gain) in gains.items() if gain > 0]
-    way = max(better, key=gains.__getitem__) if better else min(gains, key=lambda w: gains[w][1])
-    parts = [_part(sweep, measure, pairs_of[way], brief=True) for measure in measures]
-    texts = [*parts, *_best_in(sweep, measures[0], pairs_of, way), *_other_links(pairs_of[way])]
-    return f"{_ways(sweep, way, pairs_of[way])}: {'; '.join(texts)}"
+    better = [way for way, (*_, gain) in ranks.items() if gain > 0]
+    way = max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda w: ranks[w][2])
+    pairs = pairs_of[way]
+    parts = [_part(sweep, measure, pairs, brief=True) for measure in measures]
+    parts += [ALONE] if _runs(pairs) == ALONE else []
+    return f"{_ways(sweep, way, pairs, True)}: {'; '.join([*parts, *_other_links(pairs)])}"
 
 
-def _best_in(
-    sweep: SweepResults, measure: ComparedMeasure, pairs_of: Mapping[str, Sequence[Pair]], way: str
-) -> list[str]:
-    """In how many of its cases this way gains most and in how many another does, if one does."""
-
-    def case_of(pair: Pair) -> tuple[tuple[str, ...], str]:
-        axes = tuple(_cases(sweep, pair))
-        return axes, label_text(pair.group.label, axes)
-
-    mine = {*map(case_of, pairs_of[way])}
-    best: dict[Any, tuple[float, str]] = {}
-    for name, pairs in pairs_of.items():
-        for pair in pairs:
-            if (case := case_of(pair)) not in mine:
-                continue
-            estimate = pair.estimate(measure)
-            gain = _clear_gain(measure, estimate) if isinstance(estimate, Estimate) else 0.0
-            if gain > max(0.0, best.get(case, (0.0, ""))[0]):
-                best[case] = gain, name
-    counts = Counter(name for _, name in best.values())
-    if not {*counts} - {way}:
-        return []
-    others = [f"{name} in {n}" for name, n in counts.most_common() if name != way]
-    cases = "case" if len(best) == 1 else "cases"
-    return [f"best in {counts[way]} of {len(best)} {cases}, {listed(others, ', ', MOST_TEXTS)}"]
+def _is_compared(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
+    return any(isinstance(pair.estimate(measure), Estimate) for pair in pairs)
 
 
 def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
@@ -246,15 +230,22 @@ def _missed(estimates: Iterable[Estimate | str]) -> int:
     return sum(isinstance(each, Missed) for each in estimates)
 
 
-def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> str:
+def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair], brief: bool = False) -> str:
+    """brief: which sides had disturbed runs alone is left to what is said of each measure."""
+    cases = _cases(sweep, pairs[0])
+    axes = [axis for axis in shown_axes(sweep.varied) if axis in cases]
     case = ""
     if len(pairs) > 1:
-        cases = _cases(sweep, pairs[0])
-        axes = [heading_of(axis) for axis in shown_axes(sweep.varied) if axis in cases]
-        case = f" in {len(pairs)} cases of {listed(axes, ', ', MOST_AXES)}"
+        case = f" in {len(pairs)} cases of {listed(map(heading_of, axes), ', ', MOST_AXES)}"
+    elif text := label_text(pairs[0].group.label, tuple(axes)):
+        case = f" for {text}"
     base = _way(sweep, pairs[0].base, pairs[0])
-    disturbed = _disturbed_sides({way: [pair.group for pair in pairs],
-                                  base: [pair.base for pair in pairs]})  # fmt: skip
+    sides = {way: [pair.group for pair in pairs], base: [pair.base for pair in pairs]}
+    if brief:
+        text = all_disturbed(group for side in sides.values() for group in side)
+        disturbed = [text] if text else []
+    else:
+        disturbed = _disturbed_sides(sides)
     return ": ".join([f"{way} against {base}{case}", *disturbed])
 
 
@@ -311,17 +302,19 @@ def _part(
     cases, unit = _names_of_cases(sweep, alike), _unit(measure, brief)
     once = _counted_once(len(alike), len(pairs))
     once += "" if brief else _of_pairs(alike, results)
+    more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
+    counts = Counter(_told(measure, each, more, less) for each in results)
+    if {*counts} == {EQUAL} and len(pairs) > 1:
+        return f"{what}: equal in all {len(pairs)} cases"
     if len(alike) <= FEW_CASES:
         alone = _runs(pairs) == ALONE
         both = zip(results, cases, strict=True)
         texts = [_one(measure, result, unit, case, alone) for result, case in both]
         return f"{what}: {', and '.join(texts)}{once}"
-    more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
-    counts = Counter(_told(measure, each, more, less) for each in results)
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
-    span = [] if {*counts} == {EQUAL} else [f"{_span(measure, results, cases)} {unit}"]
-    return f"{what}: {', '.join([*span, *texts])}{once}"
+    span = f"{_span(measure, results, cases)} {unit}"
+    return f"{what}: {', '.join([span, *texts])}{once}"
 
 
 def _told(measure: ComparedMeasure, result: Estimate | str, more: str, less: str) -> str:

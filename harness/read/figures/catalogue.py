@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
@@ -15,7 +16,7 @@ from harness.core.process import working
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.answers import answers, finding
+from harness.read.compare.answers import MEMORY, answers, finding
 from harness.read.drawing import KINDS, Drawn, NothingToDraw, page_width, save
 from harness.read.figures.curves import (
     accuracy_by_epoch,
@@ -28,7 +29,7 @@ from harness.read.figures.curves import (
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles, failures, set_title
 from harness.read.figures.prediction import prediction
-from harness.read.figures.time import NUMBERED, frontier, time_to_accuracy, where_time_went
+from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
 from harness.read.figures.usage import usage
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name, shown_axes
 from harness.read.records.baseline import RATE
@@ -44,64 +45,67 @@ from harness.read.records.sweeps import SweepResults, sweep_file
 matplotlib.use("Agg")  # files, no windows
 
 
-# Name of the file -> what draws it, and what it is called. The one list of figures.
-FIGURES: dict[str, tuple[Callable[[SweepResults, Styles], Drawn], str]] = {
-    "accuracy": (accuracy_by_epoch, "Accuracy by epoch"),
-    "loss": (loss_by_epoch, "Loss by epoch"),
-    "own_metrics": (own_metrics_by_epoch, "Own metrics by epoch"),
-    "epoch_time": (epoch_time_by_batch, "Time and accuracy by batch"),
-    "throughput": (throughput, "Throughput by number of devices"),
-    "efficiency": (scaling_efficiency, "Scaling efficiency"),
-    "time_to_accuracy": (time_to_accuracy, "Time to accuracy"),
-    "propagation": (propagation, "Propagation delay"),
-    "strategies": (strategies, "Strategies on slow links"),
-    "usage": (usage, "Utilisation, power and memory over time"),
-    "where_time_went": (where_time_went, "Where the time went"),
-    "frontier": (frontier, "What accuracy costs"),
-    "prediction": (prediction, "Prediction against measurement"),
-}
+class FigureKind(NamedTuple):
+    """A figure that can be asked for by the name of its file."""
 
-TIMELESS = ("accuracy", "loss", "own_metrics")
-# Figures that draw runs and not their means, or name what they leave out one by one.
-OF_SINGLE_RUNS = ("usage", "where_time_went", "prediction")
-OF_TARGET = ("time_to_accuracy", "strategies", "propagation", "frontier")
-# Figure -> the measures that its title is about; of frontier they depend on the sweep.
-TITLE_OF: dict[str, tuple[str, ...]] = {
-    "accuracy": (ACCURACY,),
-    "epoch_time": (RATE, ACCURACY),
-    "throughput": (RATE,),
-    "propagation": (RATE,),
-    "time_to_accuracy": (*TIMES_TO_TARGET,),
-    "strategies": ("tta_wall_s",),
-}
+    draw: Callable[[SweepResults, Styles], Drawn]
+    title: str
+    about: tuple[str, ...] = ()  # the measures of the finding that stands above it
+    of_times: bool = True
+    of_single_runs: bool = False  # it draws runs and not means, or names each that it leaves out
+    of_target: bool = False
+    of_medians: bool = False
+
+
+# The one list of figures.
+FIGURES = {
+    "accuracy": FigureKind(accuracy_by_epoch, "Accuracy by epoch", (ACCURACY,), of_times=False),
+    "loss": FigureKind(loss_by_epoch, "Loss by epoch", of_times=False),
+    "own_metrics": FigureKind(own_metrics_by_epoch, "Own metrics by epoch", of_times=False),
+    "epoch_time": FigureKind(epoch_time_by_batch, "Time and accuracy by batch", (RATE, ACCURACY)),
+    "throughput": FigureKind(throughput, "Throughput by number of devices", (RATE,)),
+    "efficiency": FigureKind(scaling_efficiency, "Scaling efficiency"),
+    "time_to_accuracy": FigureKind(
+        time_to_accuracy, "Time to accuracy", (*TIMES_TO_TARGET, ACCURACY),
+        of_target=True, of_medians=True,
+    ),
+    "propagation": FigureKind(propagation, "Propagation delay", (RATE,), of_target=True),
+    "strategies": FigureKind(
+        strategies, "Strategies on slow links", ("tta_wall_s",), of_target=True, of_medians=True
+    ),
+    "usage": FigureKind(usage, "Utilisation, power and memory over time", of_single_runs=True),
+    "where_time_went": FigureKind(where_time_went, "Where the time went", of_single_runs=True),
+    "frontier": FigureKind(frontier, "What accuracy costs", (RATE, ACCURACY), of_target=True),
+    "prediction": FigureKind(prediction, "Prediction against measurement", of_single_runs=True),
+}  # fmt: skip
 
 
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """styles: those of the page that the figure stands on; alone, those of its sweep."""
-    missing_times = []
-    if name not in (*TIMELESS, *OF_SINGLE_RUNS):
-        missing_times = without_times(sweep.groups, name in OF_TARGET, sweep.short_name_of)
+    figure, missing_times = FIGURES[name], list[str]()
+    if figure.of_times and not figure.of_single_runs:
+        missing_times = without_times(sweep.groups, figure.of_target, sweep.short_name_of)
     try:
-        drawn = FIGURES[name][0](sweep, styles or Styles([sweep]))
+        drawn = figure.draw(sweep, styles or Styles([sweep]))
     except NothingToDraw as error:
         raise NothingToDraw("; ".join([str(error), *missing_times])) from None
     drawn.notes += sweep.averaged_exchanges
-    if name not in TIMELESS:
+    if figure.of_times:
         drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
     drawn.notes += missing_times
-    about = _title_of(name, sweep)
-    if about and (text := finding(sweep, *about)):
-        set_title(drawn.figure, f"{text}\n{NUMBERED.capitalize()}" if name == "frontier" else text)
-        if about[0] in TIMES_TO_TARGET and name != "frontier":
+    if text := _finding(name, sweep):
+        set_title(drawn.figure, text)
+        if figure.of_medians:
             drawn.notes.append("drawn: medians; in the title: ratios of geometric means")
     return drawn
 
 
-def _title_of(name: str, sweep: SweepResults) -> tuple[str, ...]:
-    """The measures that the title of this figure is about."""
-    if name == "frontier":
-        return (*(TIMES_TO_TARGET if _reaches_target(sweep) else (RATE,)), ACCURACY)
-    return TITLE_OF.get(name, ())
+def _finding(name: str, sweep: SweepResults) -> str:
+    about = FIGURES[name].about
+    if name == "frontier":  # whose costs depend on the sweep
+        costs = [*TIMES_TO_TARGET] if _reaches_target(sweep) else [RATE]
+        about = (*costs, *[MEMORY] * (MEMORY in (sweep.columns or ())), ACCURACY)
+    return finding(sweep, *about) if about else ""
 
 
 def draw_all(
@@ -122,9 +126,11 @@ def figure_for(sweep: SweepResults) -> str:
     has_link, varied = "link" in sweep.axes, sweep.naming
     if has_link and "per_gpu_batch" in varied and _has_one_process(sweep):
         return "prediction"
-    if "exchange" in varied and _reaches_target(sweep):
+    ways = {STRATEGY, *OF_ONE_STRATEGY} & {*varied}
+    one_link = has_link and ways and "link" not in varied
+    if ("exchange" in varied or one_link) and _reaches_target(sweep):
         return "time_to_accuracy"
-    if has_link and {STRATEGY, *OF_ONE_STRATEGY} & {*varied}:
+    if has_link and ways:
         return "strategies"
     if "link" in varied and {*shown_axes(varied)} <= {"script", "setup", "link"}:
         return "propagation"
@@ -173,13 +179,15 @@ def show(name: str, folder: str) -> Drawn | None:
         raise UserError(f"no figure {name}: there are {', '.join(FIGURES)}")
     sweep = read_results_part(folder)
     asked = [f"{sweep.question} ({sweep.name})"] * sweep.has_question
-    print(*asked, *answers(sweep), *_missing_lines(sweep), "", sep="\n")
+    drawn = None
     try:
         drawn = draw(name, sweep)
+        last = "; ".join([FIGURES[name].title, *drawn.notes])
     except UserError as error:
-        print(_not_drawn(name, error))
-        return None
-    print(FIGURES[name][1], *drawn.notes, sep="; ")
+        last = _not_drawn(name, error)
+    # What a figure is about answers a question, or else is what it shows.
+    told = [drawn.alt] if drawn and not FIGURES[name].about else answers(sweep)
+    print(*asked, *told, *_missing_lines(sweep), "", last, sep="\n")
     return drawn
 
 
@@ -256,4 +264,4 @@ def _missing_lines(sweep: SweepResults) -> list[str]:
 
 
 def _not_drawn(name: str, why: object) -> str:
-    return f"not drawn: {FIGURES[name][1]}: {why}"
+    return f"not drawn: {FIGURES[name].title}: {why}"

@@ -25,6 +25,7 @@ from harness.read.figures.panels import (
     failed_groups,
     failures,
     in_order,
+    name_lines,
     run_name,
     same_scale,
     without_place,
@@ -76,7 +77,7 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
     texts = [_draw(drawn, axes, panel, metric, of_lines) for axes, panel, metric in placed]
     for metric in metrics:
         same_scale([axes for axes, _, of in placed if of == metric])
-    kit.legend(figure, of_lines)
+    name_lines(figure, [axes for axes, *_ in placed], of_lines)
     drawn.alt = f"{' and '.join(map(_title, metrics))} by epoch. " + kit.listed(
         filter(None, texts), " "
     )
@@ -126,7 +127,7 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
             if not curves:
                 continue
             values += [value for _, curve in curves for value in curve.values()]
-            bars += _mean(axes, curves, metric, styles[name], share)
+            bars += _mean(axes, curves, metric, styles[name], share, name)
             _runs(drawn, axes, curves, name, styles[name])
             ends = repeats_of(metric, ((run, curve[max(curve)]) for run, curve in curves))
             last.append(f"{name or 'all runs'} {kit.numbers_of(ends)}")
@@ -138,8 +139,9 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
 
 
 def _mean(
-    axes: Axes, curves: Sequence[tuple[Run, Curve]], metric: str, style: Style, share: bool
-) -> list[float]:
+    axes: Axes, curves: Sequence[tuple[Run, Curve]], metric: str, style: Style, share: bool,
+    name: str,
+) -> list[float]:  # fmt: skip
     """The mean over what has an epoch, and its 95 % interval as a band.
 
     share: no mean of the measure is below 0 or above 1, whatever Student's t says.
@@ -151,7 +153,7 @@ def _mean(
     lows, highs = map(list, zip(*(s.ends for s in spreads), strict=True))
     if share:
         lows, highs = [max(low, 0.0) for low in lows], [min(high, 1.0) for high in highs]
-    kit.line(axes, epochs, means, style, marker=style.marker, markersize=4, zorder=3)
+    kit.line(axes, epochs, means, style, label=name, marker=style.marker, markersize=4, zorder=3)
     if lows != means:
         axes.fill_between(epochs, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
     return [*lows, *highs]
@@ -180,11 +182,44 @@ def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
     groups = [g for g in begun if is_number(g.setting(BATCH))]
     if len({g.setting(BATCH) for g in groups}) < 2:
         raise NothingToDraw("the batch per GPU does not vary")
-    return _against(
-        sweep, styles, groups, lambda g: float(g.setting(BATCH)), (BATCH,),
-        "batch per GPU (samples)",
+    along, notes = (BATCH,), list[str]()
+    if "lr" in sweep.varied and _has_rate_each(sweep, groups):
+        along, notes = (BATCH, "lr"), ["each batch has a learning rate of its own"]
+    alone = [
+        of_line[0] for of_line in _lines_of(sweep, groups, along)
+        if len(of_line) == 1 and not failures(of_line[0])
+    ]  # fmt: skip
+    if 0 < len(alone) < len(groups):
+        without = {*map(id, alone)}
+        groups = [group for group in groups if id(group) not in without]
+        names = kit.listed(map(sweep.short_name_of, alone), ", ")
+        notes.append(f"not drawn, as no other batch differs in nothing else: {names}")
+    drawn = _against(
+        sweep, styles, groups, lambda g: float(g.setting(BATCH)), along, "batch per GPU (samples)",
         {"epoch_time_s": "training time of an epoch (s)", ACCURACY: "final accuracy"},
     )  # fmt: skip
+    drawn.notes += notes
+    return drawn
+
+
+def _has_rate_each(sweep: SweepResults, groups: Sequence[Group]) -> bool:
+    """Whether the learning rate goes along with the batch, as where it is tuned for each."""
+    lines = _lines_of(sweep, groups, (BATCH, "lr"))
+    several = any(len({group.setting("lr") for group in of_line}) > 1 for of_line in lines)
+    batches = [{group.setting(BATCH) for group in of_line} for of_line in lines]
+    return several and [*map(len, batches)] == [*map(len, lines)]
+
+
+def _lines_of(
+    sweep: SweepResults, groups: Sequence[Group], along: Collection[str]
+) -> list[list[Group]]:
+    """The groups that differ along these axes alone."""
+    others = [axis for axis in sweep.axes if axis not in along]
+    lines: dict[tuple[str, ...], list[Group]] = {}
+    for group in groups:
+        key = (str(group.machine_kind), *(str(group.label.get(axis)) for axis in others))
+        lines.setdefault(key, []).append(group)
+    return [*lines.values()]
 
 
 def throughput(sweep: SweepResults, styles: Styles) -> Drawn:
@@ -225,7 +260,8 @@ def _against(
         kit.mark_cut_intervals(drawn, axes)
     lines = [line for panel in arranged for line in panel.lines]
     shown = {line.name for line in lines if any(_has(Panel("", [line]), name) for name in known)}
-    kit.legend(figure, _of_shown(of_lines, shown), [IDEAL] if ideal else [])
+    named = _of_shown(of_lines, shown)
+    name_lines(figure, [axes for axes, *_ in placed], named, [IDEAL] if ideal else [])
     drawn.alt = " ".join(
         f"{known[name]} over {x}, means. {kit.listed(each, ' ')}" for name, each in texts.items()
     )
@@ -255,7 +291,8 @@ def _lines(
         for group in groups:
             of_line = group.label.get(STRATEGY) == groups[-1].label.get(STRATEGY)
             called = name if of_line else axis_text(group, STRATEGY)
-            failed += [(place(group), what) for what in failures(group)]
+            whose = f" ({called})" if called else ""
+            failed += [(place(group), what + whose) for what in failures(group)]
             texts += [f"{called or 'all'} at {place(group):g} {what}" for what in failures(group)]
             at, style = place(group), styles[name]
             point = draw_group(drawn, axes, at, group, measure, called, style, drawn_at[at])
@@ -268,7 +305,7 @@ def _lines(
         best = _best(means) if ideal else dict(means)
         if ideal and len(best) > 1:
             bars.append(_ideal(axes, points, styles[name], drawn_at))
-        _line_with_gaps(axes, best, drawn_at, styles[name])
+        _line_with_gaps(axes, best, drawn_at, styles[name], name)
     _same_place(axes, panel, place, measure)
     doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
     share = measure == ACCURACY
@@ -341,11 +378,12 @@ def _of_shown(styles: dict[str, Style], shown: Collection[str]) -> dict[str, Sty
 
 
 def _line_with_gaps(
-    axes: Axes, points: dict[float, float], drawn_at: Mapping[float, float], style: Style
+    axes: Axes, points: dict[float, float], drawn_at: Mapping[float, float], style: Style, name: str
 ) -> None:
     """Broken where a group between two points has none."""
     across = [x for x in drawn_at if min(points, default=0) <= x <= max(points, default=0)]
-    kit.line(axes, [drawn_at[x] for x in across], [points.get(x, math.nan) for x in across], style)
+    heights = [points.get(x, math.nan) for x in across]
+    kit.line(axes, [drawn_at[x] for x in across], heights, style, label=name)
 
 
 def _best(points: Sequence[tuple[float, float]]) -> dict[float, float]:
@@ -394,7 +432,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
             kinds |= {kind for *_, kind in points[1:]}
             style = of_lines[name]
             best = _best([(at, value) for at, value, *_ in points])
-            _line_with_gaps(place, best, drawn_at, style)
+            _line_with_gaps(place, best, drawn_at, style, name)
             shown.add(name)
             for at, value, low, high, _ in points:
                 x = drawn_at[at]
@@ -422,7 +460,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
         named = kit.listed(without_one, ", ")
         drawn.notes.append(f"not drawn, as no run on one device does its work: {named}")
     kind = " and ".join(sorted(kinds))
-    kit.legend(figure, _of_shown(of_lines, shown))
+    name_lines(figure, axes, _of_shown(of_lines, shown))
     drawn.notes += [*sweep.shared_cores, f"{kind}; bars are 95 % intervals over the seeds"]
     drawn.alt = f"Scaling efficiency ({kind}) over the number of devices. " + kit.listed(texts, " ")
     return drawn

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -20,6 +21,7 @@ from harness.read.figures.panels import (
     arrange,
     axis_text,
     draw_group,
+    name_lines,
     run_name,
     same_scale,
 )
@@ -106,9 +108,27 @@ def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
         log_axis(place, "y")
         kit.describe(place, panel.title, DELAY, "training samples/s" if place is axes[0] else "")
     same_scale(axes)
-    kit.legend(figure, of_rates)
+    bounds = [_bound(place, panel.lines[0].groups)
+              for place, panel in zip(axes, arranged, strict=True)]  # fmt: skip
+    name_lines(figure, axes, of_rates, [BOUND] * any(bounds))
     drawn.alt = f"Training samples/s over the delay between nodes: {kit.listed(texts)}."
     return drawn
+
+
+BOUND = Line2D([], [], color=kit.FAINT, linestyle=":", label="at most: one delay an update")
+
+
+def _bound(axes: Axes, groups: Sequence[Group]) -> bool:
+    """What no exchange at every update can exceed, whatever the rate; whether it is known."""
+    delays = [delay for group in groups if (delay := _link(group).delay_ms) > 0]
+    batches = {group.fact("effective_batch") for group in groups}
+    every_update = all(group.setting(STRATEGY) in (None, "ddp", "fsdp") for group in groups)
+    if len(batches) > 1 or None in batches or not (delays and every_update):
+        return False
+    scale, x = axes.get_ylim(), np.geomspace(min(delays), max(delays), 50)
+    axes.plot(x, batches.pop() / (1e-3 * x), color=kit.FAINT, linestyle=":", linewidth=1.4)
+    axes.set_ylim(scale)
+    return True
 
 
 def _baselines(sweep: SweepResults, groups: Sequence[Group]) -> list[tuple[Group, float]]:
@@ -133,6 +153,10 @@ class Cell:
 
     def times(self, measure: str) -> list[float]:
         return self.group.values(measure)
+
+    def missed(self, measure: str) -> int:
+        """Of the finished runs, also where too few of the others have a time that counts."""
+        return len(self.group.missed(measure))
 
     @property
     def differences(self) -> dict[Hashable, float]:
@@ -164,13 +188,14 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     figure, axes = kit.grid(heights * (len(columns) // wide), wide, COLUMN_WIDTH * wide)
     assert sweep.target is not None  # else there are no cells
     drawn, span = Drawn(figure, notes=_not_compared(cells)), _span(cells)
-    delays = sorted({cell.delay for cell in cells})
+    delays, qualities = sorted({cell.delay for cell in cells}), list[Axes]()
     for n, place in enumerate(axes):
         # Columns without room beside each other stand below each other.
         x, y = (n % wide, n // wide) if wide > 1 else divmod(n, len(heights))
         mine, left = [cell for cell in cells if cell.column == columns[x]], n % wide == 0
         if y == len(rows):
             _quality(drawn, place, mine, of_strategies, left)
+            qualities.append(place)
             continue
         rate, measure = rows[y]
         _times(drawn, place, [c for c in mine if c.row == rate], measure, of_strategies)
@@ -180,6 +205,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         title = [*columns[x], _rate_text(rate), others, f"median {TIMES_TO_TARGET[measure]}"]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
                  f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
+    same_scale(qualities, across=True)
     with_times = [c for c in cells if any(map(c.times, TIMES_TO_TARGET))]
     disturbed = any(all_beside_others(cell.group) for cell in with_times)
     kit.legend(figure, of_strategies, [HOLLOW] if disturbed else [])
@@ -234,8 +260,8 @@ def _times(
     misses: Counter[float] = Counter()
     nearest = min((cell.delay for cell in cells), default=0.0)
     for number, (name, style) in enumerate(styles.items()):
-        mine = sorted((c for c in cells if c.strategy == name), key=lambda c: c.delay)
-        mine = [cell for cell in mine if cell.times(measure)]
+        of_name = sorted((c for c in cells if c.strategy == name), key=lambda c: c.delay)
+        mine = [cell for cell in of_name if cell.times(measure)]
         aside = kit.aside(number, len(styles))
         points = [(c.delay, run, t) for c in mine for run, t in c.group.by_run(measure)
                   if math.isfinite(t)]  # fmt: skip
@@ -252,13 +278,12 @@ def _times(
                                                       for c in disturbed]  # fmt: skip
         axes.plot(x, y, color=style.colour, marker=style.marker, markersize=5, linestyle="",
                   markerfacecolor=kit.WHITE)  # fmt: skip
-        for cell in mine:
-            times = cell.times(measure)
-            if missed := sum(map(math.isinf, times)):
+        for cell in of_name:
+            if missed := cell.missed(measure):
                 # On the left edge there is no room on the left.
-                side = 1 if cell.delay == nearest else -1
-                text = f"\u2191 {missed} of {len(times)}"
-                text = text if kit.has_room(COLUMN_WIDTH) else f"{missed}/{len(times)}"
+                side, total = 1 if cell.delay == nearest else -1, len(cell.group.finished)
+                text = f"\u2191 {missed} of {total}"
+                text = text if kit.has_room(COLUMN_WIDTH) else f"{missed}/{total}"
                 _miss(axes, cell.delay, misses[cell.delay], text, style, side)
                 misses[cell.delay] += 1
 
@@ -289,7 +314,7 @@ def _span(cells: Sequence[Cell]) -> Span:
         if math.isfinite(t)
     ]
     times = times or [1.0]
-    missing = (cell for cell in cells if any(map(math.isinf, cell.times("tta_train_s"))))
+    missing = (cell for cell in cells if cell.missed("tta_train_s"))
     missed = Counter((cell.column, cell.row, cell.delay) for cell in missing)
     share = min(MISS_ROW * max(missed.values(), default=0), 0.7)
     return Span(min(times) / 1.3, max(times) * 1.3, share)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
 
 from harness.core.records import FAILURES
 from harness.read import drawing as kit
@@ -35,6 +40,9 @@ from harness.read.statistics import is_rate
 INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
 # Panels of which one ends so many times as high as another have scales of their own.
 FAR_APART = 3.0
+# A name at the end of a line has at most so many letters; lines end at one place within this share
+# of the axis.
+AT_END, ONE_PLACE = 16, 0.08
 # The first of these that a sweep varies decides the colour of its groups.
 COLOUR_BY = ("strategy", "setup", "link", "lr", "per_gpu_batch")
 # These have one style on a whole page.
@@ -195,23 +203,42 @@ def _arranged(
 ) -> dict[str, dict[str, list[Group]]]:
     machine = [MACHINE] if len(sweep.machines) > 1 else []
     within = [a for a in (*shown_axes(sweep.naming), *machine) if a not in {*beside, *across}]
-    arranged: dict[str, dict[str, list[Group]]] = {}
+    of_panels: dict[str, list[Group]] = {}
     for group in groups:
-        title = ", ".join(text for axis in beside if (text := key_text(group, axis)))
-        name = ", ".join(text for axis in within if (text := axis_text(group, axis)))
-        arranged.setdefault(title, {}).setdefault(name, []).append(group)
+        texts = (_title_text(sweep, group, axis) for axis in beside)
+        of_panels.setdefault(", ".join(filter(None, texts)), []).append(group)
+    arranged: dict[str, dict[str, list[Group]]] = {}
+    for title, of_panel in of_panels.items():
+        # What all lines of a panel share stands in its title.
+        shared = [a for a in within if len({axis_text(group, a) for group in of_panel}) == 1]
+        if len(shared) == len(within) or len(of_panels) == 1:
+            shared = []
+        whole = ", ".join(filter(None, [title, *(axis_text(of_panel[0], axis) for axis in shared)]))
+        lines: dict[str, list[Group]] = {}
+        for group in of_panel:
+            texts = (axis_text(group, axis) for axis in within if axis not in shared)
+            lines.setdefault(", ".join(filter(None, texts)), []).append(group)
+        arranged[whole] = lines
     return arranged
 
 
-def same_scale(axes: Sequence[Axes], unlike: float = math.inf) -> None:
-    """Panels of one measure have one vertical axis: a higher line is a larger value. Not where one
-    ends more than `unlike` times as high as another, which would then be flat.
+def _title_text(sweep: SweepResults, group: Group, axis: str) -> str:
+    """A script, where there is only one, by its model."""
+    model = group.setting("model") if axis == "script" and axis not in sweep.varied else None
+    return Path(str(model)).name if model else key_text(group, axis)
+
+
+def same_scale(axes: Sequence[Axes], unlike: float = math.inf, across: bool = False) -> None:
+    """Panels of one measure have one axis, upright or across: a higher line is a larger value. Not
+    where one ends more than `unlike` times as high as another, which would then be flat.
     """
-    ends = [place.get_ylim() for place in axes if place.has_data()]
+    drawn = [place for place in axes if place.has_data()]
+    ends = [place.get_xlim() if across else place.get_ylim() for place in drawn]
     tops = [high for _, high in ends]
     alike = bool(tops) and (math.isinf(unlike) or max(tops) <= unlike * min(tops))
-    for place in axes if alike else ():
-        place.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    for place in drawn if alike else ():
+        put = place.set_xlim if across else place.set_ylim
+        put(min(low for low, _ in ends), max(high for _, high in ends))
 
 
 def in_order(lines: Iterable[Series], key: Callable[[Group], Any]) -> list[Series]:
@@ -286,11 +313,49 @@ def draw_group(
     return Point(x, mean, low, high, values, text)
 
 
+def name_lines(
+    figure: Figure, axes: Sequence[Axes], styles: Mapping[str, Style], more: Sequence[Artist] = ()
+) -> None:
+    """A name at the end of each line, on the right of the first panel where all end apart; where
+    they do so in none, a legend. After the axes are set.
+    """
+    named = [name for name in styles if name]
+    ends = next(filter(None, (_ends_apart(place, named) for place in axes)), None)
+    if ends is None:
+        kit.legend(figure, styles, more)
+        return
+    for line in ends:
+        at = (float(np.asarray(line.get_xdata())[-1]), float(np.asarray(line.get_ydata())[-1]))
+        kit.small_text(line.axes, str(line.get_label()), at, (8, 0))
+    kit.legend(figure, {}, more)
+
+
+def _ends_apart(axes: Axes, named: Sequence[str]) -> list[Line2D]:
+    """The lines with these names, if short names fit beside their ends; else none."""
+    place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
+    assert place is not None and figure is not None
+    lines = {str(line.get_label()): line for line in axes.lines if len(line.get_xydata())}
+    fits = all(name in lines and len(name) <= AT_END for name in named)
+    if not (fits and place.is_last_col() and kit.has_room(kit.WIDTH)):
+        return []
+    inches = axes.get_position().height * figure.get_figheight()
+    of_names = [lines[name] for name in named]
+    ends = [axes.transLimits.transform(axes.transScale.transform(line.get_xydata()[-1]))
+            for line in of_names]  # fmt: skip
+    across, heights = zip(*ends, strict=True) if ends else ((), ())
+    together = max(across, default=0.0) - min(across, default=0.0) <= ONE_PLACE
+    apart = all(b - a >= kit.HEAD / inches for a, b in itertools.pairwise(sorted(heights)))
+    return of_names if together and apart else []
+
+
 def set_title(figure: Figure, text: str) -> None:
-    """What the figure shows, above its legend."""
+    """What the figure shows, above its legend and above what stands there already."""
+    legend = figure.legends[0] if figure.legends else None
+    below = legend.get_title().get_text() if legend else figure.get_suptitle()
     text = kit.wrapped(text, kit.TITLE_LETTERS * figure.get_figwidth())
+    text = "\n".join(filter(None, (text, below)))
     kit.make_room(figure, 1 + text.count("\n"))
-    if figure.legends:
-        figure.legends[0].set_title(text, FontProperties(size=10))
+    if legend:
+        legend.set_title(text, FontProperties(size=10))
     else:
         figure.suptitle(text, fontsize=10)

@@ -11,7 +11,14 @@ from matplotlib.patches import Patch
 
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
-from harness.read.figures.panels import Styles, axis_text, left_out, run_name, without_place
+from harness.read.figures.panels import (
+    Styles,
+    axis_text,
+    left_out,
+    run_name,
+    set_title,
+    without_place,
+)
 from harness.read.labels import STRATEGY, counted
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
 from harness.read.records.sweeps import SweepResults
@@ -52,6 +59,7 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
         Line2D([], [], color=kit.FAINT, linestyle="--", linewidth=1.2, label="as measured"),
         Patch(color=kit.FAINT, alpha=0.15, linewidth=0, label=f"within {NEAR:.0%}"),
     ])  # fmt: skip
+    set_title(figure, f"{_errors(cases)}. Predicted by this version, after the runs.")
     notes += without_place(sweep)
     drawn.notes = [*map(_fitted_on, workloads), *notes, *drawn.notes]
     numbers = kit.listed(f"{sweep.short_name_of(case.group)} {_numbers(case)}" for case in cases)

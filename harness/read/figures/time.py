@@ -52,11 +52,12 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.comparable import ACCURACY, TARGET, refused
+from harness.read.records.comparable import ACCURACY, QUALITY, TARGET, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import log_axis, named_rows, row_names
+from harness.read.statistics import difference
 
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
@@ -115,27 +116,52 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     notes = left_out(sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks), "groups")
     if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
-    wide = kit.panels_per_row(len(TIMES_TO_TARGET))
+    measures = (*TIMES_TO_TARGET, ACCURACY)
+    wide = len(measures) if kit.panels_per_row(len(measures)) == len(measures) else 1
     named = [_row_names(sweep, [group for group, _ in rows[:MOST_ROWS]]) for _, rows in blocks]
     heights = [height * len(names) + 0.7 for names, height in named]
-    stacked = [height for height in heights for _ in range(len(TIMES_TO_TARGET) // wide)]
-    figure, axes = kit.grid(stacked, wide)
+    figure, axes = kit.grid([h for h in heights for _ in range(len(measures) // wide)], wide)
     drawn, texts = Drawn(figure, notes=notes), []
     shown = [
         (*block, names, measure)
         for block, (names, _) in zip(blocks, named, strict=True)
-        for measure in TIMES_TO_TARGET
+        for measure in measures
     ]
     for number, (place, (target, rows, names, measure)) in enumerate(zip(axes, shown, strict=True)):
-        of_measure = [(group, times[measure]) for group, times in rows[:MOST_ROWS]]
-        text = _block(drawn, place, sweep, of_measure, styles)
+        if measure == ACCURACY:
+            text, title = _accuracies(drawn, place, sweep, rows[:MOST_ROWS], styles)
+            texts.append(f"Final accuracy, means: {text}.")
+        else:
+            of_measure = [(group, times[measure]) for group, times in rows[:MOST_ROWS]]
+            text = _block(drawn, place, sweep, of_measure, styles)
+            _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
+            title = f"{TIMES_TO_TARGET[measure]} to {target.short} (s)"
+            texts.append(f"{TIMES_TO_TARGET[measure].capitalize()} to {target}, medians: {text}.")
         named_rows(place, [name if number % wide == 0 else "" for name in names])
-        _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
         script = _script(rows[0][0]) if len(blocks) > 1 else ""
-        kit.describe(place, script, f"{TIMES_TO_TARGET[measure]} to {target.short} (s)")
-        texts.append(f"{TIMES_TO_TARGET[measure].capitalize()} to {target}, medians: {text}.")
+        kit.describe(place, script, title)
     drawn.alt = " ".join(texts)
     return drawn
+
+
+def _accuracies(
+    drawn: Drawn, axes: Axes, sweep: SweepResults, rows: Sequence[tuple[Group, dict[str, Times]]],
+    styles: Styles,
+) -> tuple[str, str]:  # fmt: skip
+    """Final ones, each run a point, means with their intervals; in words, and what the axis is."""
+    values, of_values = styles.of_groups(sweep, [group for group, _ in rows])
+    texts = []
+    for height, ((group, _), value) in enumerate(zip(rows, values, strict=True)):
+        by_run, style = group.by_run(ACCURACY), of_values[value]
+        if not by_run:
+            continue
+        tips = [f"{run_name(run)}: {accuracy:.4f}" for run, accuracy in by_run]
+        accuracies = [accuracy for _, accuracy in by_run]
+        kit.run_points(drawn, axes, accuracies, [height] * len(accuracies), style, tips)
+        repeats = group.values(ACCURACY)
+        kit.mean_with_interval(axes, height, repeats, style, across=True, share=True)
+        texts.append(f"{sweep.name_of(group)} {kit.numbers_of(repeats)}")
+    return kit.listed(texts), "final accuracy (means, 95 %)"
 
 
 def _times(group: Group, target: Target) -> dict[str, Times]:
@@ -192,7 +218,7 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     return ", ".join([value, *texts])
 
 
-NUMBERED = "numbered: in the mean no other is both better and cheaper"
+NUMBERED = "numbered: better than all cheaper ones, by more than the noise where it is known"
 
 
 class TradeOff(NamedTuple):
@@ -202,7 +228,7 @@ class TradeOff(NamedTuple):
 
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Accuracy over training time, wall time and energy; the line: what nothing else beats."""
+    """Accuracy over training time, wall time and energy; the line: what nothing cheaper beats."""
     measured = [group for group in sweep.groups if group.values(ACCURACY)
                 and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
     if not measured:
@@ -347,10 +373,10 @@ def _point(
 
 
 def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: str) -> str:
-    """What no other is both better and cheaper than, numbered in the figure and listed."""
+    """What is better than all that is cheaper, numbered in the figure and listed."""
     best: list[TradeOff] = []
     for point in sorted(points, key=lambda p: (p.cost, -p.quality)):
-        if not best or point.quality > best[-1].quality:
+        if not best or _is_better(point, best[-1]):
             best.append(point)
     axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=kit.FAINT,
               linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
@@ -365,6 +391,13 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
                    fontsize=9, weight="bold")  # fmt: skip
         texts.append(f"{number} {sweep.short_name_of(group)} ({quality:.4f} at {cost:,.4g})")
     return f"{title}: {'; '.join(texts)}."
+
+
+def _is_better(one: TradeOff, other: TradeOff) -> bool:
+    """In the mean, and not within the noise of the seeds, if that is known."""
+    ours, theirs = (values_of(point.group, ACCURACY, QUALITY) for point in (one, other))
+    beyond = difference(ours, theirs).is_beyond_noise(0.0)
+    return one.quality > other.quality and beyond is not False
 
 
 # Greys are what the records do not separate; hatches help where colours do not.

@@ -119,12 +119,12 @@ def _more_figures(section: Section) -> Iterator[str]:
     yield "</div>"
     if section.not_drawn:
         yield "<h4>Not drawn</h4>"
-        yield html_list(Item(f"{FIGURES[n][1]}: {why}") for n, why in section.not_drawn.items())
+        yield html_list(Item(f"{FIGURES[n].title}: {why}") for n, why in section.not_drawn.items())
 
 
 def _figure(section: Section, name: str) -> Iterator[str]:
     shown = section.figures[name]
-    caption = "; ".join([FIGURES[name][1], *shown.notes])
+    caption = "; ".join([FIGURES[name].title, *shown.notes])
     yield f'<figure id="{section.name}-{name}-figure"><div class="wide" tabindex="0">'
     yield shown.svg
     files = ", ".join(

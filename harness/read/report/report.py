@@ -299,4 +299,4 @@ def _section_lines(section: Section) -> Iterator[str]:
     for name, drawn in section.figures.items():
         alt = escaped(drawn.alt.replace("]", ")").replace("[", "("))
         yield f"\n![{alt}]({section.name}/figures/{name}.png)"
-        yield f"\n{FIGURES[name][1]}" + "".join(f"; {escaped(note)}" for note in drawn.notes)
+        yield f"\n{FIGURES[name].title}" + "".join(f"; {escaped(note)}" for note in drawn.notes)
