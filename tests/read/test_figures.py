@@ -41,7 +41,7 @@ FIGURES = {
     "prediction-tiny": "prediction.png",
     "propagation-tiny": "propagation.png",
     "slow_link_exchange-tiny": "time_to_accuracy.png",
-    "start_together-tiny": "frontier.png",
+    "start_together-tiny": "time_to_accuracy.png",
     "slow_links-tiny": "strategies.png",
     "weak_scaling-tiny": "throughput.png",
 }

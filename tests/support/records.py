@@ -174,6 +174,11 @@ class Plan:
         ]
 
 
+def with_rates(plan: Plan, setup: str, *rates: float, **more: Any) -> None:
+    for seed, rate in enumerate(rates):
+        plan.run(setup, seed=seed, train_samples_per_s=rate, **more)
+
+
 def row_of(said: str, *words: str) -> list[str]:
     """The words of the one line of the table that begins with these."""
     (line,) = (line for line in said.splitlines() if tuple(line.split()[: len(words)]) == words)

@@ -127,8 +127,7 @@ def figure_for(sweep: SweepResults) -> str:
     if has_link and "per_gpu_batch" in varied and _has_one_process(sweep):
         return "prediction"
     ways = {STRATEGY, *OF_ONE_STRATEGY} & {*varied}
-    one_link = has_link and ways and "link" not in varied
-    if ("exchange" in varied or one_link) and _reaches_target(sweep):
+    if (ways and "link" not in varied or "exchange" in varied) and _reaches_target(sweep):
         return "time_to_accuracy"
     if has_link and ways:
         return "strategies"
