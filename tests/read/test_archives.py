@@ -201,8 +201,6 @@ def test_two_archives_with_unlike_records_of_one_run_are_refused(
         RunFolder.at(place)
 
 
-
-
 def test_the_published_archives_hold_the_published_sweeps(root: Path) -> None:
     published = root / "outputs" / "published"
     sweeps = {folder.name for folder in (published / "sweeps").iterdir()}

@@ -25,8 +25,8 @@ def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
     plan.run("1_1", 16, 1, outcome="oom", reason="planted")
     drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
     wall, training, _ = drawn.figure.axes
-    assert wall.get_xlabel() == "wall time to accuracy 0.85 (s)"
-    assert training.get_xlabel() == "training time to accuracy 0.85 (s)"
+    assert wall.get_xlabel() == "wall time to\naccuracy 0.85 (s)"
+    assert training.get_xlabel() == "training time to\naccuracy 0.85 (s)"
     assert wall.get_xlim() == training.get_xlim()  # so that one sees what is not training
     assert points(drawn) == [(6.0, 0.0), (12.0, 0.0)]
     assert points(drawn, 1) == [(2.0, 0.0), (4.0, 0.0)]

@@ -31,9 +31,8 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
         points = rows["accuracy"].estimate
         assert points is not None and rate is not None and time is not None
         assert rate.paired and rate.n == points.n == 5
-        _, _, answer = page.partition(
-            f"- setup 1_2, batch per GPU {each} against setup 1_1, batch per GPU {whole} for lr {lr}"
-        )
+        base = f"setup 1_1, batch per GPU {whole} for lr {lr}"
+        _, _, answer = page.partition(f"- setup 1_2, batch per GPU {each} against {base}")
         assert answer.startswith(f": - samples/s: {in_words(rate, 'times as many')}")
         text = f"accuracy: {in_words(points.scaled(100), 'points', '+.1f')}"
         assert text in answer.partition(" runs each")[0]

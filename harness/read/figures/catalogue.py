@@ -18,14 +18,8 @@ from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import MEMORY, answers, finding
 from harness.read.drawing import KINDS, Drawn, NothingToDraw, page_width, save
-from harness.read.figures.curves import (
-    accuracy_by_epoch,
-    epoch_time_by_batch,
-    loss_by_epoch,
-    own_metrics_by_epoch,
-    scaling_efficiency,
-    throughput,
-)
+from harness.read.figures.curves import epoch_time_by_batch, scaling_efficiency, throughput
+from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch, own_metrics_by_epoch
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles, failures, set_title
 from harness.read.figures.prediction import prediction
@@ -127,7 +121,7 @@ def figure_for(sweep: SweepResults) -> str:
     if has_link and "per_gpu_batch" in varied and _has_one_process(sweep):
         return "prediction"
     ways = {STRATEGY, *OF_ONE_STRATEGY} & {*varied}
-    if (ways and "link" not in varied or "exchange" in varied) and _reaches_target(sweep):
+    if ((ways and "link" not in varied) or "exchange" in varied) and _reaches_target(sweep):
         return "time_to_accuracy"
     if has_link and ways:
         return "strategies"

@@ -15,7 +15,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.lines import Line2D
 
 from harness.core.records import FAILURES
 from harness.read import drawing as kit
@@ -228,6 +227,27 @@ def _title_text(sweep: SweepResults, group: Group, axis: str) -> str:
     return Path(str(model)).name if model else key_text(group, axis)
 
 
+def rows_of_panels(
+    panels: Sequence[Panel], measures: dict[str, str], x: str, height: float
+) -> tuple[Figure, list[tuple[Axes, Panel, str]]]:
+    """A row of panels for each measure, which has the name of its axis; what stands where."""
+    wide = kit.panels_per_row(len(panels))
+    blocks = [panels[n : n + wide] for n in range(0, len(panels), wide)]
+    rows = [(measure, block) for block in blocks for measure in measures]
+    figure, axes = kit.panels(len(rows) * wide, height, wide)
+    first, last = next(iter(measures)), next(reversed(measures))
+    placed = list[tuple[Axes, Panel, str]]()
+    for y, (measure, block) in enumerate(rows):
+        row = axes[y * wide : (y + 1) * wide]
+        for place in row[len(block) :]:
+            place.set_visible(False)
+        for place, panel in zip(row, block, strict=False):
+            title, below = panel.title if measure == first else "", x if measure == last else ""
+            kit.describe(place, title, below, measures[measure] if place is row[0] else "")
+            placed.append((place, panel, measure))
+    return figure, placed
+
+
 def same_scale(axes: Sequence[Axes], unlike: float = math.inf, across: bool = False) -> None:
     """Panels of one measure have one axis, upright or across: a higher line is a larger value. Not
     where one ends more than `unlike` times as high as another, which would then be flat.
@@ -320,32 +340,31 @@ def name_lines(
     they do so in none, a legend. After the axes are set.
     """
     named = [name for name in styles if name]
-    ends = next(filter(None, (_ends_apart(place, named) for place in axes)), None)
-    if ends is None:
+    place, ends = next(((place, ends) for place in axes if (ends := _ends_apart(place, named))),
+                       (None, {}))  # fmt: skip
+    if place is None:
         kit.legend(figure, styles, more)
         return
-    for line in ends:
-        at = (float(np.asarray(line.get_xdata())[-1]), float(np.asarray(line.get_ydata())[-1]))
-        kit.small_text(line.axes, str(line.get_label()), at, (8, 0))
+    for name, end in ends.items():
+        kit.small_text(place, name, end, (8, 0))
     kit.legend(figure, {}, more)
 
 
-def _ends_apart(axes: Axes, named: Sequence[str]) -> list[Line2D]:
-    """The lines with these names, if short names fit beside their ends; else none."""
+def _ends_apart(axes: Axes, named: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """The ends of the lines with these names, if short names fit beside them; else none."""
     place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
     assert place is not None and figure is not None
-    lines = {str(line.get_label()): line for line in axes.lines if len(line.get_xydata())}
-    fits = all(name in lines and len(name) <= AT_END for name in named)
-    if not (fits and place.is_last_col() and kit.has_room(kit.WIDTH)):
-        return []
+    points = {str(line.get_label()): np.asarray(line.get_xydata()) for line in axes.lines}
+    fits = all(len(points.get(name, ())) and len(name) <= AT_END for name in named)
+    if not (named and fits and place.is_last_col() and kit.has_room(kit.WIDTH)):
+        return {}
+    ends = {name: (float(points[name][-1, 0]), float(points[name][-1, 1])) for name in named}
+    shares = [axes.transLimits.transform(axes.transScale.transform(end)) for end in ends.values()]
+    across, heights = zip(*shares, strict=True)
     inches = axes.get_position().height * figure.get_figheight()
-    of_names = [lines[name] for name in named]
-    ends = [axes.transLimits.transform(axes.transScale.transform(line.get_xydata()[-1]))
-            for line in of_names]  # fmt: skip
-    across, heights = zip(*ends, strict=True) if ends else ((), ())
-    together = max(across, default=0.0) - min(across, default=0.0) <= ONE_PLACE
+    together = max(across) - min(across) <= ONE_PLACE
     apart = all(b - a >= kit.HEAD / inches for a, b in itertools.pairwise(sorted(heights)))
-    return of_names if together and apart else []
+    return ends if together and apart else {}
 
 
 def set_title(figure: Figure, text: str) -> None:

@@ -135,7 +135,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
             of_measure = [(group, times[measure]) for group, times in rows[:MOST_ROWS]]
             text = _block(drawn, place, sweep, of_measure, styles)
             _scale(place, [t for _, times in rows for ts in times.values() for _, t in ts], wide)
-            title = f"{TIMES_TO_TARGET[measure]} to {target.short} (s)"
+            title = f"{TIMES_TO_TARGET[measure]} to\n{target.short} (s)"
             texts.append(f"{TIMES_TO_TARGET[measure].capitalize()} to {target}, medians: {text}.")
         named_rows(place, [name if number % wide == 0 else "" for name in names])
         script = _script(rows[0][0]) if len(blocks) > 1 else ""
@@ -161,7 +161,7 @@ def _accuracies(
         repeats = group.values(ACCURACY)
         kit.mean_with_interval(axes, height, repeats, style, across=True, share=True)
         texts.append(f"{sweep.name_of(group)} {kit.numbers_of(repeats)}")
-    return kit.listed(texts), "final accuracy (means, 95 %)"
+    return kit.listed(texts), "final accuracy\n(means, 95 %)"
 
 
 def _times(group: Group, target: Target) -> dict[str, Times]:
