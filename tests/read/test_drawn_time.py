@@ -203,4 +203,4 @@ def test_many_readings_are_averaged_and_few_runs_drawn(plan: Plan) -> None:
     assert len(drawn.figure.axes) == 3 * 5
     (line, *_) = drawn.figure.axes[0].lines
     assert set(np.asarray(line.get_ydata())) == {50.0}
-    assert drawn.notes == ["1 more groups have readings: not drawn"]
+    assert drawn.notes == ["1 more group with readings is not drawn"]

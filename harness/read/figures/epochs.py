@@ -67,9 +67,8 @@ def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Dr
     for metric in metrics:
         same_scale([axes for axes, _, of in placed if of == metric])
     name_lines(figure, [axes for axes, *_ in placed], of_lines)
-    drawn.alt = f"{' and '.join(map(_title, metrics))} by epoch. " + kit.listed(
-        filter(None, texts), " "
-    )
+    what = " and ".join(map(_title, metrics))
+    drawn.alt = f"{what[0].upper()}{what[1:]} by epoch. {kit.listed(filter(None, texts), ' ')}"
     return drawn
 
 

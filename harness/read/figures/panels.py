@@ -266,6 +266,9 @@ def in_order(lines: Iterable[Series], key: Callable[[Group], Any]) -> list[Serie
 
 
 def left_out(count: int, what: str) -> list[str]:
+    if count == 1:
+        noun, *rest = what.split(" ")
+        return [f"1 more {' '.join([noun.removesuffix('s'), *rest])} is not drawn"]
     return [f"{count} more {what} are not drawn"] if count > 0 else []
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from harness.core.schema.telemetry import TelemetryRow
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw
-from harness.read.figures.panels import Styles, run_name
+from harness.read.figures.panels import Styles, left_out, run_name
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, telemetry_of
 from harness.read.records.runs import Run
@@ -53,7 +53,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")
     notes = []
     if len(runs) > (most := kit.panels_per_row(MOST_RUNS)):
-        notes.append(f"{len(runs) - most} more groups have readings: not drawn")
+        notes += left_out(len(runs) - most, "groups with readings")
         runs = _of_unlike_kinds(runs)[:most]
     known = [{q: of for q in QUANTITIES if (of := _series(readings, q))} for *_, readings in runs]
     shown = [quantity for quantity in QUANTITIES if any(quantity in of for of in known)]
