@@ -22,7 +22,7 @@ def git(root: Path, *words: str) -> str:
 
 def test_the_commit_of_the_records_has_the_hypothesis(root: Path, tmp_path: Path) -> None:
     unknown: set[str] = set()
-    folders = [*root.glob("records/gallery/sweeps/*"), *root.glob("records/limits/sweeps/*")]
+    folders = [*root.glob("records/*/sweeps/*")]
     folders += [root / "outputs/published/sweeps" / name for name in PUBLISHED]
     assert len(folders) > len(PUBLISHED)
     for folder in folders:
