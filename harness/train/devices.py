@@ -36,7 +36,7 @@ def choose_gpus(settings: Settings, world: World) -> int:
     if gpus and STRATEGIES[str(settings.strategy)].processes == "many" and world.per_node > gpus:
         what = "1 GPU: of MIG slices CUDA shows a process one" if mig else f"{gpus} GPU(s)"
         raise UserError(
-            f"{world.per_node} processes on this machine and {what}, and NCCL wants one for each: "
+            f"{world.per_node} processes on this machine and {what}, and NCCL needs one for each: "
             f"start it with --nproc_per_node={gpus}, {ON_CPU}"
         )
     return gpus

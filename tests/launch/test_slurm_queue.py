@@ -345,7 +345,7 @@ def test_what_somebody_else_measures_or_settles(tmp_path: Path, cluster: StandIn
     by_hand = Lock(waiting.states[0].job.folder.lock("run"))
     assert by_hand.take()
     waiting.work()
-    assert "is measured by somebody else" in seen(waiting)
+    assert "somebody else measures it now" in seen(waiting)
     assert waiting.states[0].state == ELSEWHERE and cluster.asked("sbatch") == 0
     by_hand.release()
     first, second = queue_of(tmp_path), queue_of(tmp_path)

@@ -57,7 +57,7 @@ def test_repeats_of_a_baseline_with_other_threads_do_not_spoil_it(tmp_path: Path
 
 
 def test_of_two_disturbed_runs_both_are_said_to_be(tmp_path: Path) -> None:
-    said = "It ran beside other programs, and so did its baseline"
+    said = "Other programs ran beside it and its baseline"
     run = on_two(tmp_path / "a", **BUSY)
     on_one(tmp_path / "a", 32, **BUSY)
     assert said in told(run)

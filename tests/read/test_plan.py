@@ -194,9 +194,9 @@ def test_deadlines_and_budgets(records: Path, plan: Verb) -> None:
     kept = json.loads(plan(records, *TO_ASK, "--budget", f"{4.01 * hours}", "--json"))["choices"]
     assert [each["strategy"] for each in kept] == ["diloco"]
     only = plan.in_one_line(records, *TO_ASK, "--deadline", 1.01 * hours)
-    assert "nothing else keeps the limit" in only and "nothing else reached" not in only
+    assert "nothing else is within the limit" in only and "nothing else reached" not in only
     text = plan.in_one_line(records, *TO_ASK, "--deadline", f"{0.9 * hours}", code=1)
-    assert "nothing keeps the limit: the fastest, diloco every 10, batch 16 on 4_1" in text
+    assert "nothing is within the limit: the fastest, diloco every 10, batch 16 on 4_1" in text
     money = ("--budget", f"{4 * hours}", "--cost_per_gpu_hour", "2", "--json")
     assert json.loads(plan(records, *TO_ASK, *money, code=1))["choices"] == []
 

@@ -123,7 +123,7 @@ def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequen
     if gpus and not share and not oversubscribe:
         raise UserError(
             f"{nodes} nodes and {len(gpus)} GPU(s): CUDA_VISIBLE_DEVICES= trains on the CPU, and "
-            "--oversubscribe lets nodes share a GPU, and what they measure is of neither"
+            "--oversubscribe lets nodes share a GPU, where each slows the others"
         )
     if not share:
         return [(gpus[n % len(gpus)],) for n in range(nodes if gpus else 0)]
@@ -178,7 +178,7 @@ def show(nodes: list[Node]) -> int:
     """Keep the nodes open, to look around in, until Ctrl-C."""
     for node in nodes:
         print(f"{node.name}  {node.address}  {' '.join(node.prefix)} bash")
-    print("they end with Ctrl-C", flush=True)
+    print("Ctrl-C ends them", flush=True)
     while True:
         time.sleep(3600)
 

@@ -209,7 +209,7 @@ class Queue(Worker):
             return False
         if outcome.is_measured(state.job.folder):  # by a person, without a sweep
             state.state = ELSEWHERE
-            self.screen.print(f"{self.name_of(state)}: is measured by somebody else")
+            self.screen.print(f"{self.name_of(state)}: somebody else measures it now")
         return state.state == WAITING
 
     def _look(self) -> None:

@@ -304,7 +304,7 @@ def show(comparison: Comparison) -> None:
             screen.print(sentence(row, comparison.groups))
         screen.print(LEGEND, style="dim")
     elif not any(verdict.reasons for verdict in comparison.verdicts.values()):
-        screen.print("nothing is known on both sides")
+        screen.print("no measure is known on both sides")
     for line in more_seeds(comparison):
         screen.print(line)
 

@@ -272,7 +272,7 @@ def _against(
         f"Training reaches {_times(times)} times its samples/s{scaling if devices != 1 else ''}.",
     ]
     if all(run.is_beside_others for run in baseline.timed):
-        sentences.append("It ran beside other programs, and so did its baseline: neither is sure.")
+        sentences.append("Other programs ran beside it and its baseline: neither time is certain.")
     unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]
     if unlike:
         sentences.append(f"They also differ in {', '.join(unlike)}.")

@@ -302,8 +302,8 @@ def _check_one_kind(selector: str, runs: Sequence[Run], singles: Sequence[Run]) 
     machines = sorted({str(run.machine_kind) for run in runs})
     if len(machines) > 1:
         raise UserError(
-            f"{selector}: runs of {len(machines)} kinds of machine ({', '.join(machines)}): a "
-            "figure over them would be one of none; name a folder with the runs of one"
+            f"{selector}: runs of {len(machines)} kinds of machine ({', '.join(machines)}), whose "
+            "times do not go together: name a folder with the runs of one"
         )
     if unlike := settings_that_differ(runs, but=FREE):
         # One of those of one process, without which there is no prediction.

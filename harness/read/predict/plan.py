@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         fastest = choices.reached[0]
         console.print(
-            f"nothing keeps the limit: the fastest, {name_of(fastest)}, takes "
+            f"nothing is within the limit: the fastest, {name_of(fastest)}, takes "
             f"{duration(fastest.wall_s)} and {fastest.node_hours:.3g} node-hours"
         )
     for line in (*notes(choices), *(f"assumed: {each}" for each in fitted.assumed)):
@@ -147,7 +147,7 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     if best.direct_s is not None:
         text += f" (about {duration(best.direct_s)} with --exchange direct, of which no run tells)"
     if len(kept) == 1:
-        others = "keeps the limit" if reached > 1 else "reached the target in every run"
+        others = "is within the limit" if reached > 1 else "reached the target in every run"
         return f"{text}; nothing else {others}"
     other = kept[1]
     text += (

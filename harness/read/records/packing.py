@@ -43,7 +43,7 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
         print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
     else:
         size_mb = file.stat().st_size / 1e6
-        print(f"{counted(runs, 'run')} in {file}, {size_mb:.2f} MB; their folders stay")
+        print(f"{counted(runs, 'run')} in {file}, {size_mb:.2f} MB; their folders are kept")
     return 0
 
 

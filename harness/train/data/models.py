@@ -53,7 +53,7 @@ BUSY = (
 NO_WEIGHTS = "--{kind} {name} is a folder without weights: save them there, or add --from_scratch"
 BROKEN_OFF = (
     "--{kind} {name}: the Hub broke off in the middle of an answer: give the same command again, "
-    "which goes on with what is there"
+    "which continues the download"
 )
 UNREADABLE = "--{kind} {name} cannot be read: {text}"
 MOST_NAMED = 5  # classes in a line
@@ -249,7 +249,7 @@ def _tell_of_head(resized: bool, drawn: bool, saved: list[str], labels: list[str
             f"{len(saved)} ({theirs})"
         )
     elif not drawn and sorted(saved) != sorted(labels):
-        print(f"the head of the checkpoint goes on: its classes {theirs} are {ours} now, in turn")
+        print(f"the head of the checkpoint is kept: its classes {theirs} now stand for {ours}")
 
 
 def _classes_of(settings: Settings) -> list[str]:

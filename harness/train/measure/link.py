@@ -218,7 +218,7 @@ def _measure_now(world: World, mb: list[float], budget_s: float) -> dict[str, An
     if gpus := torch.cuda.device_count():
         if world.per_node > gpus:
             raise UserError(
-                f"{world.per_node} processes on this machine and {gpus} GPU(s), and NCCL wants one "
+                f"{world.per_node} processes on this machine and {gpus} GPU(s), and NCCL needs one "
                 "for each; CUDA_VISIBLE_DEVICES= measures between CPUs"
             )
         device = torch.device("cuda", world.local_rank)

@@ -54,8 +54,8 @@ def refuse_skipped_layers(model: nn.Module, batch: Mapping[str, Any]) -> None:
     """Ranks that skip different layers would wait for each other: all gather a layer's weights."""
     if skips_layers(model, batch):
         raise UserError(
-            f"--strategy fsdp: {type(model).__name__} skips layers at random, each rank other "
-            "ones, and all ranks are needed for each layer: add --dropout 0, or use --strategy ddp"
+            f"--strategy fsdp: {type(model).__name__} skips layers at random, different ones on "
+            "each rank, but each layer needs all ranks: add --dropout 0, or use --strategy ddp"
         )
 
 

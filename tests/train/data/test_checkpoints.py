@@ -53,8 +53,8 @@ def test_the_body_is_that_of_the_checkpoint_and_the_head_is_new(folder: Path) ->
 @pytest.mark.parametrize(("order", "told"), [
     (["x", "y"], "the head is new, for 3 classes (bad, fair, good): the checkpoint has one for 2 "
                  "(x, y)\n"),
-    (["x", "y", "z"], "the head of the checkpoint goes on: its classes x, y, z are bad, fair, good "
-                      "now, in turn\n"),
+    (["x", "y", "z"], "the head of the checkpoint is kept: its classes x, y, z now stand for bad, "
+                      "fair, good\n"),
     ([*"uvwxyz"], "the head is new, for 3 classes (bad, fair, good): the checkpoint has one for 6 "
                   "(u, v, w, x, y, ...)\n"),
     ([*reversed(LABELS)], ""),

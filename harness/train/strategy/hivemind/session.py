@@ -274,8 +274,8 @@ class Peers(Session):
         self.close()
         if outcome is None:
             print(
-                "harness: the peer that records the run is gone; what was trained since is in no "
-                "record. The same command, started where it ran, goes on with it",
+                "harness: the peer that records the run is gone; what was trained since then is "
+                "not recorded. The same command, started where that peer ran, continues the run",
                 file=sys.stderr,
             )
             raise SystemExit(1)
