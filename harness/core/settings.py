@@ -121,8 +121,8 @@ class Settings:
     grad_acc: int = flag(1, "count", "Training",
         "forward passes per update", names=("gradient_accumulation_steps",))
     auto_batch: bool = flag(False, "bool", "Training",
-        "out of memory, go on with half of per_gpu_batch and the same effective batch, by "
-        "accumulation; recorded under the batch that was asked for", identity=False)
+        "if memory runs out, continue with half of per_gpu_batch and the same effective batch, by "
+        "accumulation; recorded under the requested batch", identity=False)
     epochs: int | None = flag(None, "count", "Training",
         "passes over the training set (3)", names=("num_train_epochs",))
     lr: float | None = flag(None, "positive", "Training",
@@ -154,8 +154,8 @@ class Settings:
     fsdp_offload: bool = flag(False, "bool", "Distribution",
         "fsdp keeps its shards in CPU memory (GPU)")
     elastic_batch: str = flag("hold", "text", "Distribution",
-        "effective batch on other nodes than those of the set-up (torchrun --nnodes=1:4 "
-        "--max_restarts=3): hold it, by accumulation, or scale it with the processes",
+        "effective batch when nodes are lost or return (torchrun --nnodes=1:4 --max_restarts=3): "
+        "hold it, by accumulation, or scale it with the processes",
         choices=("hold", "scale"))
     balance: str | None = flag(None, "text", "Distribution",
         "give ranks shares of the effective batch by their speed, as measured for a second before "
