@@ -242,7 +242,7 @@ def compare(parser: Parser) -> None:
         "outputs:script=vit,setup=1_2"
     )
     parser.add_argument("a", metavar="A", help=SIDE)
-    parser.add_argument("b", metavar="B", help="likewise; differences are B less A")
+    parser.add_argument("b", metavar="B", help="likewise; differences are B - A")
     target(parser)
 
 

@@ -225,10 +225,10 @@ def judgement(row: Row) -> str:
 
 
 LEGEND = (
-    "A and B: mean ± sample standard deviation, of rates the harmonic mean; B against A: B less A "
-    "of quality, of all else the ratio of geometric means; interval: 95 %, Student's t, of the "
-    "seeds that A and B share as pairs, else Welch's, of a ratio by its logarithm; each measure is "
-    "judged by itself: of twenty without any difference one looks like more than noise"
+    "A and B: mean ± sample standard deviation (rates: harmonic mean); B against A: B - A for "
+    "quality, the ratio of geometric means for all else; interval: 95 %, Student's t over pairs of "
+    "the seeds that A and B share, else Welch's, for a ratio by its logarithm; each measure is "
+    "judged by itself: of twenty without any difference, one looks like more than noise"
 )
 HEADINGS = ("", "A", "B", "B against A", "95 % interval", "")
 SEEDS = 3  # fewer give no interval, or too wide a one
