@@ -134,6 +134,8 @@ def visible_gpus(count: int) -> tuple[str, ...]:
 
 # Of `harness nodes`, in the environment of the command that it runs.
 NODES_LINK = "HARNESS_NODES_LINK"
+# The process that carries the packets of emulated nodes, which is no load by others; on one node.
+RELAY = "HARNESS_RELAY"
 
 
 def cache_root() -> Path:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from harness.core.links import Link, link_of
+from harness.core.provenance import RELAY
 from harness.core.settings import UserError
 from harness.launch.netns import emulation, holder
 from harness.launch.netns.carriers import open_device
@@ -32,6 +33,8 @@ def interfaces(nodes: EmulatedNodes, node: int) -> dict[str, Any]:
 @pytest.mark.root
 def test_a_node_has_its_address_and_no_way_out() -> None:
     with EmulatedNodes.open(2, Link()) as nodes:
+        relays = [node.environment.get(RELAY) for node in nodes.nodes]  # told to one of them
+        assert relays == [str(nodes.holder.pid), None]
         for number, node in enumerate(nodes.nodes):
             inside = interfaces(nodes, number)
             assert set(inside) == {"lo", "link0"}

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.core.links import Link, Network
-from harness.core.provenance import ROOT
+from harness.core.provenance import RELAY, ROOT
 from harness.core.settings import UserError
 from harness.launch.agents import Node
 from harness.launch.netns.carriers import INTERFACE, Counters, address
@@ -62,7 +62,7 @@ class EmulatedNodes:
         self.congestion_control: str = facts["congestion"]
         self.priority: str = facts["priority"]  # of the relay: realtime, nice -10 or usual
         self.nodes = [
-            Node(f"node{n}", address(n), tuple(self.enter(n)), _variables(f"node{n}"))
+            Node(f"node{n}", address(n), tuple(self.enter(n)), self._variables(n))
             for n in range(count)
         ]
 
@@ -87,6 +87,18 @@ class EmulatedNodes:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _variables(self, node: int) -> dict[str, str]:
+        variables = {
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
+            # Otherwise NCCL sees one machine and goes past the link, through its memory.
+            "NCCL_HOSTID": f"node{node}",
+            "NCCL_IB_DISABLE": "1",
+            # Each process would warn that no address here has a name.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        return variables | ({RELAY: str(self.holder.pid)} if node == 0 else {})
 
     def enter(self, node: int) -> list[str]:
         """The prefix that makes a command run inside a node, as the same user."""
@@ -156,15 +168,3 @@ class EmulatedNodes:
             self.close()
             raise UserError(answer["error"])
         return answer["done"]
-
-
-def _variables(name: str) -> dict[str, str]:
-    return {
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-        "NCCL_SOCKET_IFNAME": INTERFACE,
-        # Otherwise NCCL sees one machine and goes past the link, through its memory.
-        "NCCL_HOSTID": name,
-        "NCCL_IB_DISABLE": "1",
-        # Each process would warn that no address here has a name.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }

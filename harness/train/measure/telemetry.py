@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness.core.provenance import ROOT
+from harness.core.provenance import RELAY, ROOT
 from harness.core.records import RunFolder, total
 from harness.core.topology import World
 from harness.train import session
@@ -50,7 +50,8 @@ class SamplerClient:
             "period_s": period_s,
             "interface": interface,
             "parent": os.getpid(),
-            "pids": list(pids or [os.getpid()]),  # of the run's processes on this node
+            # Of the run's processes on this node, and of what emulates its network.
+            "pids": [*(pids or [os.getpid()]), *map(int, filter(None, [os.environ.get(RELAY)]))],
             "watch": {**watch, "stderr": stderr} if watch else None,  # of sampler.OnlyRank
         }
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import pynvml
 import pytest
 
+from harness.core.provenance import RELAY
 from harness.core.topology import World
 from harness.train.measure import sampler as sensors
 from harness.train.measure import telemetry
@@ -222,6 +224,28 @@ def test_cores_are_read_over_a_time_that_the_kernel_counts(monkeypatch: pytest.M
     monkeypatch.setattr(sensors.psutil, "cpu_percent", lambda interval: 80.0)
     node = NodeSensors()
     assert [node.read()["cpu_percent"] for _ in range(3)] == [None, 80.0, None]
+
+
+@pytest.mark.process
+def test_what_carries_packets_of_emulated_nodes_is_no_load_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relay = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    monkeypatch.setenv(RELAY, str(relay.pid))
+    with_relay = SamplerClient([], 0.1)
+    monkeypatch.delenv(RELAY)
+    without = SamplerClient([], 0.1, pids=[with_relay.process.pid])
+    try:
+        for client in (with_relay, without):
+            assert client.edge() is not None
+        time.sleep(0.5)
+        own = [(client.edge() or {})["processors"]["own_s"] for client in (with_relay, without)]
+        assert own[0] > 0.1 > own[1]
+    finally:
+        relay.kill()
+        relay.wait()
+        for client in (with_relay, without):
+            client.close()
 
 
 @pytest.mark.process
