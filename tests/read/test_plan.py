@@ -211,6 +211,18 @@ def test_repeats_of_a_seed_are_no_further_seeds(records: Path, plan: Verb) -> No
         assert [other[end] for end in ends] == pytest.approx([one[end] for end in ends])
 
 
+def test_runs_without_a_seed_do_not_repeat_each_other(records: Path, plan: Verb) -> None:
+    """Each counts by itself, so that their spread gives an interval."""
+    before = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    for file in records.rglob("4_1/*/settings.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"seed": None}))
+    after = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    for one, other in zip(before, after, strict=True):
+        assert other["epochs"] == one["epochs"]
+        # Six runs in place of two seeds.
+        assert one["wall_low_s"] < other["wall_low_s"] < other["wall_s"] < other["wall_high_s"]
+
+
 def test_of_one_seed_there_is_no_interval(records: Path, plan: Verb) -> None:
     """How many epochs another seed needs is not known."""
     text = plan.in_one_line(f"{records}:seed=1", *TO_ASK)

@@ -22,11 +22,10 @@ from rich.console import Console
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, counted
 from harness.read.records.comparable import LOAD, MISSES, TARGET, disturbed, judge, values_of
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, by_seed
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import read_selected
@@ -321,13 +320,13 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
         by_size.setdefault(run.effective_batch or 0, []).append(run)
     batches = []
     for size, own in sorted(by_size.items()):
-        by_seed: dict[Hashable, list[Interpolated]] = {}
-        for run in own:
-            at = interpolated(run.epochs, target) if run.state == FINISHED else None
-            if at is not None:
-                by_seed.setdefault(run.path if run.seed is None else run.seed, []).append(at)
         group = Group(tuple(own), name=f"batch {size}", target=target)
-        batches.append(Batch(size, own[0].identity["lr"], group, by_seed))
+        passed = by_seed(
+            (run, at)
+            for run in group.finished
+            if (at := interpolated(run.epochs, target)) is not None
+        )
+        batches.append(Batch(size, own[0].identity["lr"], group, passed))
     return Family(name, tuple(batches))
 
 

@@ -34,7 +34,7 @@ from harness.read.predict.phases import (
     OverLinks,
     PhaseFit,
 )
-from harness.read.records.groups import with_times_that_count
+from harness.read.records.groups import by_seed, with_times_that_count
 from harness.read.records.runs import Run, Target, time_to_target
 from harness.read.records.selection import command_on
 from harness.read.statistics import spread, student_t
@@ -173,8 +173,8 @@ def _add(
     choices: Candidates, fitted: Fitted, runs: list[Run], settings: str, wire: Wire, target: Target,
     emulated: bool,
 ) -> None:  # fmt: skip
-    """A candidate for each way of exchange that was recorded: of its steps its own runs tell, of
-    the epochs those of all ways. One that failed missed the target, by whatever way.
+    """Add a candidate for each exchange that was recorded. Step time comes from runs of this
+    exchange only; epochs to target from runs of all exchanges, in which a failed run is a miss.
     """
     name = f"{runs[0].identity.get('strategy')} on {shape_of(runs[0])}"
     epochs = _epochs(runs, target)
@@ -187,32 +187,31 @@ def _add(
     for exchanged in ways.values():
         try:
             plan = replace(scenario_of(exchanged[:1], wire), emulated=emulated)
-            if not epochs or not all(map(math.isfinite, epochs.values())):
-                reached = sum(map(math.isfinite, epochs.values()))
+            if not epochs or not all(map(math.isfinite, epochs)):
+                reached = sum(map(math.isfinite, epochs))
                 seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
                 text = f"{plan.label}, batch {plan.batch}, on {plan.shape}"
                 text += f", {settings}" if settings else ""
                 choices.missed.append(f"{text} (reached {seeds}{failed})")
                 continue
-            known = [*epochs.values()]
-            choice = _candidate(fitted, exchanged, plan, known, "direct" in ways)
+            choice = _candidate(fitted, exchanged, plan, epochs, "direct" in ways)
             choices.reached.append(replace(choice, settings=settings))
         except UserError as error:
             choices.left_out.append(f"{name}: {error}")
 
 
-def _epochs(runs: Iterable[Run], target: Target) -> dict[Any, float]:
-    """Seed -> epochs to the target, the mean of its repeats; a miss is infinite, and so is a run
-    that failed. A run without the metric is left out.
+def _epochs(runs: Iterable[Run], target: Target) -> list[float]:
+    """Epochs to the target: of each seed the mean of its repeats. A miss is infinite, and so is a
+    run that failed. A run without the metric is left out.
     """
-    by_seed: dict[Any, list[float]] = {}
-    for run in runs:
-        needed: float | None = math.inf
-        if run.state == FINISHED:
-            needed = time_to_target(run.epochs, target).get("tta_epochs")
-        if needed is not None:
-            by_seed.setdefault(run.seed, []).append(needed)
-    return {seed: statistics.mean(many) for seed, many in by_seed.items()}
+    known = ((run, needed) for run in runs if (needed := _needed(run, target)) is not None)
+    return [statistics.mean(repeats) for repeats in by_seed(known).values()]
+
+
+def _needed(run: Run, target: Target) -> float | None:
+    if run.state != FINISHED:
+        return math.inf
+    return time_to_target(run.epochs, target).get("tta_epochs")
 
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:

@@ -6,12 +6,14 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.core.records import FINISHED
 from harness.read.labels import machine_kind, without_tag
 from harness.read.records.runs import STATES, TO_TARGET, Run, Target
 from harness.read.statistics import is_rate, is_timed, spread
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,15 @@ def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]]) -> list[float]
     """
     if is_timed(measure):
         return [value for _, value in by_run]
-    by_seed: dict[Hashable, list[float]] = {}
+    return [statistics.mean(values) for values in by_seed(by_run).values()]
+
+
+def by_seed(by_run: Iterable[tuple[Run, Value]]) -> dict[Hashable, list[Value]]:
+    """The values of the repeats of each seed; a run that records no seed repeats none."""
+    values: dict[Hashable, list[Value]] = {}
     for run, value in by_run:
-        by_seed.setdefault(run.path if run.seed is None else run.seed, []).append(value)
-    return [statistics.mean(values) for values in by_seed.values()]
+        values.setdefault(run.path if run.seed is None else run.seed, []).append(value)
+    return values
 
 
 def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
@@ -154,7 +161,7 @@ def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
 
 
 def enumerate_equal(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:
-    """A number for each run among those with the same seed and repeat: 0 unless a plan errs."""
+    """Number the runs that have the same seed and repeat; all are 0 unless a plan has doubles."""
     seen: dict[Any, int] = {}
     for run in runs:
         number = seen.get(run.repetition, 0)
