@@ -194,7 +194,7 @@ def wrapped(text: str, letters: float) -> str:
 
 def _signed(text: str) -> str:
     """The sign of a number is a minus, as at the axes."""
-    return re.sub(r"(?<![\w.])-(?=[\d.])", "\u2212", text)
+    return labels.SIGN.sub("\u2212", text)
 
 
 def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] = ()) -> None:

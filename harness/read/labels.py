@@ -15,6 +15,7 @@ from harness.core.strategies import OF_ONE_STRATEGY, is_off, own_strategy
 
 STRATEGY = "strategy"
 UNKNOWN = "-"
+SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")  # of a number, also in brackets
 
 HEADINGS = {
     "per_gpu_batch": "batch per GPU",

@@ -40,11 +40,7 @@ class SampleStatistics:
     @property
     def ends(self) -> tuple[float, float]:
         """Of the interval; the mean where there is none."""
-        assert self.mean is not None
-        return (
-            self.mean if self.low is None else self.low,
-            self.mean if self.high is None else self.high,
-        )
+        return _ends(self.mean, self.low, self.high)
 
     def text(self, form: str) -> str:
         """Mean ± standard deviation, as far as they are known."""
@@ -75,11 +71,7 @@ class Estimate:
     @property
     def ends(self) -> tuple[float, float]:
         """Of the interval; the value where there is none."""
-        assert self.value is not None
-        return (
-            self.value if self.low is None else self.low,
-            self.value if self.high is None else self.high,
-        )
+        return _ends(self.value, self.low, self.high)
 
     def is_exactly(self, equal: float) -> bool:
         """Whether none of several pairs or runs differs; one alone cannot tell."""
@@ -101,6 +93,11 @@ class Estimate:
     def is_without_spread(self) -> bool:
         """All runs differ by the same: there is an interval, of no width, that tells nothing."""
         return self.low is not None and self.low == self.high
+
+
+def _ends(value: float | None, low: float | None, high: float | None) -> tuple[float, float]:
+    assert value is not None
+    return value if low is None else low, value if high is None else high
 
 
 def is_rate(measure: str) -> bool:
@@ -201,11 +198,11 @@ def compared(one: Repeats, other: Repeats) -> int:
 def leaders(
     sides: Sequence[Side], lead: Callable[[Side, Side], Estimate], equal: float
 ) -> list[Side]:
-    """Those that no other one leads: several that are equal; none where leads go in a circle, as
-    two sides may share other seeds than the next two.
+    """The sides that no other side beats: several where they are equal. None where each is beaten
+    by another, which can happen because every two sides are compared over the seeds they share.
 
-    lead: of the first over the second, as they are compared everywhere: means of each side alone
-    are of unlike seeds where some are missing. equal: the lead of one that differs in nothing.
+    lead: how far the first side is ahead of the second, over their shared seeds. equal: the lead
+    between two sides that do not differ.
     """
 
     def is_led(one: Side, other: Side) -> bool:

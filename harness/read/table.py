@@ -17,7 +17,7 @@ from rich.text import Text
 
 from harness.core.process import printable
 from harness.core.settings import UserError
-from harness.read.labels import UNKNOWN, heading_of
+from harness.read.labels import SIGN, UNKNOWN, heading_of
 
 GAP = 2  # spaces between columns on a terminal
 NUMBER = re.compile(r"^[-+]?[\d.,]+")
@@ -52,8 +52,9 @@ class Table:
 
 
 def chosen(table: Table, names: Sequence[str]) -> Table:
-    """These columns, by heading or by the name of the field, in this order; after those that tell
-    the rows apart where none of these is named; the number of runs is none of them.
+    """The named columns, by heading or by name of the field, in this order. Unless one of them is
+    a key column (the number of runs does not count as one), the key columns in which rows differ
+    come first.
     """
     at: list[int] = []
     for name in names:
@@ -204,8 +205,8 @@ def latex_lines(table: Table) -> Iterator[str]:
 
 def _latex_row(cells: Iterable[str]) -> str:
     texts = (" ".join(printable(cell).split()).translate(LATEX) for cell in cells)
-    # The sign of a number is a minus, not a hyphen, also in brackets.
-    return " & ".join(re.sub(r"(?<![\w.])-(?=[\d.])", "$-$", text) for text in texts) + r" \\"
+    # A minus, not a hyphen.
+    return " & ".join(SIGN.sub("$-$", text) for text in texts) + r" \\"
 
 
 def html_lines(table: Table) -> Iterator[str]:

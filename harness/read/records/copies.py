@@ -45,8 +45,9 @@ def without_copies(
 ) -> tuple[list[RunFolder], list[str]]:
     """The folders, each run once, in their order; and one line about those left out, if any.
 
-    counted: elsewhere, so that each copy of one of these is left out. Of other copies that stays
-    which is believed, finished and has the most attempts, else the first.
+    counted: runs that already count elsewhere; every copy of one of these is left out. Of other
+    copies one is kept: the first, unless a later one is readable where it is not, finished where it
+    is not, or has more attempts.
     """
     counted = [*counted] if folders else []
     begun = {folder: _first_start(folder) for folder in (*folders, *counted)}
