@@ -46,8 +46,8 @@ def without_copies(
     """The folders, each run once, in their order; and one line about those left out, if any.
 
     counted: runs that already count elsewhere; every copy of one of these is left out. Of other
-    copies one is kept: the first, unless a later one is readable where it is not, finished where it
-    is not, or has more attempts.
+    copies one is kept: a readable one first, then a finished one, then the one with the most
+    attempts, then the first.
     """
     counted = [*counted] if folders else []
     begun = {folder: _first_start(folder) for folder in (*folders, *counted)}
