@@ -25,7 +25,7 @@ from harness.core.collectives import (
 )
 from harness.core.links import Link
 from harness.core.settings import UserError
-from harness.read.predict.exchange import alpha_beta, buckets, last_end, ready_times, restart_s
+from harness.read.predict.exchange import alpha_beta, buckets, last_end, ready_times, slow_start_s
 from harness.read.predict.model import (
     EXCHANGE,
     WIRE_SHARES,
@@ -115,10 +115,10 @@ def test_a_window_opens_again_by_hand() -> None:
     """Half of 4 MB at once, of which the link holds 1 MB: 14.48 kB doubles to it in seven round
     trips, one of which an open window takes as well.
     """
-    assert restart_s(4 * MB, Shape(2), FAR) == pytest.approx(6 * 0.04)
-    assert restart_s(28_000, Shape(2), FAR) == 0  # ten segments hold it
-    assert restart_s(29_000, Shape(2), FAR) == pytest.approx(0.04)
-    assert restart_s(4 * MB, Shape(2), Wire(0.0, 25e6)) == 0
+    assert slow_start_s(4 * MB, Shape(2), FAR) == pytest.approx(6 * 0.04)
+    assert slow_start_s(28_000, Shape(2), FAR) == 0  # ten segments hold it
+    assert slow_start_s(29_000, Shape(2), FAR) == pytest.approx(0.04)
+    assert slow_start_s(4 * MB, Shape(2), Wire(0.0, 25e6)) == 0
 
 
 def test_connections_rest_between_exchanges_that_are_rare() -> None:
@@ -126,14 +126,14 @@ def test_connections_rest_between_exchanges_that_are_rare() -> None:
     the first of each epoch comes after an evaluation.
     """
     whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
-    slow_s = whole_s + restart_s(4 * MB, Shape(2), FAR)
+    slow_s = whole_s + slow_start_s(4 * MB, Shape(2), FAR)
     assert exposed_s(strategy="diloco", sync_every=10) == pytest.approx(slow_s / 10)
     found_s = exposed_s(strategy="local_sgd", sync_every=9, epoch_updates=44)
     assert found_s == pytest.approx(whole_s / 9 + (slow_s - whole_s) / 44)
     # Seven exchanges of 50 updates, and one after the last of 352.
     found_s = exposed_s(strategy="diloco", sync_every=50, updates=352)
     assert found_s == pytest.approx(8 * slow_s / 352)
-    half_s = allreduce(GLOO, 2 * MB, Shape(2), FAR).alone_s + restart_s(2 * MB, Shape(2), FAR)
+    half_s = allreduce(GLOO, 2 * MB, Shape(2), FAR).alone_s + slow_start_s(2 * MB, Shape(2), FAR)
     # A half every 25 updates; after the last the other one, and where none was due then, both.
     for updates, often in ((352, 16), (375, 16), (380, 17)):
         halves_s = exposed_s(strategy="diloco", sync_every=50, updates=updates, fragments=2)
@@ -166,7 +166,7 @@ def test_auto_is_what_a_run_would_take(more: dict[str, Any], way: str) -> None:
 
 def test_a_kernel_may_keep_the_windows_of_connections_that_rest() -> None:
     whole_s = allreduce(GLOO, 4 * MB, Shape(2), FAR).alone_s
-    model = replace(MODEL, restarts=False)
+    model = replace(MODEL, slow_start_after_idle=False)
     assert exposed_s(model=model, strategy="diloco", sync_every=10) == pytest.approx(whole_s / 10)
 
 

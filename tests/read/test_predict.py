@@ -141,18 +141,18 @@ def test_what_adapters_send_is_a_share_of_what_is_trained(records: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("control", "setting", "restarts"),
+    ("control", "setting", "slow_start"),
     [("cubic", True, True), ("cubic", False, False), ("bbr", True, False), (None, None, True)],
 )
 def test_what_rests_begins_slowly_unless_the_kernel_says_otherwise(
-    records: Path, control: str | None, setting: bool, restarts: bool
+    records: Path, control: str | None, setting: bool, slow_start: bool
 ) -> None:
     for file in records.rglob("environment.json"):
         content = json.loads(file.read_text())
         tcp = {"congestion_control": control, "slow_start_after_idle": setting}
         content["tcp"] = tcp if control else None
         file.write_text(json.dumps(content))
-    assert fit_records(str(records), Overrides()).model.restarts is restarts
+    assert fit_records(str(records), Overrides()).model.slow_start_after_idle is slow_start
 
 
 def test_each_compression_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def alpha_beta(size: float, shape: Shape, wire: Wire) -> float:
     return 2 * (shape.ranks - 1) * wire.delay_s + wire_s
 
 
-def restart_s(size: float, shape: Shape, wire: Wire) -> float:
+def slow_start_s(size: float, shape: Shape, wire: Wire) -> float:
     """What an exchange takes longer over connections that have rested: round trips until TCP's
     window holds what a rank sends at once, or what the link holds.
     """

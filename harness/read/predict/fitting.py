@@ -225,7 +225,7 @@ def fit_on(
         table=tuple(table),
         shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(same),
-        restarts=_restarts(same),
+        slow_start_after_idle=_slow_start_after_idle(same),
     )  # fmt: skip
     return Fitted(
         model,
@@ -405,9 +405,9 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
     return {each: statistics.median(many) for each, many in shares.items()}
 
 
-def _restarts(runs: Iterable[Run]) -> bool:
-    """Whether TCP begins again slowly after a rest: unless all runs over nodes whose records say it
-    have a kernel that does not; of runs of one node where there are no others.
+def _slow_start_after_idle(runs: Iterable[Run]) -> bool:
+    """Whether TCP begins again slowly after a rest: yes, unless the records say that no kernel did.
+    Runs on several nodes decide; those on one node only where no others record it.
     """
     told = [(shape_of(run).nodes, tcp) for run in runs if (tcp := run.environment.get("tcp"))]
     known = [tcp for nodes, tcp in told if nodes > 1] or [tcp for _, tcp in told]

@@ -168,7 +168,7 @@ class Model:
     shared_by: int = 1  # the most processes of one machine that were measured
     # (strategy, compress) -> bytes that were sent as a share of the gradient's
     payloads: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    restarts: bool = True  # TCP begins again with a small window where a connection has rested
+    slow_start_after_idle: bool = True  # TCP begins again with a small window after a rest
 
     def payload(self, plan: Scenario) -> float:
         """Bytes that a unit hands over at each exchange of all it has."""
@@ -356,7 +356,7 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     cost = _mean_of(model, size, units, plan, factors)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     going_on_s = plan.overlap * update_s
-    rested_s = cost.alone_s + _restart_s(model, size, units, plan)
+    rested_s = cost.alone_s + _slow_start_s(model, size, units, plan)
     often = exchanges_of_update(plan)
     rested = rested_of_update(plan, update_s)
     waiting_s = (often - rested) * max(0.0, cost.alone_s - going_on_s)
@@ -366,13 +366,13 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     # Together: one row after each backward pass, as large as the weights.
     together_s = _mean_of(model, model.payload(plan), units, plan, factors).alone_s
     if update_s > plan.wire.round_trip_s + exchange.RESTED_S:
-        together_s += _restart_s(model, model.payload(plan), units, plan)
+        together_s += _slow_start_s(model, model.payload(plan), units, plan)
     share = together_of(plan)
     return inside_s + share * together_s + (1 - share) * apart_s
 
 
-def _restart_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
-    return exchange.restart_s(size, units, plan.wire) if model.restarts else 0.0
+def _slow_start_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
+    return exchange.slow_start_s(size, units, plan.wire) if model.slow_start_after_idle else 0.0
 
 
 def together_of(plan: Scenario) -> float:
@@ -467,6 +467,6 @@ def over_nodes(model: Model, plan: Scenario, most: int) -> list[Prediction]:
     return [predict(model, replace(plan, shape=shape)) for shape in shapes]
 
 
-def bend(curve: list[Prediction]) -> Prediction | None:
+def below_half_efficiency(curve: list[Prediction]) -> Prediction | None:
     """The first with less than half of the ideal rate; None where there is none."""
     return next((each for each in curve if each.efficiency < 0.5), None)
