@@ -171,7 +171,8 @@ def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
         "10 ms + 1 ms a sample, over batches 8, 16, 32", "residuals by batch", "8: +1.0%",
         "each more process on a machine slows all by 10.0%", "gradient: 4 MB",
         "most: waiting for the exchange", "energy       unknown", "cost         unknown",
-        "all-reduce over this link was measured, at 4 MB", "the curve bends: from 2 nodes on",
+        "all-reduce over this link was measured, at 4 MB",
+        "from 2 nodes on efficiency is below 0.5",
     ):  # fmt: skip
         assert words in out, words
     assert "interval unknown: no spread of all-reduces" in out
@@ -307,9 +308,9 @@ def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted:
     assert parser_of("link").parse_args(typed[typed.index("link") + 1 :]).json
 
 
-def test_a_curve_that_begins_low_has_no_bend(records: Path, predicted: Verb) -> None:
+def test_a_curve_may_begin_below_half_efficiency(records: Path, predicted: Verb) -> None:
     text = predicted(str(records), "--setup", "2_4", *FAR, "--sharing", "1")
-    assert "no bend: efficiency is below 0.5 on one node already, and on more" in text
+    assert "efficiency is below 0.5 on one node already, and on more" in text
 
 
 def test_what_emulated_nodes_print_of_a_link_is_read(records: Path, predicted: Verb) -> None:

@@ -25,7 +25,7 @@ from harness.read.predict.model import (
     SHARING,
     Model,
     Scenario,
-    bend,
+    below_half_efficiency,
     fit_line,
     fit_sharing,
     over_nodes,
@@ -146,16 +146,16 @@ def test_what_is_unknown_is_not_guessed(model: Model, plan: Scenario, message: s
         predict(model, plan)
 
 
-def test_where_the_curve_bends() -> None:
+def test_where_efficiency_falls_below_half() -> None:
     curve = over_nodes(replace(MODEL, backend=NCCL), Scenario(Shape(1), 16, Wire(0.002, 1e9)), 3000)
     assert [each.plan.shape.nodes for each in curve][-3:] == [1024, 2048, 3000]
     rates = [each.samples_per_s for each in curve]
     assert rates == sorted(rates)
-    bends = bend(curve)
-    assert bends is not None
-    at = curve.index(bends)
-    assert bends.efficiency < 0.5 <= curve[at - 1].efficiency
-    assert bend(curve[:1]) is None
+    below = below_half_efficiency(curve)
+    assert below is not None
+    at = curve.index(below)
+    assert below.efficiency < 0.5 <= curve[at - 1].efficiency
+    assert below_half_efficiency(curve[:1]) is None
 
 
 def test_a_curve_names_the_way_of_exchange_where_rows_differ() -> None:

@@ -1,5 +1,5 @@
 """python -m harness predict RECORDS --setup 16_8 --link 25gbit,0.1ms: what a step, epochs, energy
-and cost come to there, and where the curve over nodes bends.
+and cost come to there, and from how many nodes on efficiency is below 0.5.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.read.predict.model import (
     EXCHANGE,
     Prediction,
     Scenario,
-    bend,
+    below_half_efficiency,
     is_untested,
     neighbours,
     over_nodes,
@@ -149,8 +149,8 @@ def curve_figure(curve: list[Prediction], title: str) -> Drawn:
         band = axes.fill_between(at, low, high, color=predicted.colour, alpha=0.2, linewidth=0)
         band.set_label("95 % interval")
         marks.append(band)
-    if (bends := bend(curve)) is not None:
-        first = bends.plan.shape.nodes
+    if (below := below_half_efficiency(curve)) is not None:
+        first = below.plan.shape.nodes
         marks.append(axes.axvline(first, color=kit.cycle(1).colour, linewidth=1.2,
                                   label=f"efficiency below 0.5 from {first} on"))  # fmt: skip
     doubling_axis(axes, nodes)
@@ -264,7 +264,7 @@ def _phases_note(fitted: Fitted, shape: Shape) -> str:
 
 
 def _few_updates_note(plan: Scenario) -> Iterator[str]:
-    """Where the curve and its bend are those of one exchange spread over a short run."""
+    """Where the curve is that of a single exchange, spread over a short run."""
     if plan.strategy not in APART or not plan.updates:
         return
     apart = plan.updates - plan.sync_first
@@ -304,13 +304,13 @@ def curve_table(curve: list[Prediction]) -> Table:
     return Table((*headings, "exchange") if differ else headings, rows)
 
 
-def bend_line(curve: list[Prediction]) -> str:
-    bends = bend(curve)
-    if bends is None:
-        return f"no bend up to {curve[-1].plan.shape.nodes:,} nodes: efficiency stays above 0.5"
-    if bends is curve[0]:
-        return "no bend: efficiency is below 0.5 on one node already, and on more"
-    return f"the curve bends: from {bends.plan.shape.nodes:,} nodes on efficiency is below 0.5"
+def half_efficiency_line(curve: list[Prediction]) -> str:
+    below = below_half_efficiency(curve)
+    if below is None:
+        return f"efficiency stays above 0.5 up to {curve[-1].plan.shape.nodes:,} nodes"
+    if below is curve[0]:
+        return "efficiency is below 0.5 on one node already, and on more"
+    return f"from {below.plan.shape.nodes:,} nodes on efficiency is below 0.5"
 
 
 def _listed(values: tuple[int, ...]) -> str:
@@ -348,7 +348,7 @@ def run(options: argparse.Namespace) -> int:
             console.print(line)
         if curve:
             show(curve_table(curve))
-            console.print(bend_line(curve))
+            console.print(half_efficiency_line(curve))
     if options.plot:
         drawn = curve_figure(curve or [result.prediction], f"{fitted.name} over {link}")
         kind = options.plot.suffix.removeprefix(".")
