@@ -20,7 +20,7 @@ from harness.read.predict.fitting import (
 )
 from harness.read.predict.model import EXPOSED, Prediction, Scenario, predict
 from harness.read.records.groups import Group
-from harness.read.records.recorded import is_number
+from harness.read.records.recorded import is_number, uniform_link
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 
@@ -169,10 +169,10 @@ def as_timed(plan: Scenario, run: Run) -> Scenario:
 def _wire(runs: Sequence[Run]) -> Wire:
     """The requested link; where none was requested, the median of the measured ones."""
     links = [run.measured_link for run in runs]
-    requested = links[0].get("asked")
-    if isinstance(requested, dict) and (requested.get("loss") or requested.get("jitter_ms")):
+    requested = uniform_link(links[0].get("asked"))
+    if requested and (requested.get("loss") or requested.get("jitter_ms")):
         raise UserError("loss and jitter are not modelled")
-    if requested and not isinstance(requested, dict):
+    if requested is None and links[0].get("asked"):
         raise UserError("links that differ between pairs of nodes are not modelled")
     wires = [wire for link in links if (wire := wire_between(link)) is not None]
     if not wires:

@@ -38,7 +38,7 @@ from harness.read.predict.model import APART, Model, StepTime, fit_line, fit_sha
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.records.comparable import THREADS
 from harness.read.records.groups import with_times_that_count
-from harness.read.records.recorded import check_links, is_number, warn
+from harness.read.records.recorded import check_links, is_number, uniform_link, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
     parse_selector,
@@ -155,8 +155,7 @@ def _checked_link(link: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
 def _reductions(
     link: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], shape: Shape, backend: str
 ) -> Iterator[Reduction]:
-    requested = link.get("asked")
-    requested = requested if isinstance(requested, dict) else {}
+    requested = uniform_link(link.get("asked")) or {}
     if requested.get("delay_ms") and requested.get("rate_mbit") is None:
         return  # TCP's window decides what passes, and a probe ends before that has opened
     wire = wire_between(link)
@@ -168,11 +167,10 @@ def _reductions(
 
 def wire_between(link: Mapping[str, Any]) -> Wire | None:
     """The link as requested, or as measured if none was requested."""
-    requested = link.get("asked")
-    if isinstance(requested, dict):
+    if (requested := uniform_link(link.get("asked"))) is not None:
         return wire_of(Link(requested.get("delay_ms") or 0.0, requested.get("rate_mbit")))
     rtt_ms, mbit = link.get("rtt_min_ms"), rate_of(link)
-    if requested or not is_number(rtt_ms) or not is_number(mbit):
+    if link.get("asked") or not is_number(rtt_ms) or not is_number(mbit):
         return None  # unequal links, or nothing is known
     return Wire(rtt_ms / 2000, mbit * 1e6 / 8)
 

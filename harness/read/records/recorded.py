@@ -204,11 +204,18 @@ def _defaults() -> dict[str, Any]:
     return {name: flag.default for name, flag in flag_fields().items()}
 
 
+def uniform_link(requested: object) -> dict[str, Any] | None:
+    """What was requested of the link between any two nodes; None where it was requested of each
+    pair, or not at all.
+    """
+    return requested if isinstance(requested, dict) else None
+
+
 def check_links(environment: Mapping[str, Any], where: object) -> None:
     """What was requested of a link is free in its form; as an object it holds numbers."""
     for record, name in (("link", "asked"), ("launch", "link")):
-        requested = (environment.get(record) or {}).get(name)
-        for key, value in requested.items() if isinstance(requested, dict) else ():
+        requested = uniform_link((environment.get(record) or {}).get(name)) or {}
+        for key, value in requested.items():
             if value is not None and not (is_number(value) and value >= 0):
                 raise UserError(
                     f"{where}: {record}.{name}.{key} is {value!s:.20}: expected a number"

@@ -38,6 +38,7 @@ from harness.read.records.recorded import (
     is_ours,
     processes_of,
     recorded,
+    uniform_link,
 )
 from harness.read.statistics import is_timed
 
@@ -261,9 +262,9 @@ class Run:
 
     def _requested_link(self) -> str | None:
         """As it is written on the command line."""
-        link = self.launch.get("link")
-        if not isinstance(link, dict):
-            return None if link is None else str(link)
+        requested = self.launch.get("link")
+        if (link := uniform_link(requested)) is None:
+            return None if requested is None else str(requested)
         return str(Link(**{n: link[n] for n in LINK_FIELDS if link.get(n) is not None}))
 
     @cached_property
