@@ -18,7 +18,7 @@ from harness.read.predict.candidates import STEPS, Candidate
 from harness.read.predict.model import Model, Scenario, fit_line, predict
 from harness.read.predict.phases import OverLinks
 from harness.read.predict.plan import reasons
-from harness.read.records.runs import Target
+from harness.read.records.runs import Run, Target
 from harness.read.records.selection import read_selected
 from tests.support.paired import GRADIENT, Verb, measured, planted_s, timed
 from tests.support.records import with_epochs
@@ -237,7 +237,7 @@ def test_a_faster_second_choice_overlaps_only_where_intervals_do() -> None:
 
     def choice(nodes: int, wall_s: float, half_s: float) -> Candidate:
         return Candidate(Scenario(Shape(nodes), 16), 64, 3, 2.0, {STEPS: wall_s}, 0.1, half_s,
-                         3, True, None)  # fmt: skip
+                         3, True, None, Run({}, None, "finished"))  # fmt: skip
 
     for faster_s, overlap in ((60.0, False), (85.0, True)):
         text = reasons([choice(2, 100.0, 10.0), choice(4, faster_s, 6.0)], 2, "accuracy", "link")

@@ -36,6 +36,7 @@ from harness.read.explain.time_breakdown import (
     time_breakdown,
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
+from harness.read.records.comparable import all_beside_others
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, is_ours
 from harness.read.records.runs import Run
@@ -189,7 +190,7 @@ def group_breakdown(group: Group) -> TimeBreakdown:
 
 
 def _alone(run: Group, refused: Group | None) -> str:
-    if all(one.is_beside_others for one in run.timed):
+    if all_beside_others(run):
         return (
             "It ran beside other programs, so its times are not compared with any run on one "
             "process: when nothing else runs, repeat its command with --rerun added."
@@ -205,7 +206,7 @@ def _alone(run: Group, refused: Group | None) -> str:
 
 def _slowed(run: Group) -> str:
     """Other programs slow all parts of a run, so that none of them stands out."""
-    if not all(one.is_beside_others for one in run.timed):
+    if not all_beside_others(run):
         return ""
     during = max((one.others_cpu_share or 0.0 for one in run.finished), default=0.0)
     before = max((one.launch.get("cpu_busy_share") or 0.0 for one in run.finished), default=0.0)
@@ -271,7 +272,7 @@ def _against(
         f"It reaches {_rate(base)}.",
         f"Training reaches {_times(times)} times its samples/s{scaling if devices != 1 else ''}.",
     ]
-    if all(run.is_beside_others for run in baseline.timed):
+    if all_beside_others(baseline):
         sentences.append("Other programs ran beside it and its baseline: neither time is certain.")
     unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]
     if unlike:

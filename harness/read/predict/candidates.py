@@ -63,7 +63,7 @@ class Candidate:
     links: int  # over which its steps were recorded
     between: bool  # the link's delay lies between recorded ones
     direct_s: float | None  # by the closed form, where no run exchanged directly; None: cannot
-    run: Run | None = None  # one of those recorded
+    run: Run  # one of those recorded
     settings: str = ""  # that distinguish it from others of its strategy, batch and set-up
 
     @property

@@ -171,8 +171,6 @@ def is_open(kept: list[Candidate]) -> bool:
 
 def command_of(each: Candidate, link: str) -> str | None:
     """What measures it over the link."""
-    if each.run is None:
-        return None
     plan = each.plan
     more = ("--exchange", plan.exchange)
     return command_on(each.run, plan.shape.nodes, plan.shape.per_node, plan.emulated, link, *more)

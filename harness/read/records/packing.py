@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.core.command_line import print_json
@@ -38,7 +38,7 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
     with writing_to(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_archive(file, folders)
-    runs = _runs(folders)
+    runs = runs_in(folders.values())
     if as_json:
         print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
     else:
@@ -51,11 +51,11 @@ def pack_into(folder: Path, file: Path) -> int:
     """Write the archive; the number of runs in it."""
     _, _, folders = _collected(folder)
     write_archive(file, folders)
-    return _runs(folders)
+    return runs_in(folders.values())
 
 
-def _runs(folders: Mapping[str, Files]) -> int:
-    return sum("settings.json" in files for files in folders.values())
+def runs_in(folders: Iterable[Files]) -> int:
+    return sum("settings.json" in files for files in folders)
 
 
 def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
@@ -73,7 +73,7 @@ def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
     if problems := [record.problem for record in records if record.problem]:
         raise UserError(problems[0])
     folders = {r.path.relative_to(root).as_posix(): files for r in records if (files := texts(r))}
-    if not _runs(folders):
+    if not runs_in(folders.values()):
         raise UserError(NO_RECORDS.format(folder))
     if "." in folders:
         raise UserError(f"{folder} is a single run: name a folder above it")

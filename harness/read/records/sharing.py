@@ -23,7 +23,7 @@ from harness.core.records.disk import writing_to
 from harness.core.records.redact import first_line
 from harness.core.settings import UserError
 from harness.read.labels import counted
-from harness.read.records.packing import pack_into
+from harness.read.records.packing import pack_into, runs_in
 
 NAME = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")
 # Of whichever HTTP library the installed client uses.
@@ -97,7 +97,7 @@ def _pull(options: argparse.Namespace) -> tuple[dict[str, object], str]:
                 )
             if not is_archive(file):
                 raise UserError(f"{file.name} is not an archive of records")
-            runs += sum("settings.json" in texts for texts in read_archive(file).values())
+            runs += runs_in(read_archive(file).values())
             if (there := into / file.name).exists() and there.read_bytes() != content:
                 raise UserError(f"{there} has other content: move it away, or pull elsewhere")
         for file in fetched:

@@ -29,6 +29,7 @@ from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
 from harness.read.figures.panels import Styles
 from harness.read.labels import counted, file_name, label_text
 from harness.read.records.baseline import baseline_of, run_row
+from harness.read.records.comparable import all_beside_others
 from harness.read.records.recorded import warn
 from harness.read.records.selection import read_all_parts, refuse_part, without_flags
 from harness.read.records.sweeps import SweepResults
@@ -206,7 +207,7 @@ def _section_of(
 
 def _repeat(sweep: SweepResults) -> str:
     """The command that measures it again; "" unless other programs disturbed all runs of a row."""
-    disturbed = (g.finished and all(r.is_beside_others for r in g.finished) for g in sweep.groups)
+    disturbed = (group.finished and all_beside_others(group) for group in sweep.groups)
     if not sweep.command or not any(disturbed):
         return ""
     words = [word for word in shlex.split(sweep.command) if word != "--pack"]
