@@ -192,3 +192,20 @@ def draft_of(path: Path) -> Iterator[Path]:
         else:
             draft.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def draft_or_refusal(path: Path) -> Iterator[Path]:
+    """The same, for a path that a user named: UserError where it cannot be written."""
+    try:
+        with draft_of(path) as draft:
+            yield draft
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text, with the folders above it; UserError where it cannot be written."""
+    with draft_or_refusal(file) as draft:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, "utf-8")

@@ -18,7 +18,7 @@ from harness.core.attempts import best_of
 from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, write_json
-from harness.core.records.disk import draft_of
+from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, total_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
@@ -122,17 +122,14 @@ def _write_record(foreign: Foreign, source: str, path: Path) -> None:
     samples = effective_batch(batch, grad_acc, nodes * per_node) if batch and grad_acc else None
     rows = [_full_row(foreign, row, samples) for row in foreign.rows]
     environment = _environment(foreign, source, (nodes, per_node), samples)
-    try:
-        with draft_of(path) as draft:
-            folder = RunFolder(draft)
-            # The file that makes a folder a run comes first, as in a run.
-            write_json(folder.settings, _settings(foreign, source))
-            write_json(folder.environment, environment)
-            for row in rows:
-                append_row(folder.epochs, row)
-            write_json(folder.summary, _summary(foreign, rows))
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    with draft_or_refusal(path) as draft:
+        folder = RunFolder(draft)
+        # The file that makes a folder a run comes first, as in a run.
+        write_json(folder.settings, _settings(foreign, source))
+        write_json(folder.environment, environment)
+        for row in rows:
+            append_row(folder.epochs, row)
+        write_json(folder.summary, _summary(foreign, rows))
 
 
 def _settings(foreign: Foreign, source: str) -> dict[str, Any]:

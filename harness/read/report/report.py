@@ -20,6 +20,7 @@ from pathlib import Path
 from harness.core.command_line import print_json
 from harness.core.process import working
 from harness.core.records import WAITING
+from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
 from harness.read.compare.answers import failed_ways
 from harness.read.compare.fastest import fastest_batch, next_question
@@ -73,8 +74,8 @@ def make_report(folder: Path, out: Path) -> list[Path]:
             problems.append(f"{sweep.name} is not shown: {made}")
             warn(problems[-1:])
     page_file, text_file = out / "report.html", out / "report.md"
-    _write(page_file, page(str(folder), sections, problems))
-    _write(text_file, markdown_report(str(folder), sections, problems))
+    write_whole(page_file, page(str(folder), sections, problems))
+    write_whole(text_file, markdown_report(str(folder), sections, problems))
     return [page_file, text_file, *(out / section.name for section in sections)]
 
 
@@ -147,11 +148,11 @@ def _end_quietly() -> None:
 def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section | str:
     """The section, with its files written; or the reason why there is none."""
     try:
-        _write(out / name / "runs.csv", csv_text([run_row(sweep, run) for run in sweep.runs]))
+        write_whole(out / name / "runs.csv", csv_text([run_row(sweep, run) for run in sweep.runs]))
         begun, left_out = _begun(sweep)
         table, rows = sweep_table(begun)
         table = replace(table, not_finished=[*table.not_finished, *left_out])
-        _write(out / name / "table.csv", csv_text(rows))
+        write_whole(out / name / "table.csv", csv_text(rows))
         return _section_of(begun, table, styles, name, out)
     except UserError:
         raise
@@ -245,14 +246,6 @@ def _uncompared(sweep: SweepResults) -> str:
     named = label_text(sweep.baseline, sweep.axes)
     which = "beside" if has_baseline else "of"
     return f"Nothing is compared: no finished run {which} the baseline ({named})."
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def markdown_report(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import pandas as pd
 from harness.core.command_line import print_json
 from harness.core.process import printable
 from harness.core.records import FINISHED, SWEEP
-from harness.core.records.disk import draft_of
+from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, strategy_text
 from harness.read.records.baseline import run_row
@@ -279,12 +279,7 @@ def write_files(sweep: SweepResults, shown: SweepTable, rows: list[columns.Row])
     }
     files = []
     for name, text in texts.items():
-        file = sweep.folder / name
-        try:
-            with draft_of(file) as draft:
-                draft.write_text(text, "utf-8")
-        except OSError as error:
-            raise UserError(f"{file} cannot be written: {error.strerror}") from None
+        write_whole(file := sweep.folder / name, text)
         files.append(file)
     return files
 
