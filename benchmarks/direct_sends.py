@@ -48,7 +48,7 @@ def four_nodes() -> Iterator[PredictedGroup]:
         first = runs[0]
         alone_s = computing_s([other for other in groups if other is not group])
         line = fit_line([(int(first.identity["per_gpu_batch"]), alone_s)])
-        size = int(first.environment["observed"]["trained_bytes"])
+        size = first.observed["trained_bytes"]
         # All four computed beside one another when this was measured: nothing is added for it.
         model = Model(line, 0.0, None, 0.0, size, GLOO)
         plan = as_timed(scenario_of(runs), first)

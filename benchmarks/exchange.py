@@ -19,21 +19,17 @@ something, as rows of a record are told, by torch's all_gather_object and by gat
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.results import OUT_HELP, ratios, show, tell, told_by
 from harness.core.links import link_of
-from harness.core.records import write_json
 
-ROOT = Path(__file__).resolve().parents[1]
-MARK = "exchange: "
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
 MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
@@ -51,7 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--training", action="store_true", help="time the steps of a training")
     parser.add_argument("--messages", action="store_true", help="time what ranks tell each other")
     parser.add_argument("--caps", default="0", help="MB of a bucket, with commas; 0: DDP's own")
-    parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--link", default="loopback", help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="of vit.py, with --training")
@@ -66,12 +62,8 @@ def main(argv: list[str]) -> int:
         lines = table(found, options.nodes, MESSAGES, told_s)
     else:
         lines = table(found, options.nodes, SIZES, ideal_s)
-    text = "\n".join(lines)
-    print(text)
-    if options.out:
-        about = {"nodes": options.nodes, "flags": options.flags, "load": os.getloadavg()[0]}
-        write_json(options.out, {**about, "links": found})
-        options.out.with_suffix(".md").write_text(text + "\n")
+    about = {"nodes": options.nodes, "flags": options.flags, "load": os.getloadavg()[0]}
+    show("\n".join(lines), options.out, {**about, "links": found})
     return 0
 
 
@@ -87,10 +79,7 @@ def measured(link: str, options: argparse.Namespace) -> Found:
     else:
         emulated = [sys.executable, "-m", "harness", "nodes", nodes, "--link", link, "--"]
         command = [*emulated, "torchrun", *inner]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
-    (line,) = [text for text in done.stdout.splitlines() if MARK in text]
-    found: Found = json.loads(line.split(MARK, 1)[1])
+    found: Found = told_by(command)
     return found
 
 
@@ -129,8 +118,8 @@ def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: I
             medians = [statistics.median(by[f"{way} {size}"]) for way in ways]
             ideal = ideal_of(size, nodes, link)
             least = ["", ""] if ideal is None else [_ms(ideal), f"{min(medians) / ideal:.2f}"]
-            ratio = _ratio(by[f"backend {size}"], by[f"direct {size}"])
-            cells = [link, f"{size:,}", *map(_ms, medians), ratio, *least]
+            faster = ratios(by[f"backend {size}"], by[f"direct {size}"])
+            cells = [link, f"{size:,}", *map(_ms, medians), faster, *least]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -145,8 +134,8 @@ def training_table(found: dict[str, Found]) -> list[str]:
                 theirs = by[f"backend {cap}"]
                 medians = [_ms(statistics.median(of)) for of in (theirs, ours)]
                 shown = "DDP's own" if cap == "0" else cap
-                ratio = _ratio(theirs, ours)
-                lines.append(f"| {link} | {shown} | {medians[0]} | {medians[1]} | {ratio} |")
+                faster = ratios(theirs, ours)
+                lines.append(f"| {link} | {shown} | {medians[0]} | {medians[1]} | {faster} |")
     return lines
 
 
@@ -154,20 +143,12 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f}"
 
 
-def _ratio(theirs: list[float], ours: list[float]) -> str:
-    """By round: the machine changes less within one."""
-    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
 # ---- what each node's process does ----
 
 
 def inside(options: argparse.Namespace) -> None:
     kind = trained if options.training else told if options.messages else added_up
-    found = kind(options)
-    if os.environ["RANK"] == "0":
-        print(MARK + json.dumps(found), flush=True)
+    tell(kind(options))
 
 
 def told(options: argparse.Namespace) -> Found:

@@ -208,8 +208,8 @@ done
 
 # What the apparatus costs.
 part overhead 72
-attempt overhead 100 "$PYTHON" benchmarks/overhead.py --pairs 3 --no_start_up "${SIZE[@]}" --out "$WORK/overhead.json"
-attempt telemetry 60 "$PYTHON" benchmarks/overhead.py --telemetry 6 --cases bert-nano "${SIZE[@]}" \
+attempt overhead 100 "$PYTHON" -m benchmarks.overhead --pairs 3 --no_start_up "${SIZE[@]}" --out "$WORK/overhead.json"
+attempt telemetry 60 "$PYTHON" -m benchmarks.overhead --telemetry 6 --cases bert-nano "${SIZE[@]}" \
   --out "$WORK/telemetry.json"
 # Against what a user would run instead, whole epochs with their evaluation, each model beside the
 # measured peak of a matrix product: as many runs as the time allows, each in turn.

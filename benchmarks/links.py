@@ -27,11 +27,10 @@ from typing import Any
 
 import psutil
 
+from benchmarks.results import OUT_HELP, ROOT, show
 from harness.core.links import link_of
-from harness.core.records import write_json
 from harness.launch.netns.emulation import EmulatedNodes
 
-ROOT = Path(__file__).resolve().parents[1]
 DELAYS_MS: tuple[int, ...] = (0, 1, 5, 20, 50, 100)  # one way
 JITTERS = ("20ms/jitter2ms", "50ms/jitter10ms")
 LOSSES = ("loss0.1%", "loss1%", "5ms/loss5%")
@@ -45,7 +44,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="links")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one of each kind, not to be quoted")
-    parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     load = os.getloadavg()[0]
     few = slice(1, 2) if options.quick else slice(None)
@@ -59,11 +58,7 @@ def main(argv: list[str]) -> int:
         }
         rows = list(measured(pair, few, 1 if options.quick else options.rounds))
     rows += eight_nodes()
-    text = table(about, rows)
-    print(text)
-    if options.out:
-        write_json(options.out, {**about, "rows": rows})
-        options.out.with_suffix(".md").write_text(text + "\n")
+    show(table(about, rows), options.out, {**about, "rows": rows})
     return 0
 
 

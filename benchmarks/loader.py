@@ -1,6 +1,6 @@
 """Whether data come faster than a model takes them: both alone, on one core.
 
-    OMP_NUM_THREADS=1 python benchmarks/loader.py --out loader.json
+    OMP_NUM_THREADS=1 python -m benchmarks.loader --out loader.json
 
     loader    what the Trainer iterates over, and what is then done to a batch on its device:
               gathering, padding, augmenting, normalising; nothing is trained
@@ -11,14 +11,11 @@ The images lie in memory, as after a first pass; decoding is done once, before (
 stand in the cases). Target: a loader that is at least twice as fast as its model.
 """
 
-# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
-
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
-import json
 import statistics
 import sys
 import tempfile
@@ -26,15 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 import torch
 
-from benchmarks.step import close, opened
+from benchmarks.prepared import prepared
+from benchmarks.results import OUT_HELP, show
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.environment import environment
-from harness.train.measure.metrics import BatchMetrics
 
 TARGET = 2.0
 CASES = {
@@ -49,6 +43,7 @@ CASES = {
     "bert-nano, 48 tokens": "bert",
     "bert-mini, 48 tokens": "bert --model bert-mini --train_size 256",
 }
+FLAGS = ("--tiny", "--epochs", "1", "--test_size", "8", "--dropout", "0", "--telemetry_hz", "0")
 ENOUGH_S = 1.0  # of each part of a round
 
 
@@ -87,15 +82,9 @@ def training(trainer: ExactTrainer) -> float:
 
 def measure(case: str, rounds: int) -> dict[str, float]:
     """Medians of rounds in which loader and model take turns, after one that is dropped."""
+    script, *flags = case.split()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        run, data, model = opened(case, folder)
-        close(run)
-        trainer = ExactTrainer(
-            context=run.context, model=model, args=run.context.args,
-            train_dataset=data.train, eval_dataset=data.test,
-            data_collator=data.collate, to_device=data.to_device,
-            compute_metrics=BatchMetrics(len(data.labels)),
-        )  # fmt: skip
+        trainer = prepared(script, [*flags, *FLAGS, "--output_dir", folder]).trainer()
         found = [(*loading(trainer), training(trainer)) for _ in range(rounds + 1)][1:]
     loader_s, collate_s, model_s = map(statistics.median, zip(*found, strict=True))
     return {"loader_s": loader_s, "collate_s": collate_s, "model_s": model_s}
@@ -122,17 +111,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="rounds of loader and model (3)")
     parser.add_argument("--quick", action="store_true", help="one small round: does it run?")
-    parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     chosen, rounds = CASES, options.rounds
     if options.quick:
         chosen, rounds = {"vit-nano, 8 px": "vit --train_size 64 --augment crop_flip"}, 1
     cases = {name: measure(case, rounds) for name, case in chosen.items()}
     record = {"environment": environment(), "rounds": rounds, "cases": cases}
-    print(table(record))
-    if options.out is not None:
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
-        options.out.with_suffix(".md").write_text(table(record) + "\n")
+    show(table(record), options.out, record)
     slow = any(of["model_s"] < TARGET * of["loader_s"] for of in cases.values())
     return int(slow and not options.quick)
 

@@ -1,12 +1,10 @@
 """How long reading takes: load and load_runs over many run folders.
 
-    python benchmarks/loading.py            1,000 runs of 5 epochs, target: under 3 s each
+    python -m benchmarks.loading            1,000 runs of 5 epochs, target: under 3 s each
 
 The folders are made with the functions that write real ones, so they hold what real ones hold.
 They have just been written: they are read from the system's memory, not from a disk.
 """
-
-# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
 
 from __future__ import annotations
 
@@ -17,9 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from harness.core import attempts
 from harness.core.attempts import write_summary

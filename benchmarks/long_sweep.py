@@ -28,10 +28,10 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.results import OUT_HELP, ROOT, show
 from harness.core.attempts import starts_of
-from harness.core.records import FINISHED, find_runs, write_json
+from harness.core.records import FINISHED, find_runs
 
-ROOT = Path(__file__).resolve().parents[1]
 FILE = """
 script: bert
 settings: {{epochs: 1, setup: 1_1, per_gpu_batch: 16, train_size: 16, test_size: 16, save: none,
@@ -55,18 +55,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="long_sweep")
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         looks = watched_sweep(Path(name), options.runs, options.minutes * 60)
         starts, finished = starts_below(Path(name, "out"))
-    text = table(starts, finished, staying(looks))
-    print(text)
-    if options.out:
-        found = {"runs": options.runs, "finished": finished, "starts_unix": starts}
-        every = [[asdict(look) for look in of] for of in looks.values()]
-        write_json(options.out, {**found, "processes": every})
-        options.out.with_suffix(".md").write_text(text + "\n")
+    found = {"runs": options.runs, "finished": finished, "starts_unix": starts}
+    every = [[asdict(look) for look in of] for of in looks.values()]
+    show(table(starts, finished, staying(looks)), options.out, {**found, "processes": every})
     return 0 if finished == options.runs or options.minutes < math.inf else 1
 
 

@@ -1,6 +1,6 @@
 """What the apparatus costs per training step, against transformers' bare Trainer on the same work.
 
-    python benchmarks/overhead.py --pairs 8 --out overhead.json
+    python -m benchmarks.overhead --pairs 8 --out overhead.json
 
 Four arms take turns in one process, step by step, from the same weights and with the same batches
 in the same order; a pair is one such round, with new models:
@@ -13,17 +13,14 @@ in the same order; a pair is one such round, with new models:
 The Trainers evaluate alike, with the same metrics, and save nothing. Evaluation is in none of the
 figures, nor is telemetry, whose process would disturb all arms alike. It is measured by itself:
 
-    python benchmarks/overhead.py --telemetry 60        so many turns of 2 s with it and without
+    python -m benchmarks.overhead --telemetry 60        so many turns of 2 s with it and without
 """
-
-# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
-import json
 import os
 import statistics
 import sys
@@ -34,9 +31,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 import torch
 from transformers import PrinterCallback, Trainer
 
@@ -44,16 +38,11 @@ from benchmarks import start_up, telemetry_cost
 from benchmarks.bare_loop import Loop
 from benchmarks.baton import Baton, Marks
 from benchmarks.overhead_table import table
-from harness.core.command_line import parse
-from harness.train.data import models
-from harness.train.data.images import load_images
+from benchmarks.prepared import Prepared, prepared
+from benchmarks.results import OUT_HELP, show
 from harness.train.data.samples import EpochOrder
-from harness.train.data.texts import load_texts
 from harness.train.loop.progress import Console
-from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.environment import environment
-from harness.train.measure.metrics import BatchMetrics
-from harness.train.run.start import start
 from logcallback import LogCallback
 
 ARMS = ("ours", "bare", "stock", "loop")
@@ -103,43 +92,32 @@ def watch(owner: Any, name: str, cuda: bool) -> list[float]:
     return taken
 
 
-def begin(arm: str, case: str, root: Path, *more: str) -> tuple[Any, Any, dict[str, Any]]:
-    """(context, data, the arguments of every Trainer), with the weights that all arms have."""
+def begin(arm: str, case: str, root: Path, *more: str) -> Prepared:
     script, *flags = case.split()
-    flags += ["--tiny", "--save", "none", "--rerun", "--output_dir", str(root / arm), *more]
+    flags += ["--tiny", "--rerun", "--output_dir", str(root / arm), *more]
     flags += ["--padding", "batch"] if script == "bert" else []  # as the other arms are fed
-    run = start(parse(script, flags, environ={}))
-    assert run is not None
-    load = load_texts if script == "bert" else load_images
-    data = load(run.context.settings, run.context.data_parallel_size)
-    context = run.resume(data.facts)
-    torch.manual_seed(context.settings.seed)
-    return context, data, {
-        "model": models.build(context.settings, data.labels), "args": context.args,
-        "train_dataset": data.train, "eval_dataset": data.test, "data_collator": data.collate,
-        "processing_class": data.processing, "compute_metrics": BatchMetrics(len(data.labels)),
-    }  # fmt: skip
+    return prepared(script, flags, environ={})
 
 
 def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[str, Any]]:
     """Called, what this gives trains in its turns and says what it took."""
-    context, data, same = begin(arm, case, root, "--telemetry_hz", "0")
+    run = begin(arm, case, root, "--telemetry_hz", "0")
+    context, data, model = run
     cuda = context.args.device.type == "cuda"
     log, marks = LogCallback(context), Marks(arm, baton, cuda)
     writing = [watch(log, name, cuda) for name in ("on_epoch_end", "on_evaluate")]
     trainer: Any
     if arm == "loop":
-        trainer = Loop(context, data, same["model"], marks)
+        trainer = Loop(context, data, model, marks)
     elif arm == "ours":
-        same |= {"context": context, "callbacks": [log, Console(log, context), marks]}
-        trainer = ExactTrainer(to_device=data.to_device, **same)
+        trainer = run.trainer(log, Console(log, context), marks)
     else:
         if arm == "stock":
             args = context.args
             args.logging_nan_inf_filter = args.average_tokens_across_devices = True
         else:
-            same["model"].accepts_loss_kwargs = False
-        trainer = Bare(callbacks=[marks], **same)
+            model.accepts_loss_kwargs = False
+        trainer = Bare(callbacks=[marks], **run.arguments)
         trainer.seed, trainer.to_device = context.settings.seed, data.to_device
         trainer.remove_callback(PrinterCallback)
     evaluating = watch(trainer, "evaluation_loop", cuda)
@@ -187,12 +165,13 @@ def measure_telemetry(case: str, turns: int, turn_s: float = TURN_S) -> dict[str
     """One training of ours, whose sampler sleeps in every other turn."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         more = ("--telemetry_hz", "1", "--max_steps", "1000000")
-        context, data, same = begin("ours", case, Path(folder), *more)
+        run = begin("ours", case, Path(folder), *more)
+        context = run.context
+        assert context.sampler is not None
         sampler = telemetry_cost.Sampler(context.sampler)
         marks = telemetry_cost.Turns(sampler, turns, turn_s, context.args.device.type == "cuda")
         log = LogCallback(context)
-        same |= {"context": context, "callbacks": [log, Console(log, context), marks]}
-        trainer = ExactTrainer(to_device=data.to_device, **same)
+        trainer = run.trainer(log, Console(log, context), marks)
         try:
             trainer.train()
         finally:
@@ -210,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no_start_up", action="store_true", help="do not time the start")
     parser.add_argument("--telemetry", type=int, metavar="TURNS",
                         help="only telemetry against none, so many turns of each kind")  # fmt: skip
-    parser.add_argument("--out", type=Path, help="JSON record; the table goes beside it as .md")
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     torch.set_num_threads(THREADS)
     chosen, pairs = {name: CASES[name] for name in options.cases.split(",")}, options.pairs
@@ -234,10 +213,7 @@ def main(argv: list[str] | None = None) -> int:
             "start_up": {script: start_up.start_up(script, THREADS) for script in scripts},
         }  # fmt: skip
         text = table(record)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
-        options.out.with_suffix(".md").write_text(text + "\n")
+    show(text, options.out, record)
     return 0
 
 

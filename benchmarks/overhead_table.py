@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import start_up
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    low, middle, high = (form.format(f(values)) for f in (min, statistics.median, max))
-    return f"{middle} ({low} to {high})"
+from benchmarks.results import spread
 
 
 def table(record: dict[str, Any]) -> str:
@@ -28,12 +23,12 @@ def table(record: dict[str, Any]) -> str:
         for arm in ("bare", "stock", "loop"):
             both = [(pair["ours"], pair[arm]) for pair in pairs]
             step, steps, thread, train = (
-                spread([ours[key] / other[key] for ours, other in both], "{:.4f}")
+                spread([ours[key] / other[key] for ours, other in both], ".4f")
                 for key in ("step_s", "all_steps_s", "step_thread_s", "train_s")
             )
             more, later = (
                 spread([1000 * (ours[key] - other[key]) for ours, other in both], form)
-                for key, form in (("step_thread_s", "{:+.3f}"), ("first_step_s", "{:+.0f}"))
+                for key, form in (("step_thread_s", "+.3f"), ("first_step_s", "+.0f"))
             )
             ms = f"{1000 * statistics.median(other['step_s'] for _, other in both):.2f}"
             cells = (name, arm, ms, step, steps, thread, more, train, later)
@@ -41,8 +36,8 @@ def table(record: dict[str, Any]) -> str:
     lines.append("\n| model | row writing, first epoch, ms | later epochs, ms |\n|---|---|---|")
     for name, pairs in record["cases"].items():
         writing = [[1000 * s for s in pair["ours"]["writing_s"]] for pair in pairs]
-        first = spread([w[0] for w in writing], "{:.1f}")
-        later = spread([s for w in writing for s in w[1:]], "{:.1f}")
+        first = spread([w[0] for w in writing], ".1f")
+        later = spread([s for w in writing for s in w[1:]], ".1f")
         lines.append(f"| {name} | {first} | {later} |")
     if record["start_up"]:
         lines.append("\n" + start_up.table(record["start_up"]))

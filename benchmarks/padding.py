@@ -1,6 +1,6 @@
 """What padding costs: the same texts laid out in several ways, through the same model.
 
-    python benchmarks/padding.py --dataset FOLDER --batches 16,32,64
+    python -m benchmarks.padding --dataset FOLDER --batches 16,32,64
 
 Arms take turns, step by step, on the same samples: a step is collating, forward, backward and
 AdamW in a plain loop, an evaluation is a forward pass over test samples.
@@ -15,8 +15,6 @@ AdamW in a plain loop, an evaluation is a forward pass over test samples.
 No dropout. Evaluation: 64 texts a batch, for pad128 8 as in the examples of transformers.
 """
 
-# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
-
 from __future__ import annotations
 
 import argparse
@@ -25,15 +23,12 @@ import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 import numpy as np
 import torch
 
+from benchmarks.results import spread
 from harness.core.command_line import parse
 from harness.train.data import models, text_layout
 from harness.train.data.texts import Layout, TextBatches, for_model, load_texts, parts_of
@@ -148,9 +143,8 @@ def table(
         "|---|---|---|---|",
     ]
     for arm, took in steps.items():
-        low, middle, high = (1000 * f(took) for f in (min, statistics.median, max))
         lines.append(
-            f"| {arm} | {middle:.1f} ({low:.1f} to {high:.1f}) | {epochs[arm]:.1f} "
+            f"| {arm} | {spread([1000 * s for s in took], '.1f')} | {epochs[arm]:.1f} "
             f"| {epochs[arm] / epochs[ours]:.2f} |"
         )
     return "\n".join([*lines, ""])

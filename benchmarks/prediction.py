@@ -14,9 +14,7 @@ of one machine; with --real two nodes compute, one core each.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,14 +22,13 @@ from pathlib import Path
 
 from benchmarks.prediction_real import real_rows
 from benchmarks.prediction_table import Row, compared, table
-from benchmarks.standin import MARK
+from benchmarks.results import show, told_by
 from harness.core.collectives import GLOO, Shape, wire_of
 from harness.core.links import plain_link
 from harness.core.records import read_json, write_json
 from harness.read.predict.exchange import Reduction
 from harness.read.predict.model import Model, Scenario, fit_line, fit_sharing
 
-ROOT = Path(__file__).resolve().parents[1]
 LINKS = tuple(f"{delay}ms/{rate}mbit" for delay in (1, 5, 20, 50) for rate in (50, 200, 1000))
 SHAPES = (Shape(2), Shape(2, 2), Shape(4))
 BATCHES, BATCH, MB = (8, 16, 32), 16, 4.0
@@ -53,10 +50,8 @@ def main(argv: list[str]) -> int:
     if not rows:
         print("nothing has been measured yet")
         return 1
-    text = table(rows)
-    print(text)
-    write_json(options.out / "prediction.json", {"rows": rows, "load": os.getloadavg()[0]})
-    (options.out / "prediction.md").write_text(text + "\n")
+    record = {"rows": rows, "load": os.getloadavg()[0]}
+    show(table(rows), options.out / "prediction.json", record)
     return 0
 
 
@@ -103,10 +98,7 @@ def run(shape: Shape, link: str | None, *words: str) -> Row:
     else:
         nodes = ["-m", "harness", "nodes", str(shape.nodes), "--link", link, "--", "torchrun"]
         command = [sys.executable, *nodes, *inner]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
-    (line,) = [text for text in done.stdout.splitlines() if MARK in text]
-    found: Row = json.loads(line.split(MARK, 1)[1])
+    found: Row = told_by(command)
     return found
 
 

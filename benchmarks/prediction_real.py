@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.prediction_table import Row, compared
 from harness.core.collectives import Shape, wire_of
 from harness.core.links import plain_link
-from harness.read.predict.facts import Overrides
+from harness.read.predict.facts import Overrides, step_s
 from harness.read.predict.fitting import all_reduces_of, fit_records, measured_beside
 from harness.read.predict.model import Scenario
 from harness.read.records.selection import read_selected
@@ -43,10 +43,9 @@ def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
         plan = Scenario(Shape(2), BATCH, wire_of(plain_link(link)), emulated=True)
         tag = plain_link(link).tag
         for record in records:
-            rate = record.measures.get("train_samples_per_s")
-            if rate is None or not str(record.identity["setup"]).endswith(f"_{tag}"):
+            measured_s = step_s(record, Overrides())
+            if measured_s is None or not str(record.identity["setup"]).endswith(f"_{tag}"):
                 continue
-            measured_s = record.environment["effective_batch"] / rate
             yield compared(
                 "vit.py --tiny", link, measured_s, replace(fitted.model, table=table), plan
             )

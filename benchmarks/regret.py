@@ -67,7 +67,7 @@ def off(errors: Sequence[float]) -> str:
 
 
 def wire_over(run: Run) -> Wire | None:
-    return wire_between(run.environment.get("link") or {})
+    return wire_between(run.measured_link)
 
 
 def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
@@ -119,7 +119,7 @@ def main(argv: list[str]) -> int:
         run for run in read_selected(RECORDS, TARGET).runs
         if shape_of(run).nodes == 1
         or (run.identity["per_gpu_batch"] == BATCH and "tta_wall_s" in run.measures
-            and (run.environment.get("launch") or {}).get("sweep") == "slow_links-tiny")
+            and run.launch.get("sweep") == "slow_links-tiny")
     ]  # fmt: skip
     found = list(cases([r for r in runs if r.identity["strategy"] in (*EXPOSED, "single")],
                        options.without == "delay"))  # fmt: skip

@@ -1,11 +1,9 @@
 """How long a report takes, and how large its page is, over many run folders.
 
-    python benchmarks/report.py            1,000 runs of 5 epochs; targets: 6 s and 10 MB
+    python -m benchmarks.report            1,000 runs of 5 epochs; targets: 6 s and 10 MB
 
 The folders are those of benchmarks/loading.py: two kinds of machine, a seed a run.
 """
-
-# ruff: noqa: E402 - the checkout is put on the path first, so that this runs from any folder.
 
 from __future__ import annotations
 
@@ -15,9 +13,6 @@ import tempfile
 import time
 from pathlib import Path
 from unittest import mock
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from benchmarks.loading import EPOCHS, make_runs
 from harness.read.report.report import make_report

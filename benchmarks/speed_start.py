@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
@@ -17,6 +16,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+from harness.train.run.warm import free_port
 
 LOADED = [
     "bert", "vit", "benchmarks.recipes.seed", "benchmarks.recipes.examples",
@@ -36,7 +37,7 @@ def call(
     """module:function of these arguments in new processes; what each gave, in order of rank."""
     multiprocessing.set_forkserver_preload(LOADED)
     context = multiprocessing.get_context("forkserver")
-    port = str(_free_port())
+    port = str(free_port())
     receivers: dict[Any, int] = {}
     started = []
     for rank in range(processes):
@@ -86,12 +87,6 @@ def _environment(rank: int, processes: int, port: str) -> dict[str, str]:
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
     }  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _enter(

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.results import spread
 from benchmarks.speed_cases import ARMS, Case, is_exact
 
 WARMED_UP = 1  # epochs that are not timed
@@ -194,10 +195,7 @@ def _ratio(own: Runs, ours: Runs, of: Callable[[dict[str, Any]], float]) -> str:
 
 
 def _spread(values: list[float], form: str) -> str:
-    middle = format(statistics.median(values), form)
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({format(min(values), form)} to {format(max(values), form)})"
+    return spread(values, form) if len(values) > 1 else format(values[0], form)
 
 
 def _scaling(found: dict[str, Any]) -> Iterator[str]:

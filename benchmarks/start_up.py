@@ -1,6 +1,6 @@
 """How long a --tiny run takes from main() through its first step, imports not counted.
 
-    python benchmarks/start_up.py          each script twice, in fresh processes; target: 2 s
+    python -m benchmarks.start_up          each script twice, in fresh processes; target: 2 s
 
 The first run finds an empty cache and prepares the data, the second finds them there.
 """

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import harness.read
-from harness.core.records import write_json
+from benchmarks.results import OUT_HELP, ROOT, show
 
-ROOT = Path(__file__).resolve().parents[1]
 FILE = """
 script: vit
 settings: {{epochs: 1, setup: 1_{processes}, save: none}}
@@ -39,16 +38,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     pairs = [pair(options.runs, options.processes) for _ in range(options.pairs)]
-    text = table(options.runs, options.processes, pairs)
-    print(text)
-    if options.out:
-        write_json(
-            options.out, {"runs": options.runs, "processes": options.processes, "pairs": pairs}
-        )
-        options.out.with_suffix(".md").write_text(text + "\n")
+    record = {"runs": options.runs, "processes": options.processes, "pairs": pairs}
+    show(table(options.runs, options.processes, pairs), options.out, record)
     return 0
 
 

@@ -25,13 +25,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from benchmarks.prepared import load
 from harness.core.command_line import parse
 from harness.core.settings import Settings, UserError
 from harness.read import statistics
 from harness.train.data import models
-from harness.train.data.images import load_images
 from harness.train.data.samples import Data, EpochOrder
-from harness.train.data.texts import load_texts
 
 EVAL_BATCH = 120
 # Settings that say what is trained on what; all others are those of the rules.
@@ -224,7 +223,6 @@ def run(name: str, script: str, flags: list[str], seed: int, nodes: int) -> dict
     ours = {name for name, value in vars(settings).items() if value != getattr(plain, name)}
     if without := sorted({*ours - OF_A_RULE - {"trainer"}, *dict(settings.trainer)}):
         raise UserError(f"--{without[0]} has no effect here: {', '.join(sorted(OF_A_RULE))} have")
-    load = load_texts if script == "bert" else load_images
     data = load(settings, nodes)
     torch.manual_seed(seed)
     model = models.build(settings, data.labels)

@@ -18,7 +18,7 @@ from harness.core.command_line import parse
 from harness.core.records import find_runs, read_json, read_rows
 from harness.read.records.selection import read_selected
 from tests.support.benchmarked import benchmark, cells, run_benchmark
-from tests.support.ranks import ran, script
+from tests.support.ranks import script
 
 GPU_SH = ["bash", "benchmarks/gpu.sh"]
 # What torchrun sets for one process on one node.
@@ -261,10 +261,10 @@ def test_every_command_of_gpu_sh_parses(tmp_path: Path) -> None:
         seen |= {name for name in ("fsdp_offload",) if getattr(settings, name)}
         seen |= set(dict(settings.trainer))
     harness = ["-m", "harness"]
-    overhead, telemetry = (["benchmarks/overhead.py", f"--{w}"] for w in ("pairs", "telemetry"))
+    overhead = ["-m", "benchmarks.overhead"]
     assert others == [
         harness, ["-m", "pytest"], ["-m", "benchmarks.roofline"], harness, harness,
-        overhead, telemetry, ["-m", "benchmarks.speed"], harness,
+        overhead, overhead, ["-m", "benchmarks.speed"], harness,
     ]  # fmt: skip
     assert seen >= {
         "fp32",
@@ -420,19 +420,6 @@ def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
-def test_exposure_compares_steps_with_stamps_and_without(tmp_path: Path) -> None:
-    few = ["--pairs=2", "--steps=3", "--out", str(tmp_path / "found.json")]
-    command = [sys.executable, "-m", "benchmarks.exposure", *few]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert {name: len(of) for name, of in found.items()} == {
-        "with_s": 2, "without_s": 2, "alone_s": 3,
-    }  # fmt: skip
-    assert min(min(of) for of in found.values()) > 0 and "2 pairs, step" in done.stdout
-
-
-@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.slow
 def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
@@ -441,20 +428,6 @@ def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
     seconds = json.loads((tmp_path / "found.json").read_text())["seconds"]
     assert len(seconds) == 7 and all(len(found) == 1 and found[0] > 0 for found in seconds.values())
     assert cells((tmp_path / "found.md").read_text(), "it waits")[2] == "1.00 (1.00 to 1.00)"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("count", [1, 2])
-def test_step_compares_equal_work(count: int, tmp_path: Path) -> None:
-    argv = ["--quick", "--out", str(tmp_path / "found.json")]
-    done = ran(count, run_benchmark, "step", argv, env={"OMP_NUM_THREADS": "1"})
-    assert done.code == 0, done.err
-    record = json.loads((tmp_path / "found.json").read_text())
-    assert record["processes"] == count
-    (of_round,) = record["cases"]["vit-nano"]
-    assert of_round.keys() == {"ours", "bare"} and min(of_round.values()) > 0
-    reached = float(cells((tmp_path / "found.md").read_text(), "vit-nano")[3].split()[0])
-    assert reached == pytest.approx(of_round["bare"] / of_round["ours"], abs=1e-3)
 
 
 @pytest.mark.process

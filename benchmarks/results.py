@@ -1,0 +1,50 @@
+"""What benchmarks have in common in telling what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.core.records import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "benchmark tells: "  # before the line that tell() prints
+OUT_HELP = "a JSON file; the table is written beside it"
+
+
+def show(text: str, out: Path | None, record: Mapping[str, Any]) -> None:
+    """Print the table; where a file is named, write the record there and the table beside it."""
+    print(text)
+    if out is not None:
+        write_json(out, record)
+        out.with_suffix(".md").write_text(text + "\n")
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """The median (smallest to largest)."""
+    low, middle, high = (format(f(values), form) for f in (min, statistics.median, max))
+    return f"{middle} ({low} to {high})"
+
+
+def ratios(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    """How many times as fast ours is, round by round: the machine changes less within one."""
+    return spread([a / b for a, b in zip(theirs, ours, strict=True)])
+
+
+def told_by(command: Sequence[str]) -> Any:
+    """What rank 0 of these processes tells; each has one thread."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
+    (line,) = [text for text in done.stdout.splitlines() if MARK in text]
+    return json.loads(line.split(MARK, 1)[1])
+
+
+def tell(found: Mapping[str, Any]) -> None:
+    """In a process that told_by() has started."""
+    if os.environ["RANK"] == "0":
+        print(MARK + json.dumps(found), flush=True)
