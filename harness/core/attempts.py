@@ -261,9 +261,9 @@ def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
 
 
 def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | None:
-    """Of a killed attempt, by what it left: False where a checkpoint is half written, all updates
-    were made, or those of an epoch whose row, which follows its evaluation, is not there. Else it
-    is not known.
+    """Whether a killed attempt ended in a training step: False if it left a half-written
+    checkpoint, or had made all updates of the run, or of an epoch that has no row yet, as rows
+    follow the evaluation. Else None: not known.
     """
     if not all((checkpoint / COMPLETE).is_file() for checkpoint in folder.checkpoints()):
         return False
@@ -292,8 +292,8 @@ GOES_ON = "HARNESS_GOES_ON"
 
 
 def batch_to_try(folder: RunFolder, settings: Settings) -> int | None:
-    """With --auto_batch, after a step that lacked memory: the smaller batch per process; None: no
-    other than that of the last attempt.
+    """The smaller batch per process that --auto_batch tries after a step that lacked memory; None:
+    the batch of the last attempt stays.
     """
     last, ends = last_batch(folder, settings), ends_of(believed(folder))
     if not settings.auto_batch or not ends or last == 1 or not _lacked_in_step(ends):
@@ -479,7 +479,7 @@ def own_metrics(row: Mapping[str, Any]) -> list[str]:
 
 
 def metric_name(metric: str) -> str:
-    """Of --best_metric rmse:min, the name: rmse."""
+    """The name in --best_metric: rmse, of rmse:min."""
     return metric.removesuffix(":min").removeprefix("eval_")
 
 

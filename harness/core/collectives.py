@@ -140,8 +140,8 @@ def coded_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) ->
 
 
 def direct_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
-    """Of --exchange direct: all parts at once to those who add them up, and back. Two ranks send
-    each other all they have.
+    """The cost of --exchange direct: each rank sends every part to the rank that adds it up, and
+    gets the sums back. Two ranks send each other everything.
     """
     if shape.ranks == 2:
         return all_to_all_mean(size, shape, wire, of_pairs)

@@ -56,7 +56,7 @@ def identity(settings: Settings) -> dict[str, Any]:
 
 
 def _how(settings: Settings) -> str:
-    """The strategy with what it is mostly told apart by."""
+    """The strategy, with the settings that usually distinguish its runs."""
     parts = [str(settings.strategy).rpartition(":")[2]]  # of FILE.py:CLASS the class
     if settings.compress != "none":
         parts.append(settings.compress.replace(":", ""))

@@ -301,7 +301,7 @@ def ranks_beside() -> dict[int, int]:
 
 
 def _environment_of(pid: int) -> dict[str, str]:
-    """With which a process began."""
+    """The variables with which a process began."""
     with suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)

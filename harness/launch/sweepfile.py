@@ -371,8 +371,8 @@ class _Reader:
     def _baseline(
         self, scripts: tuple[str, ...], varied: set[str], points: list[Point]
     ) -> Point | None:
-        """Without flags of a strategy that it has off where no run names them: so a strategy is
-        meant that is named alone.
+        """The baseline, without those flags of its strategy that it turns off and no run turns off
+        by name: runs name the strategy alone.
         """
         if "baseline" not in self.content:
             return None

@@ -187,7 +187,7 @@ def duration(seconds: float) -> str:
 
 
 def file_name(name: str, taken: Collection[str]) -> str:
-    """The name of a folder for what has this name, unlike those that are taken."""
+    """A folder name that is made of this name and not taken."""
     plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "runs"
     free, number = plain, 2
     while free in taken:

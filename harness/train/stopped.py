@@ -28,10 +28,10 @@ def report(reason: str) -> None:
 
 
 class StoppedRanks:
-    """Those that were ended: their process, and the reason.
+    """Ends ranks whose process is stopped, and keeps the reasons by process.
 
-    report: what is done with the reason before the rank is ended. later_s: for another who looks,
-    and comes first. every_s: how often look() is called, at least.
+    report: is given the reason before the rank is ended. later_s: waits so much longer, as another
+    process looks, too, and comes first. every_s: seconds between two looks.
     """
 
     def __init__(

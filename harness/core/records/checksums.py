@@ -45,7 +45,7 @@ def _as_written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:
-    """Of what it says, however it is laid out."""
+    """Of the content: layout and the order of its fields do not change it."""
     others = {name: value for name, value in content.items() if name != OWN}
     text = json.dumps(others, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -115,7 +115,7 @@ def _wrong_in(known: Mapping[str, Field], value: Mapping[str, Any], at: str = ""
 
 
 def _wrong(name: str, kind: Kind, value: Any) -> str | None:
-    """As above, of one value; null is unknown, and always fits."""
+    """The same for one value; null means unknown, and always fits."""
     if value is None:
         return None
     if not _fits(kind, value):

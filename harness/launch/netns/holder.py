@@ -127,7 +127,7 @@ def set_handover(segments: int, size: int) -> None:
 
 
 def _set_link(values: dict[int, int]) -> None:
-    """By netlink, which is open to the owner of a user namespace where ioctl is not."""
+    """Set them by netlink, which the owner of a user namespace may use where ioctl is refused."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = fcntl.ioctl(sock, SIOCGIFINDEX, struct.pack("16s24x", INTERFACE.encode()))
     (index,) = struct.unpack_from("i", request, 16)

@@ -100,7 +100,7 @@ def slurm_of(flags: Mapping[str, Any]) -> Slurm:
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Also a zero, which is a choice: it wins over the site's."""
+    """The flags that were given: also those that are zero, which wins over the site's value."""
     named = {f.name: flags[f.name] for f in fields(Slurm)}
     return {
         name: value for name, value in named.items() if value is not None and value is not False

@@ -142,8 +142,8 @@ def in_turn(world: World) -> Iterator[None]:
 
 
 def _outcomes(done: bool | str | None) -> list[bool | None]:
-    """Of each rank whether it has done its part, False where it was refused. A rank that has not
-    failed raises what another one has failed with: the record of that may lie on another disk.
+    """Whether each rank has done its part; False where that was refused. A rank that has not failed
+    raises the failure of another one, whose record may lie on another disk.
     """
     outcomes = gather(done)
     if done is True:

@@ -50,7 +50,7 @@ def csv_options(files: list[Path]) -> dict[str, Any]:
 
 
 def options_of_folder(path: Path, config: str | None) -> dict[str, Any]:
-    """Likewise of the CSV files that datasets takes from a folder, which may hold others. Those of
+    """The same for the CSV files that datasets takes from a folder, which may hold others. Those of
     a configuration are read as its README.md says, and checked.
     """
     read = datasets.load_dataset_builder(str(path), config).config
@@ -68,8 +68,8 @@ def options_of_folder(path: Path, config: str | None) -> dict[str, Any]:
 
 
 def _separator(text: str) -> str:
-    """That which makes several columns, in the header and in most of the first rows as many; of
-    such ones that which makes the most.
+    """The character that splits the header into several columns, and most of the first rows into as
+    many; of several such characters the one that makes the most columns.
     """
 
     def fit(sep: str) -> tuple[bool, float, int]:
@@ -86,8 +86,8 @@ def _name_of(sep: str) -> str:
 
 
 def _check_rows(file: Path, sep: str, known: str) -> None:
-    """Where the first row has more values than the header, pandas takes its first ones for an index
-    and shifts the others by as many columns.
+    """Refuse rows with more values than the header. Where the first row has more, pandas would take
+    its first values for an index, and shift the others.
     """
     csv.field_size_limit(sys.maxsize)
     try:

@@ -153,7 +153,7 @@ def _refuse_broken_line(file: Path) -> None:
 
 
 def _check_header(settings: Settings, data: datasets.Dataset) -> None:
-    """Of a CSV file without a header the first sample would be taken for the names of columns."""
+    """Refuse a CSV file without a header: its first sample would give the names of columns."""
     if settings.label_column is not None or not is_csv(str(settings.dataset)):
         return  # named by people who know the columns
     for name in data.column_names:
@@ -282,7 +282,7 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
 
 
 def _not_one_of(name: str, columns: Sequence[str]) -> str:
-    """In quotes where a shell needs them: a header may have blanks that nobody sees."""
+    """The columns there are, quoted as for a shell: a header may have blanks that nobody sees."""
     hint = nearest(name, [shlex.quote(c) for c in columns if c != name], "")
     return f"{hint} the columns are {', '.join(map(shlex.quote, columns))}".lstrip()
 
@@ -328,7 +328,7 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
 
 
 def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes whose names differ in case, blanks or as 1 and 1.0 alone, with their samples."""
+    """The classes whose names differ in case, blanks or as 1 and 1.0 only, with their samples."""
     counts = np.bincount(np.concatenate(classes), minlength=len(names))
     same: dict[str | float, list[str]] = {}
     for name, count in zip(names, counts, strict=True):
@@ -338,14 +338,14 @@ def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
 
 
 def _rare(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes with so few samples that their names may be slips, with these."""
+    """The classes with so few samples that their names may be slips; how many samples each."""
     counts = np.bincount(np.concatenate(classes), minlength=len(names))
     least = RARE_SHARE * counts.mean()
     return [f"{name!r} ({n:,})" for name, n in zip(names, counts, strict=True) if 0 < n < least]
 
 
 def _untrained(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes that only samples of the other sets have, with their number."""
+    """The classes that have no training sample; how many samples each has in the other sets."""
     trained, *others = (np.bincount(of, minlength=len(names)) for of in classes)
     counts = zip(names, trained, np.sum(others, axis=0), strict=True)
     return [f"{name!r} ({count:,})" for name, train, count in counts if count and not train]
@@ -365,7 +365,7 @@ def _check_single(data: datasets.Dataset, label: str) -> None:
 
 
 def _check_kind(train: datasets.Dataset, label: str) -> None:
-    """That the column is one of classes."""
+    """Refuse a column whose values are no classes."""
     if not isinstance(train.features[label], datasets.ClassLabel):
         values = set(train.with_format(None)[label][:])
         if len(train) >= 10 and len(values) > len(train) // 2:
@@ -379,7 +379,7 @@ def _check_kind(train: datasets.Dataset, label: str) -> None:
 def _check_complete(
     splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str, texts: list[str]
 ) -> None:
-    """A class and a text for each sample; all that lacks is told at once."""
+    """Refuse samples without a class or a text; all that is missing is told at once."""
     problems, needed = list[str](), list[str]()
     for column, what in ((label, "class"), *((column, "text") for column in texts)):
         for data in sets.values():
@@ -460,7 +460,7 @@ def checksum(
 
 
 def _contents(data: datasets.Dataset, inputs: list[str]) -> Iterator[list[bytes]]:
-    """Of each sample, 1,000 at a time."""
+    """The bytes of each sample, 1,000 samples at a time."""
     content = data.select_columns(inputs)
     for column in inputs:
         if isinstance(content.features[column], datasets.Image):

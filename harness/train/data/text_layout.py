@@ -155,7 +155,7 @@ def has_windows(model: Any) -> bool:
 
 
 def _without_masks(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Of all tokens by all tokens of a row: attention gets the bounds of the texts."""
+    """Leave out masks of all tokens by all tokens of a row: attention gets the texts' bounds."""
     if kwargs.get("texts") is not None:
         kwargs["attention_mask"] = dict.fromkeys(module.config.layer_types)
     return args, kwargs
@@ -171,7 +171,7 @@ def _keep_read_rows(mean: bool, module: Any, args: Any, kwargs: Any, output: Any
 
 
 def _means(row: torch.Tensor, first: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Of the tokens of each text; what fills the row up behind the last one belongs to none."""
+    """The mean over the tokens of each text; what fills the row up behind them belongs to none."""
     begins, order = first.sort()
     places = torch.arange(len(row), device=row.device)
     of = order[torch.bucketize(places, begins, right=True) - 1]

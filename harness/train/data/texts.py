@@ -224,7 +224,7 @@ class TextBatches:
                 )
 
     def unknown_share(self, tokenizer: Any) -> float:
-        """Of the tokens of the texts, without those that a tokenizer adds around them."""
+        """The share of unknown tokens in the texts, without those that a tokenizer adds."""
         added = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         of_texts = self.counts.sum() - sum(self.counts[i] for i in added if i < len(self.counts))
         unknown = tokenizer.unk_token_id

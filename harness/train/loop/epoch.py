@@ -144,8 +144,8 @@ class EpochSums:
         self.losses, self.weights, self.norms = [], [], []
 
     def own(self) -> list[float]:
-        """Of this rank: sum of loss x samples, samples, sum of the norms, clipped updates, all
-        updates, and updates whose gradient was not finite.
+        """What this rank has: sum of loss x samples, samples, sum of the norms, clipped updates,
+        all updates, and updates whose gradient was not finite.
         """
         self.fold()
         updates = torch.full_like(self.loss, self.updates)

@@ -22,8 +22,8 @@ from harness.train.run.failures import Diverged
 from harness.train.session import gather_rows
 from harness.train.strategy import sharding
 
-# A GPU that is driven from Python is kept busy by so many; a processor gains nothing from them.
-# Of these, a small GPU may not hold as many.
+# Samples of a batch that keeps a GPU busy, though Python drives it; a processor gains nothing from
+# more than EVAL_BATCH. A small GPU may not hold as many: at most so many for each GiB.
 ON_GPU, PER_GIB = 512, 24
 
 

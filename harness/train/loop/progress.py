@@ -157,7 +157,7 @@ class Console(TrainerCallback):
             yield f"goes on from update {state.global_step} of an earlier attempt"
 
     def _crowded(self, threads: int) -> str | None:
-        """That the processes of this machine have more threads than it has cores, in words."""
+        """A warning where the processes of this machine have more threads than it has cores."""
         world, how = self.context.recorded_world, launch() or {}
         here = world.size if how.get("launcher") in ("local", "netns") else world.per_node
         cores = len(usable_cores())
@@ -225,7 +225,7 @@ class Console(TrainerCallback):
 
 
 def best_epoch(settings: Settings, rows: Rows) -> str | None:
-    """Which it was, for who asked for it or could have kept it by the metric that was named."""
+    """A line about the best epoch, where --save best or a --best_metric of the user asks for it."""
     kept, default = settings.save == "best", flag_fields()["best_metric"].default
     best = best_of(rows, settings.best_metric)
     if best["best_epoch"] is None or not (kept or settings.best_metric != default):

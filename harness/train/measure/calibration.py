@@ -40,8 +40,8 @@ FRESH_S = 6 * 3600.0  # what is older is measured again: what a shared machine g
 
 
 def calibration() -> dict[str, Any]:
-    """Of this process with its threads, from the cache or measured now; takes a second. What was
-    measured beside other programs is not cached.
+    """What this process reaches with its threads, from the cache or measured now, which takes a
+    second. What was measured beside other programs is not cached.
     """
     facts = [cpu_name(), platform.machine(), os.cpu_count(), torch.get_num_threads()]
     key = hashlib.sha256(json.dumps([*facts, torch.__version__]).encode()).hexdigest()[:16]
@@ -92,7 +92,7 @@ def _measured() -> dict[str, Any]:
 
 
 def _times_s(work: Callable[[], Any], seconds: float | None = None) -> list[tuple[float, float]]:
-    """Of each repetition, with the share of the processor time of all threads that they had."""
+    """The seconds of each repetition, and the share of all threads' time that they really had."""
     times: list[tuple[float, float]] = []
     end = time.perf_counter() + (SECONDS if seconds is None else seconds)
     while len(times) < 2 or time.perf_counter() < end:

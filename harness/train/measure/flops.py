@@ -105,7 +105,7 @@ def work_of(
     image: tuple[int, int] | None = None,
     longest: int = 0,
 ) -> Work:
-    """By the closed form if there is one, else counted once, on a batch like this one.
+    """The work of a sample: by the closed form if there is one, else counted once, on a batch.
 
     `image` is the size of the images in a batch, which a configuration may not have, `longest` the
     longest text in tokens. Raises Uncountable if neither works.
@@ -258,8 +258,8 @@ def _polynomial(counts: Mapping[int, float]) -> Work:
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """By the name of a device; None if it is not in the table or has no such format, or is a part
-    of a device (MIG).
+    """The peak of a device, by its name; None if it is not in the table, has no such format or is a
+    part of a device (MIG).
     """
     name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
     if " mig " in name:
@@ -305,7 +305,7 @@ def _processors(
 
 
 def batch_shape(inputs: Mapping[str, Any]) -> BatchShape:
-    """Of a batch before it is copied to a device, so that no GPU is waited for."""
+    """The shape of a batch that is not yet copied to a device, so that no GPU is waited for."""
     shape: BatchShape | None = inputs.get(SHAPE)
     if shape is not None:
         return shape

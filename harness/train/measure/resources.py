@@ -44,7 +44,7 @@ class CpuTime:
         self.reported: list[dict[str, Any]] | None = None
 
     def own(self) -> dict[str, float]:
-        """Of this process and of its worker processes that have ended."""
+        """The time of this process and of its worker processes that have ended."""
         now, then = os.times(), self.before
         user_s = now.user + now.children_user - then.user - then.children_user
         system_s = now.system + now.children_system - then.system - then.children_system
@@ -130,7 +130,7 @@ class Memory(EpochMeasure):
         return {"peak_memory_gib": allocated, "reserved_memory_gib": reserved}
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        """By rank, or by device for one process with several devices."""
+        """The peaks by rank, or by device for one process with several devices."""
         fields: dict[str, Any] = {}
         for name, own in zip(("peak_memory_gib", "reserved_memory_gib"), self.own, strict=True):
             by_rank = own and [rank[name] for rank in ranks]
@@ -173,7 +173,7 @@ class Traffic:
         self.began, self.paused = self.read(), False
 
     def so_far(self) -> Bytes:
-        """In this epoch until now; what is sent from here to resume() is excluded."""
+        """What was sent in this epoch until now; what is sent from here to resume() is excluded."""
         now = self.read()
         fields = zip(self.sent, now, self.began, strict=True)
         payload, network = (_grown(*field) for field in fields)

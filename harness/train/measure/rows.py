@@ -224,7 +224,7 @@ class LoggedLoss:
         self.last_update = update
 
     def mean(self, first: int, last: int) -> float | None:
-        """Of the epoch of these updates; None where a logged mean reaches beyond the epoch."""
+        """The mean over the updates of an epoch; None where a logged mean reaches beyond it."""
         if self.previous != first or self.last_update != last or not self.logged:
             return None
         starts = [first, *(update for update, _ in self.logged)]

@@ -159,7 +159,7 @@ class NodeSensors:
         }
 
     def _cpu_percent(self) -> float | None:
-        """Of all cores since the last reading; unknown over less time than the kernel counts in."""
+        """Use of all cores since the last reading; None within less than the kernel can count."""
         now_s = time.monotonic()
         if now_s - self.cpu_read_s < LEAST_CPU_S:
             return None
@@ -177,7 +177,7 @@ class NodeSensors:
         return counters
 
     def _network(self) -> tuple[int | None, int | None]:
-        """Of the interface that training uses, or of all but the loopback if it is unknown."""
+        """Bytes of the interface that training uses; if unknown, of all but the loopback."""
         counters = interfaces(self.interface)
         if not counters:
             why = f"there is no interface {self.interface or 'but the loopback'}"
@@ -312,7 +312,7 @@ class Sampler:
         }
 
     def _lowest_power_w(self) -> float | None:
-        """Of all devices together, at one reading."""
+        """The lowest sum over all devices, at one reading."""
         powers = [[gpu["power_w"] for gpu in gpus] for _, gpus, _ in self.readings if gpus]
         return min((sum(values) for values in powers if None not in values), default=None)
 

@@ -195,7 +195,7 @@ class Telemetry(EpochMeasure):
             self.sampler.edge()  # what was between two epochs is in neither
 
     def rank_fields(self, untimed: int) -> dict[str, Any]:
-        """Of a node, on its first rank; the other ranks have none."""
+        """The fields of a node, on its first rank; the other ranks have none."""
         fields = node_fields(self.sampler)
         if node := fields.get("telemetry"):
             node["energy_j"] = total([node["energy_j"], self.before])
@@ -265,7 +265,7 @@ def _merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _energy(summary: dict[str, Any]) -> float | None:
-    """Of all devices of a node, since the last edge."""
+    """The energy of all devices of a node, since the last edge."""
     energy: float | None = total([device["energy_j"] for device in summary["gpus"]])
     return energy
 

@@ -178,7 +178,7 @@ def card_of(settings: Settings, folder: RunFolder, model: Path, name: str) -> st
 
 
 def _quality(summary: dict[str, Any], row: dict[str, Any]) -> dict[str, float]:
-    """Of the weights that are uploaded: by the row of their epoch, or on a test set of its own."""
+    """The quality of the uploaded weights: on the test set of its own, or else in their epoch."""
     tested = {name.removeprefix("test_"): summary[name] for name in summary if name[:5] == "test_"}
     metrics = tested or row | {"loss": row.get("eval_loss")}
     names = (*HUB_METRICS, str(summary.get("best_metric")))

@@ -214,7 +214,7 @@ class Watchdog(TrainerCallback):
         return {"reason": f"{reason}, for {self.hang_after_s:g} s", "silent": []}
 
     def _silent(self) -> dict[str, Any] | None:
-        """A rank that publishes nothing any more."""
+        """Why the run ends, if a rank publishes nothing any more."""
         for rank in self.watched:
             published = self.known.get(rank, {})
             before, since_s = self.seen[rank]

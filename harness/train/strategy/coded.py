@@ -108,7 +108,7 @@ class Coded:
         return coded
 
     def mean(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Of the parts of all ranks, in their order: it does not depend on who adds."""
+        """Add the parts up in the order of the ranks: the mean does not depend on who adds."""
         total = self.codec.decode(parts[0])
         for part in parts[1:]:
             total.add_(self.codec.decode(part))

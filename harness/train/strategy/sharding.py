@@ -130,7 +130,7 @@ def load_weights(
 
 
 def save_optimizer(trainer: Any, folder: Path) -> None:
-    """In one piece, so that another number of processes can go on with it (a collective)."""
+    """Save it in one piece, so that any number of processes can go on with it (a collective)."""
     optimizer = _torch_optimizer(trainer.optimizer)
     state = get_optimizer_state_dict(trainer.model, optimizer, options=FULL)
     if trainer.args.should_save:

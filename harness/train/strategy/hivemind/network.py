@@ -95,8 +95,8 @@ def own_address(towards: str, port: int = 9) -> str:
 
 
 def listening_address(settings: Settings, join: list[str]) -> str:
-    """Of a peer that no launcher has started: of the interface that is named, or that leads to the
-    run, or, for a set-up of several machines, to the outside; loopback otherwise.
+    """Where a peer listens that no launcher has started: on the interface that is named, or that
+    leads to the run, or, for a set-up of several machines, to the outside; else on loopback.
     """
     if name := os.environ.get("GLOO_SOCKET_IFNAME"):
         known = psutil.net_if_addrs().get(name, [])
