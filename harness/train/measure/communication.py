@@ -316,7 +316,7 @@ def _too_large(model: nn.Module, context: Context) -> str | None:
     """
     # A weight and its gradient at the weight's width. Mixed precision needs no more: half of both,
     # and half again for gradients accumulated in full precision.
-    needed = sum(2 * p.numel() * p.element_size() for p in model.parameters())
+    needed = sum(2 * p.nbytes for p in model.parameters())
     device = context.args.device
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

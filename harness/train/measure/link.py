@@ -62,7 +62,7 @@ def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[st
     if world.nodes == 1:
         return None
     trained = [p for p in model.parameters() if p.requires_grad]
-    gradient = sum(p.numel() * p.element_size() for p in trained)
+    gradient = sum(p.nbytes for p in trained)
     result = measure(world, device, [min(gradient, LARGEST)], trained[0].dtype)
     if result is None:
         return None

@@ -172,7 +172,7 @@ def require_space(folder: Path, model: nn.Module) -> None:
     """Before the first byte of a checkpoint: it is as large as the one before, and holds the
     weights.
     """
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    weights = sum(weight.nbytes for weight in model.parameters())
     before = complete_checkpoints(folder.parent)[-1:]
     files = (file for checkpoint in before for file in checkpoint.rglob("*") if file.is_file())
     needed = max(weights, sum(file.stat().st_size for file in files))

@@ -53,8 +53,8 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
     parameters = list(model.parameters())
     sharded = sum(isinstance(p, DTensor) for p in parameters)
     ran = _strategy_of(model, settings, bool(sharded))
-    local_bytes = sum(_local(p).numel() * p.element_size() for p in parameters)
-    total_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    local_bytes = sum(_local(p).nbytes for p in parameters)
+    total_bytes = sum(p.nbytes for p in parameters)
     observed = {
         "strategy": ran,
         "world": dist.get_world_size() if dist.is_initialized() else 1,
@@ -65,7 +65,7 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
         "sharded_parameters": sharded,
         "parameters": len(parameters),
         "batchnorm_layers": sum(isinstance(module, BATCHNORM) for module in model.modules()),
-        "trained_bytes": sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
+        "trained_bytes": sum(p.nbytes for p in parameters if p.requires_grad),
     }
     if settings.lora and not lora.is_adapted(model):
         raise UserError(

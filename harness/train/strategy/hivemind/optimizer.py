@@ -193,7 +193,7 @@ class PeerOptimizer(hivemind.Optimizer):
         self.count_peers, self.newest_update = count_peers, newest_update
         gradients, weights = compressions(compress)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        size = sum(p.numel() * p.element_size() for p in parameters)
+        size = sum(p.nbytes for p in parameters)
         average_s = AVERAGE_S + 2 * size / SLOWEST_BYTES_S
         if not optimizer.state:
             create_state(optimizer)
@@ -332,7 +332,7 @@ def sent_bytes(averager: Any) -> int:
         for t in averager._averaged_tensors
     ]
     tensors = zip(averager._averaged_tensors, ratio, strict=True)
-    return sum(int(t.numel() * t.element_size() * share) for t, share in tensors)
+    return sum(int(t.nbytes * share) for t, share in tensors)
 
 
 def compressions(name: str) -> tuple[CompressionBase, CompressionBase]:
