@@ -21,6 +21,8 @@ SHOWN_ONLY = (
 # Default of --eval_batch. GPUs use more (train/loop/evaluation.py), but the run id keeps 64: it is
 # made before the device is known, and metrics do not depend on it.
 EVAL_BATCH = 64
+# Settings that tell apart the repetitions of one measurement: no axis of a sweep or table.
+REPETITIONS = ("seed", "repeat")
 # Flags that are newer than records: where they are off, a run keeps the name that it had.
 SINCE_RECORDS = ("lora", "balance", "sync_first")
 

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from harness.core.identity import REPETITIONS
 from harness.core.records import FINISHED, SKIPPED
 from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
-from harness.launch.plan import REPLICATES, as_text
+from harness.launch.plan import as_text
 from harness.launch.screen import short
 from harness.launch.sweepfile import Sweep
 
@@ -93,7 +94,7 @@ def _like(label: Mapping[str, Any], took: list[tuple[dict[str, Any], float]]) ->
     """The median time of the finished runs that are most like this one, its link before all."""
 
     def alike(other: Mapping[str, Any]) -> tuple[bool, int]:
-        same = [label.get(name) == other.get(name) for name in label if name not in REPLICATES]
+        same = [label.get(name) == other.get(name) for name in label if name not in REPETITIONS]
         return label.get("link") == other.get("link"), sum(same)
 
     best = max(alike(other) for other, _ in took)

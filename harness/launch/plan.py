@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.command_line import bare, to_argv
-from harness.core.identity import number, run_path
+from harness.core.identity import REPETITIONS, number, run_path
 from harness.core.links import Link, Network
 from harness.core.records import RunFolder
 from harness.core.rules import place, resolve
@@ -21,8 +21,6 @@ from harness.core.tasks import TASKS
 from harness.core.topology import World, effective_batch
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 
-# Repetitions of one measurement: never an axis of the table.
-REPLICATES = ("seed", "repeat")
 # The loss of a node is noticed after 5 s; the others then wait 5 s for more to come.
 KEEP_ALIVE = {
     "last_call_timeout": 5,
@@ -88,7 +86,7 @@ def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job
     axes = axes_of(sweep)
     jobs: dict[str, Job] = {}
     for point in _without_excluded(sweep, list(_points(sweep, repeat))):
-        label = as_text({n: point[n] for n in (*axes, *REPLICATES) if n in point})
+        label = as_text({n: point[n] for n in (*axes, *REPETITIONS) if n in point})
         try:
             job = _job(sweep, point, label, output_dir)
         except UserError as error:
@@ -120,7 +118,7 @@ def axes_of(sweep: Sweep) -> list[str]:
     """What varies, apart from repetitions, in the order of the file."""
     named = ["script"] if len(sweep.scripts) > 1 else []
     named += [key for run in sweep.runs for key in run] + list(sweep.grid)
-    return [name for name in dict.fromkeys(named) if name not in REPLICATES]
+    return [name for name in dict.fromkeys(named) if name not in REPETITIONS]
 
 
 def _points(sweep: Sweep, repeat: int) -> Iterator[Point]:
@@ -134,7 +132,7 @@ def _points(sweep: Sweep, repeat: int) -> Iterator[Point]:
     # A setting that varies within `runs` is ordered with that axis.
     inside = {key: "runs" for run in sweep.runs for key in run if key not in axes}
     named = [inside.get(name, name) for name in sweep.order]
-    outermost = [name for name in REPLICATES[::-1] if name not in named]
+    outermost = [name for name in REPETITIONS[::-1] if name not in named]
     order = [name for name in dict.fromkeys([*outermost, *named, *axes]) if name in axes]
     count = math.prod(map(len, axes.values()))
     if count > MOST_RUNS:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 
 from harness.core.attempts import starts_of
+from harness.core.identity import REPETITIONS
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.archives import Files, files_of
 from harness.core.settings import UserError
 from harness.read.records.recorded import attempts_of, is_number, recorded, settings_of
-from harness.read.records.runs import REPETITIONS, identity_settings
+from harness.read.records.runs import identity_settings
 
 
 def run_key(folder: RunFolder) -> Hashable:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from harness.core.attempts import larger_is_better, own_metrics
-from harness.core.identity import EVAL_BATCH, SHOWN_ONLY
+from harness.core.identity import EVAL_BATCH, REPETITIONS, SHOWN_ONLY
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link, rate_of
 from harness.core.records import FAILURES, FINISHED, RUNNING, SKIPPED, WAITING, RunFolder
@@ -60,9 +60,6 @@ QUIET_S = 120.0
 
 # In this order where the runs of a group ended in several ways.
 STATES = (FINISHED, *FAILURES, UNREADABLE, UNFINISHED, WAITING, SKIPPED)
-
-# Runs that differ in nothing else repeat one measurement: they form a group.
-REPETITIONS = ("seed", "repeat")
 
 # Numbers of summary.json that measure nothing.
 NO_MEASURES = ("schema", "best_value", "best_epoch")

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from harness.core.identity import REPETITIONS
 from harness.core.process import working
 from harness.core.records import SKIPPED, SWEEP, WAITING, RunFolder, find_folders, find_runs
 from harness.core.records.archives import is_archive
@@ -32,7 +33,7 @@ from harness.read.records.recorded import (
     none_readable,
     settings_of,
 )
-from harness.read.records.runs import REPETITIONS, Run, Target, identity_settings, read_run
+from harness.read.records.runs import Run, Target, identity_settings, read_run
 
 # Runs that differ in these are of different tasks and share no figure and no table.
 TASK = ("script", "model", "dataset")
