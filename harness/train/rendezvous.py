@@ -45,6 +45,7 @@ NAMED = 4  # of them
 HERE = "harness/here/{}"  # in the store: of a rank that has come
 BACKLOG = 4096
 TIMEOUT = timedelta(minutes=5)  # torch's own, to connect to a store
+OUTSIDE = "192.0.2.1"  # of nobody: it stands for the rest of the world
 # All that the state of a rendezvous consists of, beside the types that pickle itself knows.
 STATE = {
     (dynamic_rendezvous.__name__, "_RendezvousState"),
@@ -215,6 +216,18 @@ def unreachable(host: str, port: int, within_s: float = REACH_S) -> str | None:
             waited = f"harness: waiting for {host}:{port} for {now_s - began_s:.0f} s"
             print(f"{waited} ({reason})", file=sys.stderr, flush=True)
         time.sleep(0.1)
+
+
+def address_towards(host: str, port: int = 9) -> str | None:
+    """This machine's address on the route to another one, to which nothing is sent; None without a
+    route. An emulated node has its own.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError:  # no route, or a name that is no IPv4 address
+            return None
+        return str(probe.getsockname()[0])
 
 
 def new_id() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -27,6 +26,7 @@ from harness.core.settings import UserError
 from harness.core.topology import World, world_of
 from harness.train.measure.environment import launch
 from harness.train.measure.link_probe import measure_allreduce, measure_pairs
+from harness.train.rendezvous import OUTSIDE, address_towards
 from harness.train.session import barrier
 
 BUDGET_S = 10.0  # for everything; of the verb by default
@@ -184,7 +184,9 @@ def run(options: argparse.Namespace) -> int:
         end_with_parent()  # a rank does not outlive its launcher
     world = world_of(os.environ)
     if world.size == 1:
-        print(f"harness link: {STARTS.format(address=_own_address())}", file=sys.stderr)
+        # Where other machines probably reach this one.
+        address = address_towards(OUTSIDE) or "ADDRESS_OF_THIS_MACHINE"
+        print(f"harness link: {STARTS.format(address=address)}", file=sys.stderr)
         return 2
     result = _measure_now(world, options.mb, options.seconds)
     if result is not None:
@@ -192,16 +194,6 @@ def run(options: argparse.Namespace) -> int:
         if line := without_time(result["allreduce"], options.seconds):
             print(line, file=sys.stderr)
     return 0
-
-
-def _own_address() -> str:
-    """Where other machines probably reach this one: at the address from which it would send."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("198.51.100.1", 9))  # of no machine; nothing is sent
-        except OSError:  # without a network
-            return "ADDRESS_OF_THIS_MACHINE"
-        return str(probe.getsockname()[0])
 
 
 def without_time(allreduce: Iterable[Mapping[str, Any]], budget_s: float) -> str | None:

@@ -29,6 +29,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from harness.core.command_line import to_argv
 from harness.core.identity import identity, number
 from harness.core.settings import Settings, UserError, parse_setup
+from harness.train.rendezvous import OUTSIDE, address_towards
 from harness.train.strategy.hivemind import end_with_peer
 
 # What libp2p would do by itself to be reached from anywhere.
@@ -40,7 +41,6 @@ PRIVATE: dict[str, Any] = {
     "use_ipfs": False,
 }
 LOOPBACK = "/ip4/127."
-OUTSIDE = "192.0.2.1"  # of nobody: it stands for the rest of the world
 
 
 class Dht(hivemind.DHT):
@@ -85,13 +85,8 @@ def join_command(settings: Settings, at: list[str]) -> str:
 
 
 def own_address(towards: str, port: int = 9) -> str:
-    """This machine's address on the route to another one; an emulated node has its own."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((towards, port))  # sends nothing
-        except OSError:  # no route, or a name that is no IPv4 address
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+    """This machine's address on the route to another one, else its loopback."""
+    return address_towards(towards, port) or "127.0.0.1"
 
 
 def listening_address(settings: Settings, join: list[str]) -> str:
