@@ -19,7 +19,7 @@ from harness.core.rules import why_a_gpu
 from harness.core.tasks import TASKS
 from harness.launch.flags import as_typed
 from harness.launch.outcome import State
-from harness.launch.places import Options, launched, place_facts
+from harness.launch.places import Options, launched, place_facts, threads_variable
 from harness.launch.plan import Job, script_of
 from harness.launch.slurm import Slurm
 
@@ -230,7 +230,6 @@ def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> s
     """The script of these runs, which request the same resources."""
     stock = {job.settings.script for job in jobs} & TASKS.keys()
     in_folder = all(Path(f"{script}.py").is_file() for script in stock)
-    cores = str(options.slurm.cores)
     launch = launched(folder.name, options, {}, place_facts("slurm")) | {"start": "slurm"}
     site = Site(
         name=name,
@@ -240,7 +239,7 @@ def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> s
         root=str(ROOT),
         python="python" if options.slurm.setup_script else sys.executable,
         environment={
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", cores),
+            **threads_variable(options.slurm.cores),
             "HARNESS_LAUNCH": json.dumps(launch),
         },
     )
@@ -252,7 +251,7 @@ def dry_run(states: Sequence[State], options: Options, folder: Path) -> list[str
     """The scripts, one after another; as comments runs that no cluster can host, and a summary."""
     lines = [f"# skipped: {s.job}: {s.reason}" for s in states if s.state == SKIPPED]
     jobs = [state.job for state in states if state.state != SKIPPED]
-    arrays = list(alike(jobs))
+    arrays = alike(jobs)
     for number, group in enumerate(arrays, start=1):
         name = job_name(folder.name, f"dry-run-{number}")
         lines.append(text_of(group, options, folder, name))

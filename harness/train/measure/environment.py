@@ -69,10 +69,10 @@ def tcp() -> dict[str, Any] | None:
     folder = Path("/proc/sys/net/ipv4")
     try:
         control = (folder / "tcp_congestion_control").read_text().strip()
-        restarts = (folder / "tcp_slow_start_after_idle").read_text().strip() != "0"
+        slow_start = (folder / "tcp_slow_start_after_idle").read_text().strip() != "0"
     except OSError:
         return None
-    return {"congestion_control": control, "slow_start_after_idle": restarts}
+    return {"congestion_control": control, "slow_start_after_idle": slow_start}
 
 
 def launch() -> dict[str, Any] | None:
