@@ -23,3 +23,9 @@ def table(capsys: pytest.CaptureFixture[str]) -> Verb:
 @pytest.fixture
 def figures(capsys: pytest.CaptureFixture[str]) -> Verb:
     return Verb("figures", capsys)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, for tests that look at their text alone."""
+    monkeypatch.setattr("harness.read.report.report.draw_all", lambda *_: ({}, {}))

@@ -70,6 +70,7 @@ def test_a_run_that_failed_ends_with_a_cross(plan: Plan) -> None:
     assert failed_at(drawn) == [2.0] and "diverged" in texts(drawn)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_groups_that_failed_before_an_epoch_are_named(plan: Plan) -> None:
     """In the figures they are asked about, and beside the answer of the report."""
     for setup, devices in (("1_1", 1), ("1_2", 2)):

@@ -206,6 +206,7 @@ def test_a_page_shows_what_began_and_counts_the_rest(plan: Plan, tmp_path: Path)
     assert [axes.get_title() for axes in of_batches] == ["vit", ""]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_answers_stand_once_with_a_line_a_measure(plan: Plan, tmp_path: Path) -> None:
     other = Plan(plan.output_dir)
     other.folder = plan.output_dir / "sweeps" / "other"

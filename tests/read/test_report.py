@@ -117,6 +117,7 @@ def test_the_figure_of_batches_answers_alone_as_it_shows_accuracy(made: list[Pat
     assert "More figures" in section and section.count('<figure id="sizes-frontier-figure">') == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_each_section_opens_with_what_was_expected(plan: Plan, tmp_path: Path) -> None:
     plan.run()
     record(plan.output_dir / "bert" / "alone", "--seed", "7")
@@ -137,6 +138,7 @@ def test_each_section_opens_with_what_was_expected(plan: Plan, tmp_path: Path) -
         )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_disturbed_sweep_names_the_command_that_repeats_it(plan: Plan, tmp_path: Path) -> None:
     def repeats(command: str | None) -> list[str]:
         folder = plan.write(command=command).parents[1]
@@ -154,6 +156,7 @@ def test_a_disturbed_sweep_names_the_command_that_repeats_it(plan: Plan, tmp_pat
     assert repeats(command) == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_measured_last_comes_first(plan: Plan, tmp_path: Path) -> None:
     def titles() -> list[str]:
         page = make_report(plan.output_dir, tmp_path / "report")[0]
@@ -174,18 +177,17 @@ def test_what_was_measured_last_comes_first(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_several_processes_make_the_same_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_sweep(Plan(tmp_path / "outputs"))
+    alone = made[0].parent
     monkeypatch.setattr("harness.read.report.report.os.cpu_count", lambda: 2)
-    found = []
-    for number, runs in (("one", 1000), ("two", 2)):
-        monkeypatch.setattr("harness.read.report.report.MANY_RUNS", runs)
-        files = make_report(plan.output_dir, tmp_path / number)
-        below = (file for file in (tmp_path / number).rglob("*") if file.is_file())
-        found.append({file.relative_to(tmp_path / number): file.read_bytes() for file in below})
-        assert len(files) == 4
-    assert found[0] == found[1] and len(found[0]) > 10
+    monkeypatch.setattr("harness.read.report.report.MANY_RUNS", 2)
+    assert len(made) == len(make_report(alone.parent / "outputs", tmp_path)) == 4
+    one, two = (
+        {file.relative_to(out): file.read_bytes() for file in out.rglob("*") if file.is_file()}
+        for out in (alone, tmp_path)
+    )
+    assert one == two and len(one) > 10
 
 
 def test_a_process_that_is_ended_from_outside_is_one_line(
@@ -263,12 +265,6 @@ def test_runs_of_no_sweep_are_not_called_one(plan: Plan, tmp_path: Path) -> None
     assert "## runs of " in said and "sweep runs of" not in said and "\na-cpux2\n" in said
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without figures, for tests that look at their text alone."""
-    monkeypatch.setattr("harness.read.report.report.draw_all", lambda *_: ({}, {}))
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_an_explanation_has_its_place(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +293,7 @@ def text_of(report: Verb, folder: Path, tmp_path: Path, warned: str = "") -> str
     return (tmp_path / "report" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_half_written_runs_are_running_or_interrupted(tmp_path: Path, report: Verb) -> None:
     root = tmp_path / "outputs"
     record(root / "bert" / "done", "--seed", "1")
@@ -328,6 +325,7 @@ def test_asking_for_a_lock_takes_nothing(tmp_path: Path) -> None:
     assert not is_held(lock.path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_corrupt_lines_are_left_out_counted_and_named(tmp_path: Path, report: Verb) -> None:
     root = tmp_path / "outputs"
     folder = record(root / "bert" / "torn", "--seed", "1", epochs=3)
@@ -339,6 +337,7 @@ def test_corrupt_lines_are_left_out_counted_and_named(tmp_path: Path, report: Ve
 
 
 @pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
+@pytest.mark.usefixtures("undrawn")
 def test_records_of_other_definitions_are_named_not_shown(
     schema: int, tmp_path: Path, report: Verb
 ) -> None:
@@ -481,6 +480,7 @@ def test_the_limits_name_cores_that_no_process_used(plan: Plan) -> None:
         assert not any("Each process had" in text for text in limits)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_answers_have_a_line_a_measure_and_their_words_are_defined(plan: Plan) -> None:
     plan.run("1_1", seed=1, train_samples_per_s=100.0)
     plan.run("1_2", seed=1, train_samples_per_s=120.0)

@@ -89,6 +89,7 @@ def test_the_files_that_are_written(small: Path, table: Verb) -> None:
     assert [run["reason"] for run in runs[3:]] == ["no room | for `x`", "needs 2 nodes"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_cells_of_the_seeds_of_both_sides_are_marked_beside_means_of_all_runs(
     plan: Plan, table: Verb, tmp_path: Path
 ) -> None:
