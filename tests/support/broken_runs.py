@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from harness.core.records import RunFolder, read_rows
 from harness.core.topology import World, world_of
 from harness.train.context import COMPLETE
-from tests.support.ranks import Done, ran, run_script
+from tests.support.ranks import Done, ran, run_script, script
 from tests.support.sweeps import untimed_rows
 
 # Dropout is on: the random state has to be restored, not only weights and optimizer.
@@ -92,6 +93,23 @@ def broken_off(count: int, argv: list[str], update: int, how: str, name: str = "
 def only_run(root: Path) -> RunFolder:
     (folder,) = [p.parent for p in root.glob("*/*/*/settings.json")]
     return RunFolder(folder)
+
+
+class Whole:
+    """Undisturbed runs to compare with, each made once and never changed."""
+
+    def __init__(self, new_folder: Callable[[str], Path]) -> None:
+        self.new_folder = new_folder
+        self.runs: dict[tuple[str, ...], RunFolder] = {}
+
+    def __call__(self, name: str, count: int, argv: list[str]) -> RunFolder:
+        key = (name, str(count), *argv)
+        if key not in self.runs:
+            root = self.new_folder("whole")
+            done = script(name, *argv, "--o", str(root), count=count)
+            assert done.code == 0, done.err
+            self.runs[key] = only_run(root)
+        return self.runs[key]
 
 
 def weights_of(folder: RunFolder) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from harness.train.run.checkpoints import (
     sound_checkpoints,
     usable_checkpoint,
 )
-from tests.support.broken_runs import SHORT, assert_same_training, broken_off, only_run
+from tests.support.broken_runs import SHORT, Whole, assert_same_training, broken_off, only_run
 from tests.support.damage import KINDS, plant
 from tests.support.ranks import ranks, script
 from tests.support.toys import CPU, Net, Points, ours
@@ -192,17 +192,16 @@ def test_a_row_that_was_edited_between_kill_and_restart_is_refused(
 
 
 @pytest.mark.process
-def test_rows_that_were_lost_are_made_again(tmp_path: Path) -> None:
-    argv = [*ARGV, "--o", str(tmp_path / "broken")]
-    assert script("vit", *argv).code == 0
-    folder = only_run(tmp_path / "broken")
+def test_rows_that_were_lost_are_made_again(tmp_path: Path, whole: Whole) -> None:
+    argv = [*ARGV, "--o", str(tmp_path)]
+    shutil.copytree(whole("vit", 1, ARGV).path.parents[2], tmp_path, dirs_exist_ok=True)
+    folder = only_run(tmp_path)
     for file in (folder.epochs, folder.summary):
         file.unlink()
     assert recorded(folder).problem is None
     done = script("vit", *argv)
     assert done.code == 0 and "training starts from the beginning" in done.err
-    assert script("vit", *ARGV, "--o", str(tmp_path / "whole")).code == 0
-    assert_same_training(folder, only_run(tmp_path / "whole"))
+    assert_same_training(folder, whole("vit", 1, ARGV))
 
 
 def test_a_checkpoint_without_checksums_is_not_believed(tmp_path: Path) -> None:
@@ -214,18 +213,17 @@ def test_a_checkpoint_without_checksums_is_not_believed(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_run_continues_from_the_one_before(count: int, tmp_path: Path) -> None:
-    argv = [*ARGV, "--o", str(tmp_path / "broken")]
+def test_a_run_continues_from_the_one_before(count: int, tmp_path: Path, whole: Whole) -> None:
+    argv = [*ARGV, "--o", str(tmp_path)]
     broken_off(count, argv, 11, "kill", "vit")
-    folder = only_run(tmp_path / "broken")
+    folder = only_run(tmp_path)
     assert {p.name for p in folder.path.glob("checkpoint-*")} == {"checkpoint-8", "checkpoint-9"}
     plant("one bit", folder.path / "checkpoint-9" / "model.safetensors")
     done = script("vit", *argv, count=count)
     assert done.code == 0, done.err
     assert done.err.count("checkpoint-9 is damaged and not used (model.safetensors") == 1
     assert "goes on from update 8" in done.out
-    assert script("vit", *ARGV, "--o", str(tmp_path / "whole"), count=count).code == 0
-    assert_same_training(folder, only_run(tmp_path / "whole"))
+    assert_same_training(folder, whole("vit", count, ARGV))
 
 
 class DamageBest(TrainerCallback):

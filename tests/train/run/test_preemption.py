@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.records import read_json, read_rows
 from harness.train.run.checkpoints import complete_checkpoints
-from tests.support.broken_runs import ARGV, SHORT, assert_same_training, only_run
+from tests.support.broken_runs import ARGV, SHORT, Whole, assert_same_training, only_run
 from tests.support.ranks import script
 
 pytestmark = pytest.mark.process
@@ -23,7 +23,9 @@ pytestmark = pytest.mark.process
     ],
     ids=["one process", "ddp", "fsdp"],
 )
-def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path: Path) -> None:
+def test_a_last_call_saves_where_it_comes(
+    count: int, more: list[str], tmp_path: Path, whole: Whole
+) -> None:
     call, out = tmp_path / "last call", tmp_path / "out"
     call.touch()
     flags = [*(SHORT if count == 1 else ARGV), *more]
@@ -45,10 +47,7 @@ def test_a_last_call_saves_where_it_comes(count: int, more: list[str], tmp_path:
     assert f"goes on from update {saved}" in done.out
     starts = [row for row in read_rows(folder.attempts)[0] if row["event"] == "start"]
     assert starts[1]["redone_updates"] == 0
-
-    script("vit", *flags, "--o", str(tmp_path / "whole"), count=count)
-    whole = only_run(tmp_path / "whole")
-    assert_same_training(folder, whole)
+    assert_same_training(folder, whole("vit", count, flags))
 
 
 def test_nobody_is_called_where_nothing_is_saved(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from harness.train.run.failures import Diverged
 from tests.support.broken_runs import (
     ARGV,
     SHORT,
+    Whole,
     assert_same_training,
     attempts_of,
     broken_off,
@@ -61,29 +61,12 @@ SLOW_CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, list[str]], RunFolder]:
-    """Undisturbed runs to compare with, each made once."""
-    runs: dict[tuple[str, int, str], RunFolder] = {}
-
-    def undisturbed(name: str, count: int, more: list[str]) -> RunFolder:
-        key = (name, count, " ".join(more))
-        if key not in runs:
-            root = tmp_path_factory.mktemp("whole")
-            done = script(name, *SHORT, *more, "--o", str(root), count=count)
-            assert done.code == 0, done.err
-            runs[key] = only_run(root)
-        return runs[key]
-
-    return undisturbed
-
-
 @pytest.mark.parametrize(
     ("name", "count", "how", "update", "more"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
 )
 def test_a_broken_run_goes_on(
-    name: str, count: int, how: str, update: int, more: list[str], tmp_path: Path, whole: Any
+    name: str, count: int, how: str, update: int, more: list[str], tmp_path: Path, whole: Whole
 ) -> None:
     argv = [*SHORT, *more, "--o", str(tmp_path)]
     broken = broken_off(count, argv, update, how, name)
@@ -98,7 +81,7 @@ def test_a_broken_run_goes_on(
     done = script(name, *argv, count=count)
     assert done.code == 0, done.err
     assert "goes on from update" in done.out
-    undisturbed = whole(name, count, more)
+    undisturbed = whole(name, count, [*SHORT, *more])
     assert folder.epochs.read_text().startswith(before)  # no row was touched
     assert_same_training(folder, undisturbed)
     for rank in range(count):  # one row an epoch, however often the epoch was begun
@@ -123,8 +106,8 @@ def test_a_broken_run_goes_on(
         assert "planted" in attempts[1]["reason"]
 
 
-def test_loader_processes_change_nothing(whole: Any) -> None:
-    one, other = (whole("bert", 1, more) for more in ([], ["--num_workers", "2"]))
+def test_loader_processes_change_nothing(whole: Whole) -> None:
+    one, other = (whole("bert", 1, [*SHORT, *more]) for more in ([], ["--num_workers", "2"]))
     assert_same_training(one, other)
 
 
