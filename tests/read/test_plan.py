@@ -81,10 +81,10 @@ def ended(folder: Path, outcome: str) -> None:
     (folder / "summary.json").write_text(json.dumps(summary | {"outcome": outcome}))
 
 
-@pytest.fixture
-def records(tmp_path: Path) -> Path:
-    """ddp takes two epochs or three, diloco three or four."""
-    root = tmp_path / "outputs"
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ddp takes two epochs or three, diloco three or four; no test changes them."""
+    root = tmp_path_factory.mktemp("planted")
     for batch in (8, 16, 32):
         timed(root, batch)
     timed(root, 16, 1, 2)
@@ -96,12 +96,18 @@ def records(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def records(planted: Path, tmp_path: Path) -> Path:
+    """For a test that adds to them."""
+    return shutil.copytree(planted, tmp_path / "outputs")
+
+
+@pytest.fixture
 def plan(capsys: pytest.CaptureFixture[str]) -> Verb:
     return Verb("plan", capsys)
 
 
-def test_a_planted_link_is_met_between_recorded_ones(records: Path, plan: Verb) -> None:
-    found = json.loads(plan(records, *TO_ASK, "--cost_per_gpu_hour", "3.6", "--json"))
+def test_a_planted_link_is_met_between_recorded_ones(planted: Path, plan: Verb) -> None:
+    found = json.loads(plan(planted, *TO_ASK, "--cost_per_gpu_hour", "3.6", "--json"))
     choices = {each["strategy"]: each for each in found["choices"]}
     assert [each["strategy"] for each in found["choices"]] == ["diloco", "ddp"]
     for strategy, needed in (("ddp", 2.5), ("diloco", 3.5)):
@@ -120,8 +126,8 @@ def test_a_planted_link_is_met_between_recorded_ones(records: Path, plan: Verb) 
         assert each["wall_low_s"] == max(0.0, 2 * each["wall_s"] - each["wall_high_s"])
 
 
-def test_the_choice_in_words(records: Path, plan: Verb) -> None:
-    text = plan.in_one_line(records, *TO_ASK)
+def test_the_choice_in_words(planted: Path, plan: Verb) -> None:
+    text = plan.in_one_line(planted, *TO_ASK)
     assert "take diloco every 10, batch 16 on 4_1, --exchange backend: " in text
     times = wall_s("ddp", 40.0, 2.5) / wall_s("diloco", 40.0, 3.5)
     assert f"ddp, batch 16 on 4_1 takes {times:.3g} times as long (2.5 epochs instead of" in text
@@ -132,7 +138,7 @@ def test_the_choice_in_words(records: Path, plan: Verb) -> None:
     saved_s = predict(MODEL, replace(direct, exchange="backend")).step_s
     saved_s = RATIO["diloco"] * 3.5 * UPDATES * (saved_s - predict(MODEL, direct).step_s)
     assert f"{wall_s('diloco', 40.0, 3.5) - saved_s:.3g} s with --exchange direct" in text
-    far = plan.in_one_line(records, *TO_ASK, "--link", "200ms/200mbit")
+    far = plan.in_one_line(planted, *TO_ASK, "--link", "200ms/200mbit")
     assert "*: the delay lies outside those that were recorded" in far
 
 
@@ -189,16 +195,16 @@ def test_a_start_together_takes_its_time_of_each_target(
     assert f"wait for the exchange {waiting:.0%} of their time" in text
 
 
-def test_deadlines_and_budgets(records: Path, plan: Verb) -> None:
+def test_deadlines_and_budgets(planted: Path, plan: Verb) -> None:
     hours = wall_s("diloco", 40.0, 3.5) / 3600
-    kept = json.loads(plan(records, *TO_ASK, "--budget", f"{4.01 * hours}", "--json"))["choices"]
+    kept = json.loads(plan(planted, *TO_ASK, "--budget", f"{4.01 * hours}", "--json"))["choices"]
     assert [each["strategy"] for each in kept] == ["diloco"]
-    only = plan.in_one_line(records, *TO_ASK, "--deadline", 1.01 * hours)
+    only = plan.in_one_line(planted, *TO_ASK, "--deadline", 1.01 * hours)
     assert "nothing else is within the limit" in only and "nothing else reached" not in only
-    text = plan.in_one_line(records, *TO_ASK, "--deadline", f"{0.9 * hours}", code=1)
+    text = plan.in_one_line(planted, *TO_ASK, "--deadline", f"{0.9 * hours}", code=1)
     assert "nothing is within the limit: the fastest, diloco every 10, batch 16 on 4_1" in text
     money = ("--budget", f"{4 * hours}", "--cost_per_gpu_hour", "2", "--json")
-    assert json.loads(plan(records, *TO_ASK, *money, code=1))["choices"] == []
+    assert json.loads(plan(planted, *TO_ASK, *money, code=1))["choices"] == []
 
 
 def test_repeats_of_a_seed_are_no_further_seeds(records: Path, plan: Verb) -> None:
@@ -223,12 +229,12 @@ def test_runs_without_a_seed_do_not_repeat_each_other(records: Path, plan: Verb)
         assert one["wall_low_s"] < other["wall_low_s"] < other["wall_s"] < other["wall_high_s"]
 
 
-def test_of_one_seed_there_is_no_interval(records: Path, plan: Verb) -> None:
+def test_of_one_seed_there_is_no_interval(planted: Path, plan: Verb) -> None:
     """How many epochs another seed needs is not known."""
-    text = plan.in_one_line(f"{records}:seed=1", *TO_ASK)
+    text = plan.in_one_line(f"{planted}:seed=1", *TO_ASK)
     assert "95 % interval" not in text.partition("take diloco")[2]
     assert "an interval is not known, so it is open which is faster" in text
-    found = json.loads(plan(f"{records}:seed=1", *TO_ASK, "--json"))["choices"]
+    found = json.loads(plan(f"{planted}:seed=1", *TO_ASK, "--json"))["choices"]
     assert {each["wall_low_s"] for each in found} == {None}
 
 
@@ -354,9 +360,9 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     (("--link", "20ms/loss1%"), "loss and jitter are not modelled"),
 ])  # fmt: skip
 def test_outside_what_runs_support_it_refuses(
-    records: Path, plan: Verb, words: tuple[str, str], said: str
+    planted: Path, plan: Verb, words: tuple[str, str], said: str
 ) -> None:
-    assert said in plan.refused(records, *TO_ASK, *words)
+    assert said in plan.refused(planted, *TO_ASK, *words)
 
 
 def test_each_recorded_way_of_exchange_has_its_steps_and_the_epochs_of_all(

@@ -33,9 +33,10 @@ from tests.support.records import with_epochs
 FAR = ["--link", "20ms,200mbit"]
 
 
-@pytest.fixture
-def records(tmp_path: Path) -> Path:
-    root = tmp_path / "outputs"
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """No test changes them."""
+    root = tmp_path_factory.mktemp("planted")
     for batch in (8, 16, 32):
         for seed in (1, 2):
             noise = 1.01 if seed == 1 else 0.99
@@ -43,6 +44,12 @@ def records(tmp_path: Path) -> Path:
     timed(root, 16, 1, 2)
     timed(root, 32, 1, 2)
     return root
+
+
+@pytest.fixture
+def records(planted: Path, tmp_path: Path) -> Path:
+    """For a test that adds to them."""
+    return shutil.copytree(planted, tmp_path / "outputs")
 
 
 @pytest.fixture
@@ -55,8 +62,8 @@ def with_threads(folder: Path, threads: int) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"threads": threads}))
 
 
-def test_planted_parameters_are_found(records: Path) -> None:
-    fitted = fit_records(str(records), Overrides())
+def test_planted_parameters_are_found(planted: Path) -> None:
+    fitted = fit_records(str(planted), Overrides())
     line = fitted.model.line
     assert (line.fixed_s, line.per_sample_s) == pytest.approx((0.010, 0.001), rel=1e-3)
     assert line.spread == pytest.approx(0.01 * (6 / 4) ** 0.5, rel=1e-2)
@@ -184,14 +191,14 @@ def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
     assert "4_1 ddp direct, batch" in out and "note: --exchange direct, by a closed form" in out
 
 
-def test_an_update_of_more_samples_than_there_are_is_said(records: Path, predicted: Verb) -> None:
+def test_an_update_of_more_samples_than_there_are_is_said(planted: Path, predicted: Verb) -> None:
     said = "an update takes 2,048 samples, and the records have 1,437: choose fewer"
-    assert said in predicted(str(records), "--setup", "64_1", *FAR, "--batch", "32")
-    assert "an update takes" not in predicted(str(records), "--setup", "2_1", *FAR)
+    assert said in predicted(str(planted), "--setup", "64_1", *FAR, "--batch", "32")
+    assert "an update takes" not in predicted(str(planted), "--setup", "2_1", *FAR)
 
 
-def test_the_numbers_for_programs(records: Path, predicted: Verb) -> None:
-    argv = [str(records), "--setup", "2_1", "--link", "none", "--batch", "16", "--json"]
+def test_the_numbers_for_programs(planted: Path, predicted: Verb) -> None:
+    argv = [str(planted), "--setup", "2_1", "--link", "none", "--batch", "16", "--json"]
     result = json.loads(predicted(*argv, "--cost_per_gpu_hour", "3.6"))
     assert result["step_s"] == pytest.approx(0.026, rel=1e-3) and result["efficiency"] == 1
     assert result["samples_per_s"] == pytest.approx(32 / 0.026, rel=1e-3)
@@ -229,17 +236,17 @@ def test_energy_where_it_is_known(tmp_path: Path, predicted: Verb) -> None:
     assert result["energy_j"] == pytest.approx(2 * result["updates"] * step_j)
 
 
-def test_links_are_written_with_commas_too(records: Path, predicted: Verb) -> None:
-    argv = [str(records), "--setup", "2_1", "--json"]
+def test_links_are_written_with_commas_too(planted: Path, predicted: Verb) -> None:
+    argv = [str(planted), "--setup", "2_1", "--json"]
     one, other = (predicted(*argv, "--link", text) for text in ("0.2gbit, 20ms", "20ms/200mbit"))
     assert one == other
     slower = json.loads(predicted(*argv, "--link", "40ms,200mbit"))
     assert slower["step_s"] > json.loads(one)["step_s"]
 
 
-def test_a_picture(records: Path, tmp_path: Path, predicted: Verb) -> None:
+def test_a_picture(planted: Path, tmp_path: Path, predicted: Verb) -> None:
     file = tmp_path / "new" / "curve.svg"
-    predicted(str(records), "--setup", "1024_1", *FAR, "--plot", str(file))
+    predicted(str(planted), "--setup", "1024_1", *FAR, "--plot", str(file))
     text = file.read_text()
     assert "<svg" in text and "training samples/s" in re.sub(r"<!-- | -->", "", text)
 
@@ -289,9 +296,9 @@ def test_a_run_with_fewer_updates_than_a_period_is_said(root: Path, predicted: V
     assert "only the last exchange" not in longer
 
 
-def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted: Verb) -> None:
-    file = records / "link.json"
-    words = [str(records), "--setup", "2_2", *FAR, "--exchange", "backend"]
+def test_the_command_that_measures_a_link_can_be_typed(planted: Path, predicted: Verb) -> None:
+    file = planted / "link.json"
+    words = [str(planted), "--setup", "2_2", *FAR, "--exchange", "backend"]
     told = predicted.in_one_line(*words)
     start = "torchrun --nnodes=2 --node_rank=RANK_OF_THIS_NODE --master_addr=ADDRESS_OF_NODE_0"
     start += " --nproc_per_node=2"
@@ -308,8 +315,8 @@ def test_the_command_that_measures_a_link_can_be_typed(records: Path, predicted:
     assert parser_of("link").parse_args(typed[typed.index("link") + 1 :]).json
 
 
-def test_a_curve_may_begin_below_half_efficiency(records: Path, predicted: Verb) -> None:
-    text = predicted(str(records), "--setup", "2_4", *FAR, "--sharing", "1")
+def test_a_curve_may_begin_below_half_efficiency(planted: Path, predicted: Verb) -> None:
+    text = predicted(str(planted), "--setup", "2_4", *FAR, "--sharing", "1")
     assert "efficiency is below 0.5 on one node already, and on more" in text
 
 
@@ -378,8 +385,8 @@ def test_two_nodes_of_others_from_their_one_gpu(tmp_path: Path, predicted: Verb)
     (["--setup", "2_1", *FAR, "--cost_per_gpu_hour", "free"], "hour free: expected a number"),
     (["--setup", "2_1", *FAR, "--plot", "curve.doc"], "png, svg or pdf"),
 ])  # fmt: skip
-def test_mistakes(records: Path, predicted: Verb, argv: list[str], words: str) -> None:
-    assert words in predicted.refused(str(records), *argv)
+def test_mistakes(planted: Path, predicted: Verb, argv: list[str], words: str) -> None:
+    assert words in predicted.refused(str(planted), *argv)
 
 
 def test_too_few_runs_say_which(tmp_path: Path, predicted: Verb) -> None:
