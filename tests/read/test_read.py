@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +140,6 @@ def test_half_of_a_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     (run,) = load_runs(tmp_path).to_dict("records")
     assert run["outcome"] == "unfinished" and run["machine"] is None
     assert main(["table", str(tmp_path)]) == 0
-
-
-def test_a_thousand_runs_load_in_three_seconds(tmp_path: Path) -> None:
-    first = record(tmp_path / "run_0", epochs=5)
-    texts = {p.name: p.read_text() for p in first.path.iterdir()}
-    for n in range(1, 1000):
-        folder = tmp_path / f"run_{n}"
-        folder.mkdir()
-        for name, text in texts.items():
-            (folder / name).write_text(text)
-    frame = load(tmp_path)  # how long it takes stands in benchmarks/loading.py
-    assert len(frame) == 5000
 
 
 @pytest.mark.parametrize(
@@ -321,16 +307,3 @@ def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "table" in capsys.readouterr().out
     assert main(["tabel"]) == 2
     assert "did you mean table?" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_reading_needs_no_torch(records: Path, root: Path) -> None:
-    code = (
-        "import sys; from harness.cli import main; import harness.read; "
-        f"assert main(['table', {str(records)!r}]) == 0; "
-        "print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
