@@ -30,11 +30,6 @@ RATE = "train_samples_per_s"
 BUSY = {"launch": {"cpu_busy_share": 0.6}}
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    return Plan(tmp_path / "outputs")
-
-
 def in_format(folder: Path, precision: str) -> None:
     (folder / "settings.json").write_text(json.dumps({"schema": 1, "precision": precision}))
 
