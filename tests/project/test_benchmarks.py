@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from harness.core.command_line import parse
-from harness.core.records import find_runs, read_json, read_rows
+from harness.core.records import find_runs
 from harness.read.records.selection import read_selected
 from tests.support.benchmarked import benchmark, cells, run_benchmark
-from tests.support.ranks import script
 
 GPU_SH = ["bash", "benchmarks/gpu.sh"]
 # What torchrun sets for one process on one node.
@@ -85,19 +84,6 @@ def test_loading_reads_what_it_made() -> None:
     for function, rows in (("load", "100"), ("load_runs", "20")):
         row = cells(done.out, function)
         assert row[1] == rows and 0 < float(row[3]) <= float(row[4])
-
-
-@pytest.mark.process
-def test_loading_makes_rows_like_real_ones(tmp_path: Path) -> None:
-    from benchmarks.loading import epoch_row, machine
-
-    flags = ["--tiny", "--train_size=64", "--test_size=64", "--epochs=1", "--save=none"]
-    done = script("vit", *flags, "--o", str(tmp_path))
-    assert done.code == 0, done.err
-    (folder,) = tmp_path.glob("vit/*/*")
-    (row,), _ = read_rows(folder / "epochs.jsonl")
-    assert set(epoch_row(1, 1)) == set(row)
-    assert set(machine(1)) <= set(read_json(folder / "environment.json") or {})
 
 
 @pytest.mark.process
