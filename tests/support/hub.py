@@ -95,7 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif self.hub.down and not (self.command == "HEAD" and url.path == "/"):
             status = 503 if self.hub.down is True else int(self.hub.down)
-            self.answer(status, {"error": "as the test wants"})
+            # Clients ask five times more, for which they wait up to 8 s each unless they are told.
+            self.answer(status, {"error": "as the test wants"}, {"Retry-After": "0"})
         elif found := WRITE.match(url.path):
             self.write(found, body)
         elif found := API.match(url.path):
