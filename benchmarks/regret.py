@@ -16,6 +16,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from harness.core.collectives import Wire, wire_of
@@ -51,6 +52,7 @@ class Case(NamedTuple):
         return took_s / min(self.measured_s.values()) - 1
 
 
+@cache
 def steps_text() -> str:
     workloads, _ = workloads_of(read_results(RECORDS.partition(":")[0]))
     found = [case for workload in workloads for case in workload.cases]
