@@ -49,7 +49,7 @@ docs: .venv/ready-docs
 	$(BIN)/python .ci/site.py
 
 notebook: .venv/ready-notebook
-	$(BIN)/python -m jupyter notebook plot_values.ipynb
+	$(BIN)/python -m jupyter notebook $$([ "$$(id -u)" = 0 ] && echo --allow-root) plot_values.ipynb
 
 lint: .venv/ready-dev
 	$(BIN)/ruff format --check .

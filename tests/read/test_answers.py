@@ -437,3 +437,14 @@ def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: V
     unknown: dict[str, list[str]] = {}
     assert _parts(SimpleNamespace(short_name_of=str), own, unknown) == {}  # type: ignore[arg-type]
     assert [*unknown] == ["run in another batch per process than asked for"]
+
+
+def test_a_default_is_no_value_of_every_run(plan: Plan) -> None:
+    """A baseline that left the learning rate to its default is that of runs with this rate."""
+    plan.run("1_1", 8)
+    for lr in (1e-3, 1e-5):
+        plan.run("1_2", 8, label={"lr": lr}, train_samples_per_s=200.0)
+    base = plan.output_dir / plan.content["runs"][0]["path"] / "settings.json"
+    base.write_text(json.dumps({"schema": 1, "lr": 1e-3}))
+    (answer,) = answers(read_sweep(plan.write(axes=["setup", "per_gpu_batch", "lr"])))
+    assert answer.compared == "setup 1_2 against setup 1_1 for lr 0.001"

@@ -158,6 +158,8 @@ def test_time_to_a_target_and_misses(tmp_path: Path, compared: Verb) -> None:
     assert "the target is reached by 2 of 2 runs of A and 1 of 2 of B" in text
     assert "1 of 2 reach it" in text
     assert "time to target" not in compared.in_one_line(tmp_path / "a", tmp_path / "b")
+    text = compared.refused(tmp_path / "a", tmp_path / "b", "--target", "acuracy=0.7")
+    assert "--target acuracy: no epoch of these runs has it: did you mean accuracy?" in text
 
 
 def test_what_took_another_amount_of_work_is_left_out(tmp_path: Path, compared: Verb) -> None:

@@ -17,8 +17,10 @@ def test_lines_that_end_apart_have_their_names_at_their_ends(plan: Plan) -> None
             plan.run(setup, batch, 2, train_time_s=factor * seconds, accuracy=0.9 * factor)
     drawn = draw("epoch_time", measured(plan))
     assert names_at_ends(drawn) == ["1_1", "1_2"] == names_of(drawn)
-    with page_width(3.3):  # there is no room beside them
-        assert names_at_ends(draw("epoch_time", measured(plan))) == []
+    with page_width(3.3):  # there is no room beside them, nor for a title, which is a caption's
+        narrow = draw("epoch_time", measured(plan))
+    assert names_at_ends(narrow) == [] and narrow.figure.legends[0].get_title().get_text() == ""
+    assert "setup 1_2 against" in drawn.figure.get_suptitle()
 
 
 def test_lines_that_end_together_have_a_legend(plan: Plan) -> None:
@@ -45,10 +47,10 @@ def test_a_learning_rate_that_goes_along_with_the_batch_parts_no_line(plan: Plan
             plan.run(setup, batch, 1, label={"lr": lr}, train_time_s=40.0)
     drawn = draw("epoch_time", measured(plan, axes=axes))
     assert names_of(drawn) == ["1_1", "1_2"]
-    assert "each batch has a learning rate of its own" in drawn.notes
+    assert "the learning rate changes along with the batch" in drawn.notes
     plan.run("1_1", 16, 1, label={"lr": 0.1}, train_time_s=40.0)  # now 16 has two
     drawn = draw("epoch_time", measured(plan, axes=axes))
-    assert "each batch has a learning rate of its own" not in drawn.notes
+    assert "the learning rate changes along with the batch" not in drawn.notes
     # Beside the line of 1_1 with 0.1 each differs in the rate or the set-up, but for one in both.
     assert {*names_of(drawn)} == {"1_1, lr 0.1", "1_1, lr 0.2", "1_2, lr 0.1"}
     text = "not drawn, as they differ from all lines in more than one thing: 1_2 b16 lr 0.2"
@@ -86,3 +88,44 @@ def test_a_single_script_is_called_by_its_model(varied: bool, plan: Plan) -> Non
     drawn = draw("throughput", measured(plan, axes=["script", "setup"]))
     titles = [place.get_title() for place in drawn.figure.axes]
     assert titles == (["vit", "bert"] if varied else ["vit-base"])
+
+
+def test_a_name_at_the_end_of_a_line_covers_no_other(plan: Plan) -> None:
+    """Set-ups with as many devices have their names where the line ends."""
+    for strategy, factor in (("ddp", 1.0), ("local_sgd", 0.4)):
+        for setup, devices, rate in (("1_1", 1, 100), ("1_4", 4, 300), ("2_2", 4, 200)):
+            label = {"strategy": strategy}
+            plan.run(setup, 4, 1, devices, label=label, train_samples_per_s=factor * rate)
+    drawn = draw("throughput", measured(plan, axes=["setup", "strategy"]))
+    assert names_at_ends(drawn) == [] and {"ddp", "local_sgd"} < {*names_of(drawn)}
+
+
+def test_a_title_is_of_what_is_drawn(plan: Plan) -> None:
+    """The set-ups with a batch of 32 alone, and a rate of their own, are faster by more."""
+    axes = ["setup", "per_gpu_batch", "lr"]
+    for setup, factor in (("1_1", 1.0), ("1_2", 1.5)):
+        for batch in (4, 16):
+            for seed in (1, 2):
+                plan.run(setup, batch, seed, label={"lr": 0.1},
+                         train_samples_per_s=factor * 100 + seed / 9)  # fmt: skip
+        for seed in (1, 2):
+            plan.run(setup, 32, seed, label={"lr": 0.2},
+                     train_samples_per_s=factor**3 * 100 + seed / 9)  # fmt: skip
+    plan.run("1_1", 16, 1, label={"lr": 0.3})
+    drawn = draw("epoch_time", measured(plan, axes=axes))
+    (legend,) = drawn.figure.legends or [None]
+    title = legend.get_title().get_text() if legend else drawn.figure.get_suptitle()
+    assert "1.50 times" in title and "3.3" not in title
+
+
+def test_links_with_jitter_or_loss_are_lines_of_their_own(plan: Plan) -> None:
+    for link, rate in (("1ms/100mbit", 90.0), ("9ms/100mbit", 80.0), ("9ms/100mbit/loss1%", 20.0)):
+        facts = {"nodes": 2, "processes_per_node": 1, "effective_batch": 8}
+        plan.run("2_1", 4, 1, label={"link": link}, environment=facts, train_samples_per_s=rate)
+    for entry in plan.content["runs"]:
+        del entry["label"]["per_gpu_batch"]
+    drawn = draw("propagation", measured(plan, axes=["setup", "link"]))
+    assert {"100 Mbit/s", "100 Mbit/s, loss0.01"} <= {*names_of(drawn)}
+    assert "100 Mbit/s at 9 ms 80 (one run)" in drawn.alt
+    bound = "at most: one delay an update"
+    assert (bound in names_of(drawn)) == (drawn.figure.axes[0].get_ylim()[1] > 1000 * 8 / 9)

@@ -28,7 +28,12 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.baseline import RATE, baseline_of, differs_from_single
+from harness.read.records.baseline import (
+    OF_EXCHANGE,
+    RATE,
+    baseline_of,
+    differs_from_single,
+)
 from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
@@ -385,7 +390,7 @@ def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Se
 
 def _names_of_cases(sweep: SweepResults, alike: Sequence[Sequence[Pair]]) -> list[str]:
     """What tells the cases apart, of alike ones what they share; nothing where they are all."""
-    labels = [[pair.group.label for pair in pairs] for pairs in alike]
+    labels = [[_with_defaults(pair.group) for pair in pairs] for pairs in alike]
     axes = [
         axis for axis in shown_axes(_cases(sweep, alike[0][0]))
         if len({short_text(label, (axis,)) for of_one in labels for label in of_one}) > 1
@@ -395,6 +400,12 @@ def _names_of_cases(sweep: SweepResults, alike: Sequence[Sequence[Pair]]) -> lis
                  if len({short_text(label, (axis,)) for label in of_one}) == 1)
         for of_one in labels
     ]  # fmt: skip
+
+
+def _with_defaults(group: Group) -> dict[str, Any]:
+    """The label, with what was trained with where the plan left it to the default."""
+    defaults = {axis: group.setting(axis) for axis in group.label if axis not in OF_EXCHANGE}
+    return {axis: defaults.get(axis, value) for axis, value in group.label.items()}
 
 
 def _value(label: Mapping[str, Any], axis: str) -> str:

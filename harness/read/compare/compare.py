@@ -27,7 +27,7 @@ from harness.read.records.comparable import (
 )
 from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
-from harness.read.records.runs import parse_target
+from harness.read.records.runs import check_target, parse_target
 from harness.read.records.selection import (
     OWN_OUTPUT,
     command_for_seeds,
@@ -240,6 +240,8 @@ def run(options: argparse.Namespace) -> int:
     one = read_group("A", options.a, target, options.b, ("compare", "{}", options.b, *more))
     other = read_group("B", options.b, target, options.a, ("compare", options.a, "{}", *more))
     _check_apart(one, other)
+    if target is not None:
+        check_target(target, (*one.runs, *other.runs))
     comparison = compare(one, other)
     print_json(as_fields(comparison)) if options.json else show(comparison)
     return 0 if comparison.rows else 2

@@ -27,7 +27,7 @@ from harness.read.labels import UNKNOWN, counted
 from harness.read.records.comparable import LOAD, MISSES, TARGET, disturbed, judge, values_of
 from harness.read.records.groups import Group, by_seed
 from harness.read.records.recorded import is_number
-from harness.read.records.runs import Run, Target, parse_target
+from harness.read.records.runs import Run, Target, check_target, parse_target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import Estimate, leaders, ratio, spread, student_t
 from harness.read.table import Table, screen, show
@@ -225,6 +225,7 @@ def run(options: argparse.Namespace) -> int:
             f"{selector}: give --target METRIC=VALUE: the batch that is worth it depends on what "
             "is to be reached"
         )
+    check_target(target, records)
     families = families_of(records, target)
     if not families:
         raise UserError(f"{selector}: the batch does not vary between its finished runs")

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,21 @@ from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import MEMORY, answers, finding
-from harness.read.drawing import KINDS, Drawn, NothingToDraw, page_width, save
-from harness.read.figures.curves import epoch_time_by_batch, scaling_efficiency, throughput
+from harness.read.drawing import (
+    KINDS,
+    WIDTH,
+    Drawn,
+    NothingToDraw,
+    has_room,
+    page_width,
+    save,
+)
+from harness.read.figures.curves import (
+    epoch_time_by_batch,
+    groups_by_batch,
+    scaling_efficiency,
+    throughput,
+)
 from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch, own_metrics_by_epoch
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles, failures, set_title
@@ -87,7 +101,8 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     if figure.of_times:
         drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
     drawn.notes += missing_times
-    if text := _finding(name, sweep):
+    # A figure for a column of a paper has its finding in the caption.
+    if has_room(WIDTH) and (text := _finding(name, sweep)):
         set_title(drawn.figure, text)
         if figure.of_medians:
             drawn.notes.append("drawn: medians; in the title: ratios of geometric means")
@@ -99,6 +114,10 @@ def _finding(name: str, sweep: SweepResults) -> str:
     if name == "frontier":  # whose costs depend on the sweep
         costs = [*TIMES_TO_TARGET] if _reaches_target(sweep) else [RATE]
         about = (*costs, *[MEMORY] * (MEMORY in (sweep.columns or ())), ACCURACY)
+    if name == "epoch_time" and (apart := groups_by_batch(sweep)[1]):
+        not_drawn = {id(run) for group in apart for run in group.runs}
+        both = zip(sweep.planned, sweep.runs, strict=True)
+        sweep = replace(sweep, planned=tuple(p for p, run in both if id(run) not in not_drawn))
     return finding(sweep, *about) if about else ""
 
 
@@ -179,7 +198,8 @@ def show(name: str, folder: str) -> Drawn | None:
     except UserError as error:
         last = _not_drawn(name, error)
     # What a figure is about answers a question, or else is what it shows.
-    told = [drawn.alt] if drawn and not FIGURES[name].about else answers(sweep)
+    found = [*map(str, answers(sweep))] if FIGURES[name].about else []
+    told = found or ([drawn.alt] if drawn else [])
     print(*asked, *told, *_missing_lines(sweep), "", last, sep="\n")
     return drawn
 

@@ -42,31 +42,40 @@ def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
     """Seconds of training per epoch over the batch of a device, a line a set-up; below, what the
     batch costs in quality.
     """
-    begun = [g for g in sweep.groups if g.finished or failures(g)]
-    groups = [g for g in begun if is_number(g.setting(BATCH))]
+    groups, apart = groups_by_batch(sweep)
     if len({g.setting(BATCH) for g in groups}) < 2:
         raise NothingToDraw("the batch per GPU does not vary")
-    along: tuple[str, ...] = (BATCH,)
-    notes = list[str]()
-    if "lr" in sweep.varied and _has_rate_each(sweep, groups):
-        along, notes = (BATCH, "lr"), ["each batch has a learning rate of its own"]
-    apart = _apart(sweep, _lines_of(sweep, groups, along))
-    if apart:
-        without = {*map(id, apart)}
-        groups = [group for group in groups if id(group) not in without]
-        names = kit.listed(map(sweep.short_name_of, apart), ", ")
-        notes.append(f"not drawn, as they differ from all lines in more than one thing: {names}")
     drawn = _against(
-        sweep, styles, groups, lambda g: float(g.setting(BATCH)), along, "batch per GPU (samples)",
+        sweep, styles, groups, lambda g: float(g.setting(BATCH)), _along_batch(sweep),
+        "batch per GPU (samples)",
         {"epoch_time_s": "training time of an epoch (s)", ACCURACY: "final accuracy"},
     )  # fmt: skip
-    drawn.notes += notes
+    if "lr" in _along_batch(sweep):
+        drawn.notes.append("the learning rate changes along with the batch")
+    if apart:
+        names = kit.listed(map(sweep.short_name_of, apart), ", ")
+        drawn.notes.append(
+            f"not drawn, as they differ from all lines in more than one thing: {names}"
+        )
     return drawn
 
 
-def _has_rate_each(sweep: SweepResults, groups: Sequence[Group]) -> bool:
-    """Whether the learning rate goes along with the batch, as where it is tuned for each."""
-    lines = _lines_of(sweep, groups, (BATCH, "lr"))
+def groups_by_batch(sweep: SweepResults) -> tuple[list[Group], list[Group]]:
+    """Those on lines over the batch, or beside one; and those that are not drawn."""
+    begun = [g for g in sweep.groups if g.finished or failures(g)]
+    groups = [g for g in begun if is_number(g.setting(BATCH))]
+    apart = _apart(sweep, _lines_of(sweep, groups, _along_batch(sweep)))
+    without = {*map(id, apart)}
+    return [group for group in groups if id(group) not in without], apart
+
+
+def _along_batch(sweep: SweepResults) -> tuple[str, ...]:
+    return (BATCH, "lr") if "lr" in sweep.varied and _has_rate_each(sweep) else (BATCH,)
+
+
+def _has_rate_each(sweep: SweepResults) -> bool:
+    """Whether no line is planned with two learning rates at one batch, as where it is tuned."""
+    lines = _lines_of(sweep, sweep.groups, (BATCH, "lr"))
     several = any(len({group.setting("lr") for group in of_line}) > 1 for of_line in lines)
     batches = [{group.setting(BATCH) for group in of_line} for of_line in lines]
     return several and [*map(len, batches)] == [*map(len, lines)]

@@ -102,7 +102,8 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
     if not values:
         return ""
     fitted(axes, values, bars, share)
-    return f"{panel.title}, {_title(metric)} at the end: {kit.listed(last)}."
+    of = ", ".join(filter(None, (panel.title, _title(metric))))
+    return f"{of} at the end: {kit.listed(last)}."
 
 
 def _mean(

@@ -74,6 +74,12 @@ def _rate_text(link: Link) -> str:
     return text.replace("mbit", " Mbit/s").replace("none", "rate not limited")
 
 
+def _line_text(link: Link) -> str:
+    """All of a link but its delay: jitter and loss, too."""
+    others = str(replace(link, delay_ms=0.0, rate_mbit=None)).replace("none", "")
+    return ", ".join(filter(None, (_rate_text(link), others)))
+
+
 def _slowest_last(link: Link) -> tuple[float, str]:
     return -(link.rate_mbit or math.inf), str(link)
 
@@ -85,7 +91,7 @@ def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
     if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
         raise NothingToDraw("links of several set-ups or machines do not go into one line")
     rates = sorted({replace(_link(group), delay_ms=0.0) for group in linked}, key=_slowest_last)
-    of_rates = {_rate_text(rate): kit.cycle(number) for number, rate in enumerate(rates)}
+    of_rates = {_line_text(rate): kit.cycle(number) for number, rate in enumerate(rates)}
     arranged, notes = arrange(sweep, linked, ("setup", "link"))
     figure, axes = kit.panels(len(arranged), 3.3)
     drawn, texts = Drawn(figure, notes=notes), []
@@ -93,13 +99,15 @@ def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
         groups = sorted(panel.lines[0].groups, key=lambda g: _link(g).delay_ms)
         for rate, style in of_rates.items():
             points = [
-                draw_group(drawn, place, _link(group).delay_ms, group, RATE, rate, style)
+                draw_group(
+                    drawn, place, _link(group).delay_ms, group, RATE, rate, style, unit=" ms"
+                )
                 for group in groups
-                if _rate_text(_link(group)) == rate
+                if _line_text(_link(group)) == rate
             ]
             known = [point for point in points if point is not None]
             kit.line(place, [p.x for p in known], [p.mean for p in known], style, label=rate)
-            texts += [f"{rate} {point.text} ms" for point in known]
+            texts += [f"{panel.title}, {point.text}" for point in known]
         for base, mean in _baselines(sweep, groups):
             place.axhline(mean, color=kit.FAINT, linestyle="--", linewidth=1.2)
             kit.small_text(place, f"{axis_text(base, 'setup')}, no network", (1, mean), (-4, 3),
@@ -119,16 +127,17 @@ BOUND = Line2D([], [], color=kit.FAINT, linestyle=":", label="at most: one delay
 
 
 def _bound(axes: Axes, groups: Sequence[Group]) -> bool:
-    """What no exchange at every update can exceed, whatever the rate; whether it is known."""
+    """What no exchange at every update can exceed, whatever the rate; whether it is seen."""
     delays = [delay for group in groups if (delay := _link(group).delay_ms) > 0]
     batches = {group.fact("effective_batch") for group in groups}
     every_update = all(group.setting(STRATEGY) in (None, "ddp", "fsdp") for group in groups)
     if len(batches) > 1 or None in batches or not (delays and every_update):
         return False
     scale, x = axes.get_ylim(), np.geomspace(min(delays), max(delays), 50)
-    axes.plot(x, batches.pop() / (1e-3 * x), color=kit.FAINT, linestyle=":", linewidth=1.4)
+    most = batches.pop() / (1e-3 * x)
+    axes.plot(x, most, color=kit.FAINT, linestyle=":", linewidth=1.4)
     axes.set_ylim(scale)
-    return True
+    return bool(min(most) < scale[1])
 
 
 def _baselines(sweep: SweepResults, groups: Sequence[Group]) -> list[tuple[Group, float]]:
@@ -201,8 +210,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         _times(drawn, place, [c for c in mine if c.row == rate], measure, of_strategies)
         delay_axis(place, delays)
         _time_axis(place, span, labels=left)
-        others = str(replace(rate, rate_mbit=None)).replace("none", "")
-        title = [*columns[x], _rate_text(rate), others, f"median {TIMES_TO_TARGET[measure]}"]
+        title = [*columns[x], _line_text(rate), f"median {TIMES_TO_TARGET[measure]}"]
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
                  f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
     same_scale(qualities, across=True)

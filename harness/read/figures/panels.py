@@ -15,6 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.text import Annotation
 
 from harness.core.records import FAILURES
 from harness.read import drawing as kit
@@ -315,7 +316,7 @@ class Point(NamedTuple):
 
 def draw_group(
     drawn: Drawn, axes: Axes, x: float, group: Group, measure: str, line: str, style: Style,
-    drawn_at: float | None = None,
+    drawn_at: float | None = None, unit: str = "",
 ) -> Point | None:  # fmt: skip
     """Each run as a point, the group's mean with its interval; None where no run has the measure.
 
@@ -332,7 +333,7 @@ def draw_group(
     mean, low, high = kit.mean_with_interval(
         axes, at, repeats, style, rate, share=measure == ACCURACY
     )
-    text = f"{line or 'all'} at {x:g} {kit.numbers_of(repeats, rate)}"
+    text = f"{line or 'all'} at {x:g}{unit} {kit.numbers_of(repeats, rate)}"
     return Point(x, mean, low, high, values, text)
 
 
@@ -359,7 +360,9 @@ def _ends_apart(axes: Axes, named: Sequence[str]) -> dict[str, tuple[float, floa
     assert place is not None and figure is not None
     points = {str(line.get_label()): np.asarray(line.get_xydata()) for line in axes.lines}
     fits = all(len(points.get(name, ())) and len(name) <= AT_END for name in named)
-    if not (named and fits and place.is_last_col() and kit.has_room(kit.WIDTH)):
+    taken = any(text.get_text() and text.xycoords == "data" for text in axes.texts
+                if isinstance(text, Annotation))  # fmt: skip
+    if not (named and fits and place.is_last_col() and kit.has_room(kit.WIDTH)) or taken:
         return {}
     ends = {name: (float(points[name][-1, 0]), float(points[name][-1, 1])) for name in named}
     shares = [axes.transLimits.transform(axes.transScale.transform(end)) for end in ends.values()]

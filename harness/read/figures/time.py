@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
@@ -161,6 +162,8 @@ def _accuracies(
         repeats = group.values(ACCURACY)
         kit.mean_with_interval(axes, height, repeats, style, across=True, share=True)
         texts.append(f"{sweep.name_of(group)} {kit.numbers_of(repeats)}")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
+    axes.ticklabel_format(axis="x", style="plain", useOffset=False)
     return kit.listed(texts), "final accuracy\n(means, 95 %)"
 
 
@@ -374,10 +377,11 @@ def _point(
 
 def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: str) -> str:
     """What is better than all that is cheaper, numbered in the figure and listed."""
-    best: list[TradeOff] = []
+    best, cheaper_ones = list[TradeOff](), list[TradeOff]()
     for point in sorted(points, key=lambda p: (p.cost, -p.quality)):
-        if not best or _is_better(point, best[-1]):
+        if all(_is_better(point, cheaper) for cheaper in cheaper_ones):
             best.append(point)
+        cheaper_ones.append(point)
     axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=kit.FAINT,
               linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
     texts, above, before = [], False, best[0]
@@ -394,10 +398,11 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
 
 
 def _is_better(one: TradeOff, other: TradeOff) -> bool:
-    """In the mean, and not within the noise of the seeds, if that is known."""
+    """By more than the noise of the seeds; in the mean where that is not known."""
     ours, theirs = (values_of(point.group, ACCURACY, QUALITY) for point in (one, other))
-    beyond = difference(ours, theirs).is_beyond_noise(0.0)
-    return one.quality > other.quality and beyond is not False
+    gain = difference(ours, theirs)
+    beyond = gain.is_beyond_noise(0.0)
+    return one.quality > other.quality if beyond is None else beyond and (gain.value or 0.0) > 0
 
 
 # Greys are what the records do not separate; hatches help where colours do not.

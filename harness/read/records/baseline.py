@@ -93,12 +93,14 @@ def baseline_of(sweep: SweepResults, group: Group) -> Group | None:
 def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bool:
     """Whether another group may be the baseline of this one, as far as an axis tells.
 
-    A baseline that has no value on an axis, as one machine has no link, is that of every value.
+    A baseline that has no value on an axis, as one machine has no link, is that of every value;
+    where it ran with a default, of that one.
     """
-    if axis in baseline:
+    if axis in baseline or other.label[axis] == group.label[axis]:
         return True
-    if other.label[axis] is None or bool(other.label[axis] == group.label[axis]):
-        return True
+    if other.label[axis] is None:
+        default = None if axis in OF_EXCHANGE else other.setting(axis)
+        return default is None or bool(default == group.label[axis])
     return STRATEGY in baseline and axis in OF_ONE_STRATEGY and is_off(other.label[axis])
 
 

@@ -7,7 +7,7 @@ import math
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -18,7 +18,13 @@ from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link, rate_of
 from harness.core.records import FAILURES, FINISHED, RUNNING, SKIPPED, WAITING, RunFolder
 from harness.core.records.locks import is_held
-from harness.core.records.summary import disturbance, mean_of, others_share_of_run, total_of
+from harness.core.records.summary import (
+    QUALITY_FIELDS,
+    disturbance,
+    mean_of,
+    others_share_of_run,
+    total_of,
+)
 from harness.core.schema.checks import check_fields
 from harness.core.schema.environment import (
     CalibrationRecord,
@@ -28,7 +34,7 @@ from harness.core.schema.environment import (
     ObservedRecord,
 )
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow
-from harness.core.settings import UserError, flag_fields
+from harness.core.settings import UserError, flag_fields, nearest
 from harness.read.labels import counted, machine_kind
 from harness.read.records.recorded import (
     UNFINISHED,
@@ -108,6 +114,15 @@ def parse_target(text: str) -> Target:
         return Target("eval_loss" if metric == "loss" else metric, float(value))
     except ValueError:
         raise UserError(f"--target {text}: expected METRIC=VALUE, such as accuracy=0.9") from None
+
+
+def check_target(target: Target, runs: Iterable[Run]) -> None:
+    """UserError where no epoch of these runs has its metric: nothing would be said of it."""
+    rows = [row for run in runs for row in run.epochs]
+    known = {name for row in rows for name, value in row.items() if is_number(value)}
+    if rows and target.metric not in known:
+        hint = nearest(target.metric, sorted({*QUALITY_FIELDS} & known))
+        raise UserError(f"--target {target.metric}: no epoch of these runs has it: {hint}")
 
 
 @dataclass(frozen=True)
