@@ -81,12 +81,13 @@ def _table(sweep: SweepResults, what: str, root: Path) -> Iterator[str]:
     except UserError as error:
         raise UserError(f"{sweep.folder}: {error}") from None
     if other:
-        name, _, folder = other.partition(" of ")
-        others = sweep_table(read_results(root / folder))[0].table
-        for row in others.rows:
-            known = dict(zip(others.headings, row, strict=True))
-            cells = [known.get(heading, UNKNOWN) for heading in table.headings[1:]]
-            table = replace(table, rows=[*table.rows, [name, *cells]])
+        name, of, folder = other.rpartition(" of ")
+        others = sweep_table(read_results(root / folder))[0].table if of else None
+        if others is None or len(others.rows) != 1:
+            raise UserError(f"; and {other}: expected NAME of FOLDER, with runs of one kind")
+        known = dict(zip(others.headings, others.rows[0], strict=True))
+        cells = [known.get(heading, UNKNOWN) for heading in table.headings[1:]]
+        table = replace(table, rows=[*table.rows, [name, *cells]])
     return markdown_lines(table)
 
 

@@ -93,6 +93,8 @@ def test_runs_of_another_folder_are_the_last_row(root: Path) -> None:
             "no run has strategy=ddp, lr=9",
         ),
         (f"<!-- table outputs/nowhere: n -->\n{END}\n", "nowhere"),
+        (f"<!-- table {TOGETHER}: n; and words -->\n{END}\n", "expected NAME of FOLDER"),
+        (f"<!-- table {TOGETHER}: n; and all of {TOGETHER} -->\n{END}\n", "with runs of one kind"),
     ],
 )
 def test_a_place_that_is_not_one(text: str, words: str, root: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from harness.read.drawing import page_width
+from harness.read.drawing import NothingToDraw, page_width
 from harness.read.figures.catalogue import draw
 from tests.support.drawn import failed_at, measured, names_at_ends, names_of, points, texts
-from tests.support.records import Plan
+from tests.support.records import TARGET, Plan
 
 
 def test_lines_that_end_apart_have_their_names_at_their_ends(plan: Plan) -> None:
@@ -129,3 +131,19 @@ def test_links_with_jitter_or_loss_are_lines_of_their_own(plan: Plan) -> None:
     assert "100 Mbit/s at 9 ms 80 (one run)" in drawn.alt
     bound = "at most: one delay an update"
     assert (bound in names_of(drawn)) == (drawn.figure.axes[0].get_ylim()[1] > 1000 * 8 / 9)
+
+
+def test_links_without_rates_are_no_propagation(plan: Plan) -> None:
+    folder = plan.run("2_1", 4, 1, label={"link": "1ms"})
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["train_samples_per_s"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    del plan.content["runs"][0]["label"]["per_gpu_batch"]
+    with pytest.raises(NothingToDraw, match="no finished run over a link has train_samples_per_s"):
+        draw("propagation", measured(plan, axes=["setup", "link"]))
+
+
+def test_without_a_finished_run_no_target_is_reached(plan: Plan) -> None:
+    plan.run("1_1", 4, 1, outcome="oom", reason="planted")
+    with pytest.raises(NothingToDraw, match="no run finished"):
+        draw("time_to_accuracy", measured(plan, target=TARGET))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,18 @@ def test_the_frontier_compares_with_all_that_is_cheaper(plan: Plan) -> None:
     (numbered,) = [note for note in drawn.notes if note.startswith("numbered: ")]
     over_training, _, _ = numbered.partition(" wall time (s)")
     assert over_training.endswith("training time (s): 1 b16 (0.7200 at 10).")
+
+
+def test_a_target_of_loss_needs_no_accuracy(plan: Plan) -> None:
+    rows = [{"epoch": n, "eval_loss": loss, "epoch_time_s": 10.0, "samples": 8, "wall_s": 12.0 * n}
+            for n, loss in ((1, 0.9), (2, 0.4))]  # fmt: skip
+    folder = plan.run("1_1", 4, 1, epochs=rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["accuracy"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    target = {"metric": "eval_loss", "value": 0.5}
+    drawn = draw("time_to_accuracy", measured(plan, target=target))
+    assert len(drawn.figure.axes) == 2 and points(drawn, 1) == [(20.0, 0.0)]
 
 
 def test_close_accuracies_have_few_whole_ticks(plan: Plan) -> None:

@@ -310,7 +310,9 @@ def _part(
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(_told(measure, each, more, less) for each in results)
     if {*counts} == {EQUAL} and len(pairs) > 1:
-        return f"{what}: equal in all {len(pairs)} cases"
+        return (
+            f"{what}: equal in all {len(pairs)} cases{'' if brief else _of_pairs(alike, results)}"
+        )
     if len(alike) <= FEW_CASES:
         alone = _runs(pairs) == ALONE
         both = zip(results, cases, strict=True)

@@ -86,7 +86,9 @@ def _slowest_last(link: Link) -> tuple[float, str]:
 
 def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
     """Samples per second, each run a point; dashed: the baseline."""
-    linked = _linked(sweep)
+    linked = [group for group in _linked(sweep) if group.values(RATE)]
+    if not linked:
+        raise NothingToDraw(f"no finished run over a link has {RATE}")
     _check_axes(sweep, "script", "setup", "link")
     if len({(g.label.get("setup"), g.machine) for g in linked}) > 1:
         raise NothingToDraw("links of several set-ups or machines do not go into one line")

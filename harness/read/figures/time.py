@@ -87,6 +87,11 @@ def _row_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str],
 
 def targets_of(sweep: SweepResults) -> dict[str, Target]:
     """Per script: that of the sweep, or made of the best mean, rounded down to a percent."""
+    if sweep.target is not None:
+        scripts = [_script(group) for group in sweep.groups if group.finished]
+        if not scripts:
+            raise NothingToDraw("no run finished")
+        return dict.fromkeys(scripts, sweep.target)
     best: dict[str, float] = {}
     for group in sweep.groups:
         if (mean := group.mean(ACCURACY)) is not None:
@@ -94,8 +99,6 @@ def targets_of(sweep: SweepResults) -> dict[str, Target]:
             best[script] = max(best.get(script, 0.0), mean)
     if not best:
         raise NothingToDraw(f"no finished run has {ACCURACY}")
-    if sweep.target is not None:
-        return dict.fromkeys(best, sweep.target)
     return {s: Target(ACCURACY, math.floor(100 * OF_BEST * mean) / 100) for s, mean in best.items()}
 
 
@@ -117,7 +120,8 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     notes = left_out(sum(max(len(rows) - MOST_ROWS, 0) for _, rows in blocks), "groups")
     if sweep.target is None:
         notes.append(f"target: {OF_BEST:.0%} of the best mean accuracy, as no sweep names one")
-    measures = (*TIMES_TO_TARGET, ACCURACY)
+    of_quality = any(group.values(ACCURACY) for _, rows in blocks for group, _ in rows)
+    measures = (*TIMES_TO_TARGET, *[ACCURACY] * of_quality)
     wide = len(measures) if kit.panels_per_row(len(measures)) == len(measures) else 1
     named = [_row_names(sweep, [group for group, _ in rows[:MOST_ROWS]]) for _, rows in blocks]
     heights = [height * len(names) + 0.7 for names, height in named]
