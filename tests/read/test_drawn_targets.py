@@ -162,29 +162,26 @@ def test_the_accuracy_stands_beside_the_times_to_it(plan: Plan) -> None:
     )
 
 
-def test_the_frontier_numbers_what_is_better_by_more_than_the_noise(plan: Plan) -> None:
-    """4 is better than 16 by 1 point in each seed, and 8 by 0.1 in the mean."""
-    for batch, seconds, gains in ((16, 10.0, (0.0, 0.0, 0.0)), (8, 20.0, (0.2, 0.1, 0.0)),
-                                  (4, 30.0, (1.0, 1.1, 0.9))):  # fmt: skip
-        for seed, gain in enumerate(gains):
+@pytest.mark.parametrize(
+    ("gains", "last", "numbered"),
+    [
+        # The last is better than 16 by 1 point in each seed, 8 by 0.1 in the mean.
+        ((0.2, 0.1, 0.0), 4, "1 b16 (0.7200 at 10); 2 b4 (0.7300 at 30)."),
+        # The last is better than 16, and worse than 8, which is noise to 16.
+        ((9.0, 3.0, -3.0), 64, "1 b16 (0.7200 at 10)."),
+    ],
+)
+def test_the_frontier_numbers_what_is_better_than_all_cheaper_ones(
+    gains: tuple[float, ...], last: int, numbered: str, plan: Plan
+) -> None:
+    for each, seconds, of_seeds in ((16, 10.0, (0.0, 0.0, 0.0)), (8, 20.0, gains),
+                                    (last, 30.0, (1.0, 1.1, 0.9))):  # fmt: skip
+        for seed, gain in enumerate(of_seeds):
             accuracy = 0.7 + seed / 50 + gain / 100
-            plan.run("1_1", batch, seed, train_time_s=seconds, accuracy=accuracy)
-    drawn = draw("frontier", measured(plan))
-    (numbered,) = [note for note in drawn.notes if note.startswith("numbered: ")]
-    assert "1 b16 (0.7200 at 10); 2 b4 (0.7300 at 30)" in numbered and "b8" not in numbered
-
-
-def test_the_frontier_compares_with_all_that_is_cheaper(plan: Plan) -> None:
-    """64 is better than 16, which is numbered before it, and worse than 8, which is noise to 16."""
-    for batch, seconds, gains in ((16, 10.0, (0.0, 0.0, 0.0)), (8, 20.0, (9.0, 3.0, -3.0)),
-                                  (64, 30.0, (1.0, 1.1, 0.9))):  # fmt: skip
-        for seed, gain in enumerate(gains):
-            accuracy = 0.7 + seed / 50 + gain / 100
-            plan.run("1_1", batch, seed, train_time_s=seconds, accuracy=accuracy)
-    drawn = draw("frontier", measured(plan))
-    (numbered,) = [note for note in drawn.notes if note.startswith("numbered: ")]
-    over_training, _, _ = numbered.partition(" wall time (s)")
-    assert over_training.endswith("training time (s): 1 b16 (0.7200 at 10).")
+            plan.run("1_1", each, seed, train_time_s=seconds, accuracy=accuracy)
+    (note,) = [n for n in draw("frontier", measured(plan)).notes if n.startswith("numbered: ")]
+    over_training, _, _ = note.partition(" wall time (s)")
+    assert over_training.endswith(f"training time (s): {numbered}")
 
 
 def test_a_target_of_loss_needs_no_accuracy(plan: Plan) -> None:

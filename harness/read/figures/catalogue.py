@@ -101,7 +101,7 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     if figure.of_times:
         drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
     drawn.notes += missing_times
-    # A figure for a column of a paper has its finding in the caption.
+    # In a column of a paper the finding is left to the caption, which the author writes.
     if has_room(WIDTH) and (text := _finding(name, sweep)):
         set_title(drawn.figure, text)
         if figure.of_medians:

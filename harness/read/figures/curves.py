@@ -45,12 +45,12 @@ def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
     groups, apart = groups_by_batch(sweep)
     if len({g.setting(BATCH) for g in groups}) < 2:
         raise NothingToDraw("the batch per GPU does not vary")
+    along = _along_batch(sweep)
     drawn = _against(
-        sweep, styles, groups, lambda g: float(g.setting(BATCH)), _along_batch(sweep),
-        "batch per GPU (samples)",
+        sweep, styles, groups, lambda g: float(g.setting(BATCH)), along, "batch per GPU (samples)",
         {"epoch_time_s": "training time of an epoch (s)", ACCURACY: "final accuracy"},
     )  # fmt: skip
-    if "lr" in _along_batch(sweep):
+    if "lr" in along:
         drawn.notes.append("the learning rate changes along with the batch")
     if apart:
         names = kit.listed(map(sweep.short_name_of, apart), ", ")
