@@ -13,7 +13,7 @@ from typing import Any
 from docs.generate.dictionary import of_kind
 from harness.core.command_line import names_of, trainer_flags
 from harness.core.records.summary import QUALITY_FIELDS
-from harness.core.schema.environment import FLAG_KINDS
+from harness.core.schema.environment import EXPECTED_MEASURES, FLAG_KINDS
 from harness.core.settings import flag_fields
 from harness.core.tasks import TASKS
 from harness.launch import sweepfile
@@ -47,6 +47,13 @@ def json_schema() -> dict[str, Any]:
             "properties": {"metric": {"type": "string", "examples": [*QUALITY_FIELDS]},
                            "value": {"type": "number"}},
         },
+        "expect": {"type": "array", "items": {
+            "type": "object", "required": ["of", "measure"], "additionalProperties": False,
+            "anyOf": [{"required": ["at_least"]}, {"required": ["at_most"]}],
+            "properties": {"of": point, "against": point,
+                           "measure": {"enum": [*EXPECTED_MEASURES]},
+                           "at_least": {"type": "number"}, "at_most": {"type": "number"}},
+        }},
         "hold": {"enum": [*HOLDS]},
         "lr_rule": {"enum": [*LR_RULES]},
         "columns": {"type": "array", "items": {"type": "string"}, "minItems": 1},

@@ -10,11 +10,13 @@ python -m docs.generate.tables README.md
     <!-- end of answers -->
     <!-- answers FOLDER: strategy=diloco; against strategy=ddp, exchange=direct -->
     <!-- end of answers -->
+    <!-- verdicts outputs/published/sweeps/news -->
+    <!-- end of verdicts -->
 
 What stands between such lines is replaced by these columns of the sweep's table, with the sample
 standard deviations over the seeds, with the runs of another folder as a last row of that name, or
-by what the sweep answers in these cases, against its baseline or the one named. Nothing else of the
-file is touched.
+by what the sweep answers in these cases, against its baseline or the one named, or by whether the
+numbers of its hypothesis hold. Nothing else of the file is touched.
 """
 
 from __future__ import annotations
@@ -28,16 +30,18 @@ from typing import Any
 
 from harness.core.settings import UserError
 from harness.read.compare.answers import answers
+from harness.read.compare.expected import verdicts
 from harness.read.labels import UNKNOWN, plain_text
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
-from harness.read.table import chosen, markdown_lines, markdown_list
+from harness.read.table import Item, chosen, markdown_lines, markdown_list
 from harness.read.tables.sweep_table import sweep_table
 
 PLACE = re.compile(
-    r"(?P<start><!-- (?P<kind>table|answers) (?P<folder>[^:\n]+)(: (?P<what>[^\n]+))? -->\n)"
+    r"(?P<start><!-- (?P<kind>table|answers|verdicts) (?P<folder>[^:\n]+)"
+    r"(: (?P<what>[^\n]+))? -->\n)"
     r"(?P<old>.*?)(?=<!-- end of (?P=kind) -->)", re.DOTALL,
 )  # fmt: skip
-STARTS = re.compile(r"<!-- (table|answers) ")
+STARTS = re.compile(r"<!-- (table|answers|verdicts) ")
 
 
 def main(argv: list[str]) -> int:
@@ -61,15 +65,17 @@ def with_tables(text: str, root: Path) -> str:
     places = PLACE.findall(text)
     if len(places) != len(STARTS.findall(text)):
         raise UserError(
-            "a table or a list of answers is not closed by <!-- end of table --> or "
-            "<!-- end of answers -->"
+            "a table, or a list of answers or verdicts, is not closed by its <!-- end of ... -->"
         )
     return PLACE.sub(lambda place: place["start"] + _filled(place, root), text)
 
 
 def _filled(place: re.Match[str], root: Path) -> str:
     sweep, what = read_sweep(root / place["folder"]), place["what"] or ""
-    lines = _answers(sweep, what) if place["kind"] == "answers" else _table(sweep, what, root)
+    if place["kind"] == "table":
+        lines = _table(sweep, what, root)
+    else:
+        lines = _answers(sweep, what) if place["kind"] == "answers" else _verdicts(sweep)
     return "\n".join(lines) + "\n"
 
 
@@ -94,11 +100,17 @@ def _table(sweep: SweepResults, what: str, root: Path) -> Iterator[str]:
 def _answers(sweep: SweepResults, what: str) -> Iterator[str]:
     cases, _, baseline = what.partition("; against ")
     if baseline:
-        sweep = replace(sweep, baseline=_of_label(sweep, _values(baseline)))
+        sweep = sweep.against(_of_label(sweep, _values(baseline)))
     found = answers(sweep, _values(cases))
     if not found:
         raise UserError(f"{sweep.folder}: no answer for {what or 'any case'}")
     return markdown_list(answer.item for answer in found)
+
+
+def _verdicts(sweep: SweepResults) -> Iterator[str]:
+    if not sweep.expect:
+        raise UserError(f"{sweep.folder}: its plan expects nothing in numbers")
+    return markdown_list(map(Item, verdicts(sweep)))
 
 
 def _of_label(sweep: SweepResults, texts: dict[str, str]) -> dict[str, Any]:

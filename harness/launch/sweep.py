@@ -328,6 +328,10 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
         "command": command,
         "axes": axes_of(sweep),
         "baseline": as_text(sweep.baseline) if sweep.baseline else None,
+        "expect": [
+            {**entry, **{key: as_text(entry[key]) for key in ("of", "against") if entry[key]}}
+            for entry in sweep.expect
+        ],
         "runs": [
             {
                 "label": state.job.label,

@@ -16,6 +16,8 @@
     order: [seed, setup]          outermost first; without it seeds are outermost
     baseline: {setup: 1_1}        what the tables compare with
     target: {metric: accuracy, value: 0.9}
+    expect:                       what the hypothesis says in numbers, to be judged
+      - {of: {per_gpu_batch: 4}, measure: accuracy, at_least: -1}
     hold: per_gpu_batch           or effective_batch: per_gpu_batch follows from the baseline's
     lr_rule: none                 or linear, sqrt: lr is the baseline's, scaled by effective batch
     columns: [accuracy, wall_s]   of the table, where the usual ones do not fit
@@ -39,6 +41,7 @@ from typing import Any
 from harness.core.command_line import field_of, reading_yaml, texts_of, typed
 from harness.core.links import link_of
 from harness.core.records.summary import QUALITY_FIELDS
+from harness.core.schema.environment import EXPECTED_MEASURES
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.core.tasks import TASKS, names, task_of
@@ -50,8 +53,9 @@ HOLDS = ("per_gpu_batch", "effective_batch")
 LR_RULES = ("none", "linear", "sqrt")
 KEYS = (
     "script", "settings", "if_installed", "grid", "runs", "exclude", "seeds",
-    "order", "baseline", "target", "hold", "lr_rule", "columns", "per_node",
+    "order", "baseline", "target", "expect", "hold", "lr_rule", "columns", "per_node",
 )  # fmt: skip
+EXPECT_KEYS = ("of", "against", "measure", "at_least", "at_most")
 # Settings that belong on the command line of the sweep.
 NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
 
@@ -177,6 +181,7 @@ class Sweep:
     order: tuple[str, ...] = ()
     baseline: Point | None = None
     target: dict[str, Any] | None = None
+    expect: list[dict[str, Any]] = field(default_factory=list)  # each with all of EXPECT_KEYS
     hold: str = "per_gpu_batch"
     lr_rule: str = "none"
     columns: list[str] | None = None
@@ -241,6 +246,9 @@ class _Reader:
         for script in scripts:
             if twice := sorted(set(settings[script]) & set(grid)):
                 raise self._wrong("grid", f"{twice[0]} is in settings already")
+        points = [*_values_of(grid), *runs]
+        baseline = self._baseline(scripts, varied, points)
+        target = self._target()
         return Sweep(
             name=self.source.path.stem + ("-tiny" if self.tiny else ""),
             file=str(self.source.path),
@@ -250,8 +258,12 @@ class _Reader:
             runs=runs,
             exclude=[self._point(scripts, e, where) for e, where in self._entries("exclude")],
             order=self._order(varied),
-            baseline=self._baseline(scripts, varied, [*_values_of(grid), *runs]),
-            target=self._target(),
+            baseline=baseline,
+            target=target,
+            expect=[
+                self._expected(scripts, varied, entry, where, baseline is None, target is None)
+                for entry, where in self._entries("expect")
+            ],
             hold=self._choice("hold", HOLDS),
             lr_rule=self._choice("lr_rule", LR_RULES),
             columns=self._columns(),
@@ -376,18 +388,50 @@ class _Reader:
         """
         if "baseline" not in self.content:
             return None
-        baseline = self._point(scripts, self.content["baseline"], ("baseline",))
-        for name in baseline:
-            if name not in varied:
-                raise self._wrong(
-                    "baseline", f"{name} does not vary: a baseline names values of grid or runs"
-                )
+        baseline = self._way(scripts, varied, self.content["baseline"], ("baseline",))
         unnamed = {
             name for name, value in baseline.items()
             if STRATEGY in baseline and name in OF_ONE_STRATEGY and is_off(value)
             and all(point.get(name) != value for point in points)
         }  # fmt: skip
         return {name: value for name, value in baseline.items() if name not in unnamed}
+
+    def _way(self, scripts: tuple[str, ...], varied: set[str], entry: Any, where: Where) -> Point:
+        """A point that tells some of the runs from others."""
+        way = self._point(scripts, entry, where)
+        for name in way:
+            if name not in varied:
+                text = f"{name} does not vary: {where[-1]} names values of grid or runs"
+                raise self.source.wrong(where, text)
+        return way
+
+    def _expected(
+        self, scripts: tuple[str, ...], varied: set[str], entry: Any, where: Where,
+        no_baseline: bool, no_target: bool,
+    ) -> dict[str, Any]:  # fmt: skip
+        """One entry of `expect`; what it does not give is None."""
+        if not isinstance(entry, dict) or not {"of", "measure"} <= entry.keys() <= {*EXPECT_KEYS}:
+            keys = "{of: {setup: 1_2}, measure: accuracy, at_least: -1}; against and at_most beside"
+            raise self.source.wrong(where, f"expected {keys}")
+        measure = str(entry["measure"])
+        if measure not in EXPECTED_MEASURES:
+            hint = nearest(measure, EXPECTED_MEASURES)
+            raise self.source.wrong((*where, "measure"), f"unknown measure {measure}: {hint}")
+        if measure.startswith("tta_") and no_target:
+            raise self.source.wrong((*where, "measure"), f"{measure} needs a target: there is none")
+        if "against" not in entry and no_baseline:
+            raise self.source.wrong(where, "there is no baseline: name against, too")
+        ways = {
+            key: self._way(scripts, varied, entry[key], (*where, key)) if key in entry else None
+            for key in ("of", "against")
+        }
+        try:
+            low, high = (float(entry[k]) if k in entry else None for k in ("at_least", "at_most"))
+        except (TypeError, ValueError):
+            raise self.source.wrong(where, "at_least and at_most are numbers") from None
+        if (low is None and high is None) or (low is not None and high is not None and low > high):
+            raise self.source.wrong(where, "give at_least, at_most or both, the smaller one first")
+        return {**ways, "measure": measure, "at_least": low, "at_most": high}
 
     def _target(self) -> dict[str, Any] | None:
         entry = self.content.get("target")

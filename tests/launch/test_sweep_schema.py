@@ -60,7 +60,9 @@ def test_the_example_of_the_docs_is_valid(root: Path, tmp_path: Path) -> None:
      "script: vit\nsettings: {epochs: many}", "script: vit\nhold: batch",
      "script: vit\nsettings: {strategy: dpp}", "script: vit\nsettings: {output_dir: there}",
      "script: vit\ntarget: {metric: accuracy}", "script: vit\ntiny: {tiny: {script: bert}}",
-     "script: vit\ngrid: {per_gpu_batch: [0]}"],
+     "script: vit\ngrid: {per_gpu_batch: [0]}",
+     "script: vit\nexpect: [{of: {setup: 1_2}, measure: accuracy}]",
+     "script: vit\nexpect: [{of: {setup: 1_2}, measure: loss, at_most: 1}]"],
 )  # fmt: skip
 def test_mistakes_are_not_valid(text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)

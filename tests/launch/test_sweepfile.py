@@ -45,6 +45,9 @@ seeds: [2, 42]
 order: [setup]
 baseline: {setup: 1_1}
 target: {metric: f1, value: 0.9}
+expect:
+  - {of: {b: 4}, against: {b: 16, strategy: fsdp}, measure: f1, at_least: -1, at_most: 2}
+  - {of: {link: 20 ms/1gbit}, measure: tta_wall_s, at_most: 1e-1}
 hold: effective_batch
 lr_rule: sqrt
 columns: [wall_s]
@@ -65,6 +68,13 @@ per_node: true
     assert sweep.exclude == [{"per_gpu_batch": 4}]
     assert sweep.order == ("setup",) and sweep.baseline == {"setup": "1_1"}
     assert sweep.target == {"metric": "f1", "value": 0.9}
+    against = {"per_gpu_batch": 16, "strategy": "fsdp"}
+    assert sweep.expect == [
+        {"of": {"per_gpu_batch": 4}, "against": against, "measure": "f1",
+         "at_least": -1.0, "at_most": 2.0},
+        {"of": {"link": link_of("20ms/1gbit")}, "against": None, "measure": "tta_wall_s",
+         "at_least": None, "at_most": 0.1},
+    ]  # fmt: skip
     assert (sweep.hold, sweep.lr_rule, sweep.per_node) == ("effective_batch", "sqrt", True)
     assert sweep.columns == ["wall_s"]
     assert sweep.header == {
@@ -125,6 +135,8 @@ def test_a_baseline_names_its_strategys_flags_that_are_off(tmp_path: Path) -> No
     assert loaded(tmp_path, named).baseline == {"strategy": "ddp", "compress": "none"}
 
 
+# With a baseline, whose next line is the fourth.
+EXPECT = "script: vit\ngrid: {setup: [1_1, 1_2]}\nbaseline: {setup: 1_1}\n"
 WRONG = {
     "nothing": ("", "expected keys such as script and grid"),
     "a list": ("- script", "expected keys"),
@@ -183,6 +195,41 @@ WRONG = {
     "target metric": (
         "script: vit\ntarget:\n  value: 1\n  metric: acuracy",
         "line 4: unknown metric acuracy: did you mean accuracy?",
+    ),
+    "expect": (f"{EXPECT}expect: {{of: 1_1}}", "line 4: expect is a list of points"),
+    "expect nothing": (f"{EXPECT}expect: [1_1]", "line 4: expected {of: {setup: 1_2}, measure: "),
+    "expect of what": (f"{EXPECT}expect: [{{measure: f1, at_most: 1}}]", "line 4: expected {of: "),
+    "expect key": (
+        f"{EXPECT}expect:\n  - {{of: {{setup: 1_2}}, measure: f1, at_last: 1}}",
+        "line 5: expected {of: ",
+    ),
+    "expect measure": (
+        f"{EXPECT}expect:\n  - of: {{setup: 1_2}}\n    at_most: 1\n    measure: acuracy",
+        "line 7: unknown measure acuracy: did you mean accuracy?",
+    ),
+    "expect way": (
+        f"{EXPECT}expect: [{{of: {{lr: 1}}, measure: f1, at_most: 1}}]",
+        "line 4: lr does not vary: of names values of grid or runs",
+    ),
+    "expect target": (
+        f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: tta_wall_s, at_most: 1}}]",
+        "line 4: tta_wall_s needs a target: there is none",
+    ),
+    "expect baseline": (
+        "script: vit\ngrid: {setup: [1_1, 1_2]}\n"
+        "expect: [{of: {setup: 1_2}, measure: f1, at_most: 1}]",
+        "line 3: there is no baseline: name against, too",
+    ),
+    "expect no bound": (
+        f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: f1}}]", "line 4: give at_least, at_most"
+    ),
+    "expect no number": (
+        f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: f1, at_most: x}}]",
+        "line 4: at_least and at_most are numbers",
+    ),
+    "expect order": (
+        f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: f1, at_least: 2, at_most: 1}}]",
+        "line 4: give at_least, at_most or both, the smaller one first",
     ),
     "hold": ("script: vit\nhold: batch", "hold batch: expected one of per_gpu_batch, effective"),
     "lr_rule": ("script: vit\nlr_rule: quadratic", "lr_rule quadratic: expected one of none"),

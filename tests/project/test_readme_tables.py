@@ -21,7 +21,7 @@ def test_the_tables_match_the_records(root: Path) -> None:
     pages = [page for pattern in patterns.split() for page in sorted(root.glob(pattern))]
     texts = {page: page.read_text() for page in pages}
     places = {page.name: text.count("<!-- end of ") for page, text in texts.items()}
-    expected = {"README.md": 2, "nodes.md": 3, "reading.md": 6, "strategies.md": 9}
+    expected = {"README.md": 2, "nodes.md": 3, "reading.md": 6, "strategies.md": 12}
     assert expected.items() <= places.items()
     for page, text in texts.items():
         assert with_tables(text, page.parent) == text, f"make figures: a table of {page} is old"
@@ -49,6 +49,16 @@ def test_answers_against_another_baseline(root: Path) -> None:
         assert what == f"- ddp, exchange {one} against ddp, exchange {other}:"
         found.append(float(re.findall(r"[\d.]+", measure.partition(": ")[2])[0]))
     assert found[0] < 1 and found[0] * found[1] == pytest.approx(1, rel=0.02)
+
+
+def test_verdicts_replace_what_was_there(root: Path) -> None:
+    place = f"<!-- verdicts {EXCHANGE} -->\nold\n<!-- end of verdicts -->\n"
+    _, first, *others, _ = with_tables(place, root).splitlines()
+    assert len(others) == 2
+    assert first.startswith(
+        "- Expected of strategy ddp, exchange direct against strategy ddp, exchange backend: wall "
+        "time to accuracy 0.9 at most 0.50 times as long: does not hold, 0.53 (0.52 to 0.55); "
+    )
 
 
 def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_path: Path) -> None:
@@ -91,6 +101,11 @@ def test_runs_of_another_folder_are_the_last_row(root: Path) -> None:
             f"<!-- answers {TOGETHER}: strategy=diloco; against strategy=ddp, lr=9 -->\n"
             "<!-- end of answers -->\n",
             "no run has strategy=ddp, lr=9",
+        ),
+        (
+            "<!-- verdicts outputs/published/sweeps/propagation-tiny -->\n"
+            "<!-- end of verdicts -->\n",
+            "expects nothing in numbers",
         ),
         (f"<!-- table outputs/nowhere: n -->\n{END}\n", "nowhere"),
         (f"<!-- table {TOGETHER}: n; and words -->\n{END}\n", "expected NAME of FOLDER"),

@@ -431,6 +431,22 @@ class PlannedRunRecord(TypedDict):
     skipped: Annotated[str | None, "why it was not run; null for a run that was not skipped"]
 
 
+# What an expectation may bound: ratios and shares. A metric of one's own has no known scale.
+EXPECTED_MEASURES = (
+    "train_samples_per_s", "epoch_time_s", "peak_memory_gib", "tta_wall_s", "tta_train_s",
+    "accuracy", "f1", "test_accuracy", "test_f1",
+)  # fmt: skip
+
+
+class ExpectedRecord(TypedDict):
+    of: Annotated[dict[str, Any], "values of some axes: the way to run that it is about"]
+    against: Annotated[dict[str, Any] | None, "those it is compared with; null for the baseline"]
+    measure: Annotated[str, Value(choices=EXPECTED_MEASURES), "what is compared"]
+    at_least: Annotated[float | None,
+        "the ratio, or of a share the difference in percentage points; null for no lower bound"]
+    at_most: Annotated[float | None, "null for no upper bound"]
+
+
 class SweepRecord(TypedDict):
     """What makes one sweep of its runs; written by the launcher."""
 
@@ -439,6 +455,8 @@ class SweepRecord(TypedDict):
     question: Annotated[str | None, "what it answers"]
     hypothesis: NotRequired[Annotated[str | None,
         "what was expected, written down before the runs"]]
+    expect: NotRequired[Annotated[list[ExpectedRecord],
+        "what it says in numbers: for each `of`, `against`, `measure`, `at_least`, `at_most`"]]
     file: Annotated[str, "the file that plans it"]
     tiny: Annotated[bool, "whether at laptop size"]
     command: Annotated[str, "the command line"]

@@ -2,8 +2,8 @@
 
 An answer gives each measure's ratio or difference with its 95 % interval, whether it is within the
 noise, the number of runs, and which runs were disturbed or had another link than planned. Where two
-groups must not be compared it says why instead. The hypothesis is free text and is not judged: it
-is printed before the answers, for the reader to judge.
+groups must not be compared it says why instead. What the hypothesis says in numbers is judged in
+expected.py; its text is printed before the answers, for the reader to judge.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ MORE_LESS = {
 }
 LONGER_SHORTER = ("longer", "shorter")
 # Measure -> the words after "times"; the title of a figure lacks them, as an axis says it.
-AS = {RATE: "as many", MEMORY: "as much", **dict.fromkeys(TIMES_TO_TARGET, "as long")}
+AS = {RATE: "as many", MEMORY: "as much",
+      **dict.fromkeys((*TIMES_TO_TARGET, "epoch_time_s"), "as long")}  # fmt: skip
 LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 
 TOO_FEW = "too few runs to tell (more seeds are needed)"
@@ -116,7 +117,7 @@ def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[
 
     only: the values of axes that are asked for; the others are left out.
     """
-    return [_answer(sweep, way, of_way) for way, of_way in _pairs(sweep, only).items()]
+    return [_answer(sweep, way, of_way) for way, of_way in pairs_by_way(sweep, only).items()]
 
 
 def failed_ways(sweep: SweepResults) -> list[str]:
@@ -158,9 +159,9 @@ def finding(sweep: SweepResults, *names: str) -> str:
        text says so; "" where there is none.
     """
     measures = [BY_NAME[name] for name in names]
-    pairs_of, ranks = _pairs(sweep, None), dict[str, tuple[bool, float, float]]()
-    for way, pairs in pairs_of.items():
-        cases = [pair.estimate(measures[0]) for pair, *_ in _alike(measures[0], pairs)]
+    by_way, ranks = pairs_by_way(sweep, None), dict[str, tuple[bool, float, float]]()
+    for way, pairs in by_way.items():
+        cases = [pair.estimate(measures[0]) for pair, *_ in alike_pairs(measures[0], pairs)]
         known = [each for each in cases if isinstance(each, Estimate) and each.value is not None]
         if known:
             gain = sum(_clear_gain(measures[0], each) for each in known) / len(cases)
@@ -170,10 +171,10 @@ def finding(sweep: SweepResults, *names: str) -> str:
         return ""
     better = [way for way, (*_, gain) in ranks.items() if gain > 0]
     way = max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda w: ranks[w][2])
-    pairs = pairs_of[way]
+    pairs = by_way[way]
     parts = [_part(sweep, measure, pairs, brief=True) for measure in measures]
-    parts += [ALONE] if _runs(pairs) == ALONE else []
-    return f"{_ways(sweep, way, pairs, True)}: {'; '.join([*parts, *_other_links(pairs)])}"
+    parts += [ALONE] if counted_runs(pairs) == ALONE else []
+    return f"{_ways(sweep, way, pairs, True)}: {'; '.join([*parts, *other_links(pairs)])}"
 
 
 def _is_compared(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
@@ -188,12 +189,12 @@ def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
     return -gain if measure.name in LESS_IS_BETTER else gain
 
 
-def _none(measure: ComparedMeasure) -> float:
+def no_difference(measure: ComparedMeasure) -> float:
     """What the estimate is where nothing differs."""
     return 0.0 if measure.question == QUALITY else 1.0
 
 
-def _pairs(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, list[Pair]]:
+def pairs_by_way(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, list[Pair]]:
     """What is compared, by way."""
     pairs: dict[str, list[Pair]] = {}
     for group in sweep.groups:
@@ -227,7 +228,7 @@ def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
     if MEMORY in (sweep.columns or ()):
         names.append(MEMORY)
     texts = (_part(sweep, BY_NAME[name], pairs) for name in (*names, ACCURACY))
-    runs = _runs(pairs), *_other_links(pairs)
+    runs = counted_runs(pairs), *other_links(pairs)
     return Answer(_ways(sweep, way, pairs), tuple(texts), runs)
 
 
@@ -285,7 +286,7 @@ def _causes(groups: Iterable[Group]) -> list[str]:
     return [cause for cause, holds in causes.items() if holds]
 
 
-def _what(sweep: SweepResults, measure: ComparedMeasure) -> str:
+def what_is_compared(sweep: SweepResults, measure: ComparedMeasure) -> str:
     if sweep.target is None or measure.name not in TIMES_TO_TARGET:
         return measure.title
     return f"{TIMES_TO_TARGET[measure.name]} to {sweep.target.short}"
@@ -297,14 +298,16 @@ def _part(
     """One or two cases: each number and interval. More: the least and the most, and in how many of
     the cases it is faster, slower, within the noise, ... Cases of equal values count once.
     """
-    alike = _alike(measure, pairs)
-    what, results = _what(sweep, measure), [of_alike[0].estimate(measure) for of_alike in alike]
+    alike = alike_pairs(measure, pairs)
+    what = what_is_compared(sweep, measure)
+    results = [of_alike[0].estimate(measure) for of_alike in alike]
     estimates = [each for each in results if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
         few = len(alike) <= FEW_CASES
         texts = [MISSED if isinstance(each, Missed) and not few else str(each) for each in results]
         return f"{what}: {listed(dict.fromkeys(texts), ' or ', MOST_TEXTS)}"
-    cases, unit = _names_of_cases(sweep, alike), _unit(measure, brief)
+    cases = names_of_cases(alike, _cases(sweep, alike[0][0]))
+    unit = unit_of(measure, brief)
     once = _counted_once(len(alike), len(pairs))
     once += "" if brief else _of_pairs(alike, results)
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
@@ -314,7 +317,7 @@ def _part(
             f"{what}: equal in all {len(pairs)} cases{'' if brief else _of_pairs(alike, results)}"
         )
     if len(alike) <= FEW_CASES:
-        alone = _runs(pairs) == ALONE
+        alone = counted_runs(pairs) == ALONE
         both = zip(results, cases, strict=True)
         texts = [_one(measure, result, unit, case, alone) for result, case in both]
         return f"{what}: {', and '.join(texts)}{once}"
@@ -330,7 +333,7 @@ def _told(measure: ComparedMeasure, result: Estimate | str, more: str, less: str
     return result if isinstance(result, str) else _judged(measure, result, more, less)
 
 
-def _alike(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[list[Pair]]:
+def alike_pairs(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[list[Pair]]:
     """The pairs, those together that have the very same values: they measured one thing, as the
     accuracy over links does that change nothing but the time.
     """
@@ -374,9 +377,9 @@ def _one(
         judged = ""
     if isinstance(result, str) or judged == EQUAL:
         return f"{judged}{named}"
-    text = f"{_number(measure, result.value)} {unit}"
+    text = f"{number_of(measure, result.value)} {unit}"
     if result.low is not None and judged not in (TOO_FEW, NO_SPREAD):
-        text += f" ({_number(measure, result.low)} to {_number(measure, result.high)})"
+        text += f" ({number_of(measure, result.low)} to {number_of(measure, result.high)})"
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
 
 
@@ -384,17 +387,17 @@ def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Se
     """The least and the most, each with its case."""
     known = [(each.value, n) for n, each in enumerate(results)
              if isinstance(each, Estimate) and each.value is not None]  # fmt: skip
-    ends = {_number(measure, value): cases[n] for value, n in (min(known), max(known))}
+    ends = {number_of(measure, value): cases[n] for value, n in (min(known), max(known))}
     named = len(ends) > 1 or len(known) == 1
     texts = [f"{text} ({case})" if named else text for text, case in ends.items()]
     return " to ".join(texts)
 
 
-def _names_of_cases(sweep: SweepResults, alike: Sequence[Sequence[Pair]]) -> list[str]:
+def names_of_cases(alike: Sequence[Sequence[Pair]], axes: Sequence[str]) -> list[str]:
     """What tells the cases apart, of alike ones what they share; nothing where they are all."""
     labels = [[_with_defaults(pair.group) for pair in pairs] for pairs in alike]
     axes = [
-        axis for axis in shown_axes(_cases(sweep, alike[0][0]))
+        axis for axis in shown_axes(axes)
         if len({short_text(label, (axis,)) for of_one in labels for label in of_one}) > 1
     ]  # fmt: skip
     return [
@@ -417,7 +420,7 @@ def _value(label: Mapping[str, Any], axis: str) -> str:
 
 
 def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) -> str:
-    none = _none(measure)
+    none = no_difference(measure)
     if estimate.is_exactly(none):
         return EQUAL
     if estimate.low is None or estimate.high is None:
@@ -436,13 +439,13 @@ def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) 
     return WITHIN_NOISE
 
 
-def _unit(measure: ComparedMeasure, brief: bool) -> str:
+def unit_of(measure: ComparedMeasure, brief: bool) -> str:
     if measure.question == QUALITY:
         return "points"
     return "times" if brief else f"times {AS[measure.name]}"
 
 
-def _number(measure: ComparedMeasure, value: float | None) -> str:
+def number_of(measure: ComparedMeasure, value: float | None) -> str:
     """With two digits that count, also of a small factor."""
     assert value is not None
     if measure.question == QUALITY:
@@ -450,7 +453,7 @@ def _number(measure: ComparedMeasure, value: float | None) -> str:
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
-def _runs(pairs: Sequence[Pair]) -> str:
+def counted_runs(pairs: Sequence[Pair]) -> str:
     """How many runs each group has, and of how many the times count."""
     groups = [group for pair in pairs for group in (pair.group, pair.base)]
     counts = {len(group.finished) for group in groups}
@@ -468,7 +471,7 @@ def _from_to(counts: Collection[int]) -> str:
     return f"{few}" if few == most else f"{few} to {most}"
 
 
-def _other_links(pairs: Sequence[Pair]) -> list[str]:
+def other_links(pairs: Sequence[Pair]) -> list[str]:
     """How many of the runs had a link that carried less or took longer than planned."""
     groups = {id(group): group for pair in pairs for group in (pair.group, pair.base)}
     runs = [run for group in groups.values() for run in group.finished]

@@ -82,7 +82,7 @@ def baseline_of(sweep: SweepResults, group: Group) -> Group | None:
     like = [o for o in named if all(_fits(baseline, axis, o, group) for axis in sweep.axes)]
     if not like and "setup" in baseline:
         like = [other for other in named if is_single_of(other, group, sweep.axes)]
-    like = [other for other in like if _is_plain(baseline, other)] or like
+    like = [other for other in like if is_plain(baseline, other)] or like
     nearest = [
         (other.machine != group.machine, sum(other.label[a] != group.label[a] for a in sweep.axes))
         for other in like
@@ -125,10 +125,12 @@ def differs_from_single(group: Group, base: Group | None, axes: Sequence[str]) -
     return {axis for axis in axes if group.label[axis] != base.label[axis]}
 
 
-def _is_plain(baseline: dict[str, Any], other: Group) -> bool:
-    """A baseline that names a strategy alone means it without its flags: ddp, not ddp powersgd."""
-    return STRATEGY not in baseline or all(
-        is_off(other.label.get(flag)) for flag in OF_ONE_STRATEGY if flag not in baseline
+def is_plain(way: dict[str, Any], group: Group) -> bool:
+    """Of a way that names a strategy alone, whether the group has none of its flags: ddp means ddp
+    and not ddp powersgd.
+    """
+    return STRATEGY not in way or all(
+        is_off(group.label.get(flag)) for flag in OF_ONE_STRATEGY if flag not in way
     )
 
 

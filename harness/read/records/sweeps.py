@@ -7,6 +7,7 @@ outputs/README.md defines its fields. Runs outside any sweep are read as if one 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -49,6 +50,17 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What the hypothesis says in numbers of one way to run."""
+
+    of: dict[str, Any]
+    against: dict[str, Any] | None  # None: the baseline
+    measure: str
+    at_least: float  # a ratio, or of a share percentage points
+    at_most: float
+
+
+@dataclass(frozen=True)
 class SweepResults:
     """What was planned, and on demand the runs and groups that were read for it."""
 
@@ -59,6 +71,7 @@ class SweepResults:
     planned: tuple[PlannedRun, ...]
     tiny: bool = False
     hypothesis: str | None = None  # written down before the runs
+    expect: tuple[Expected, ...] = ()
     command: str | None = None
     baseline: dict[str, Any] | None = None
     target: Target | None = None
@@ -126,6 +139,12 @@ class SweepResults:
     def short_name_of(self, group: Group) -> str:
         machine = group.machine_kind if len(self.machines) > 1 else None
         return short_text(group.label, self.naming, machine)
+
+    def against(self, baseline: dict[str, Any]) -> SweepResults:
+        """The same runs, compared with other ones."""
+        other = replace(self, baseline=baseline)
+        vars(other).update(runs=self.runs, groups=self.groups)  # they are not read again
+        return other
 
     @property
     def problems(self) -> list[str]:
@@ -348,6 +367,7 @@ def _checked(file: Path, content: Mapping[str, Any]) -> SweepResults:
         planned=planned,
         tiny=bool(content.get("tiny")),
         hypothesis=content.get("hypothesis"),
+        expect=tuple(_expected(entry, axes) for entry in content.get("expect") or ()),
         command=content.get("command"),
         baseline=_baseline(content.get("baseline"), axes),
         target=_target(content.get("target")),
@@ -383,6 +403,20 @@ def _check_paths(runs: tuple[PlannedRun, ...], axes: tuple[str, ...]) -> None:
         if run.path is not None and key in seen:
             raise UserError(f"runs: {run.path} stands twice in one group: one record, one run")
         seen.add(key)
+
+
+def _expected(entry: Mapping[str, Any], axes: tuple[str, ...]) -> Expected:
+    low, high = entry.get("at_least"), entry.get("at_most")
+    of, measure = entry.get("of"), entry.get("measure")
+    if not of or measure is None or (low is None and high is None):
+        raise UserError("expect: an entry lacks of, measure, or both at_least and at_most")
+    for name in (*of, *(entry.get("against") or ())):
+        if name not in axes:
+            raise UserError(f"expect: {name} does not vary here: {', '.join(axes) or 'nothing'}")
+    return Expected(
+        of, entry.get("against"), measure, -math.inf if low is None else low,
+        math.inf if high is None else high,
+    )  # fmt: skip
 
 
 def _baseline(named: dict[str, Any] | None, axes: tuple[str, ...]) -> dict[str, Any] | None:

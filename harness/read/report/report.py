@@ -217,7 +217,10 @@ def _repeat(sweep: SweepResults) -> str:
 
 def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
     compared = [answer.item for answer in table.answers] or [Item(_uncompared(sweep))]
-    return [*map(Item, fastest_batch(sweep)), *compared, *map(Item, failed_ways(sweep))]
+    return [
+        *map(Item, table.verdicts), *map(Item, fastest_batch(sweep)), *compared,
+        *map(Item, failed_ways(sweep)),
+    ]  # fmt: skip
 
 
 def _saved(drawn: Drawn, prefix: str, folder: Path, name: str) -> Shown:

@@ -52,8 +52,9 @@ def definitions(sections: Sequence[Section]) -> dict[str, str]:
 
 
 HYPOTHESIS = {
-    "hypothesis": "free text of the sweep file. No program judges it: the answer stands below it, "
-    "for the reader to judge."
+    "hypothesis": "free text of the sweep file. What it says in numbers (expect) holds where the "
+    "whole 95 % interval is within them, does not hold where all of it is outside, and is open in "
+    "between."
 }
 
 # By the pattern of what is used.

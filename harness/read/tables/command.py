@@ -28,6 +28,7 @@ from harness.read.records.runs import Run, identity_settings
 from harness.read.records.selection import parse_selector, read_sweep_part, refuse_part
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
 from harness.read.table import (
+    Item,
     Table,
     chosen,
     escaped,
@@ -246,7 +247,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if options.json:
         print_json({
             "sweep": sweep.name, "question": sweep.question, "hypothesis": sweep.hypothesis,
-            "answers": [*map(str, shown.answers)], "rows": rows,
+            "verdicts": shown.verdicts, "answers": [*map(str, shown.answers)], "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
             "not_read": sweep.problems,
         })  # fmt: skip
@@ -257,6 +258,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if shown.hypothesis:
         console.print(f"hypothesis: {shown.hypothesis}")
     show(table)
+    show_list(map(Item, shown.verdicts))
     show_list(answer.item for answer in shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
@@ -309,6 +311,9 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
     if shown.hypothesis:
         yield f"Hypothesis: {escaped(shown.hypothesis)}\n"
     yield from markdown_lines(shown.table)
+    if shown.verdicts:
+        yield "\nOf the hypothesis, what it says in numbers:\n"
+        yield from markdown_list(map(Item, shown.verdicts))
     if shown.answers:
         yield "\nAgainst the baseline:\n"
         yield from markdown_list(answer.item for answer in shown.answers)

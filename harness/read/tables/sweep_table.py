@@ -11,6 +11,7 @@ from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.core.records.submitted import JOBS, open_entries
 from harness.core.settings import UserError, nearest
 from harness.read.compare.answers import Answer, all_disturbed, answers
+from harness.read.compare.expected import verdicts
 from harness.read.labels import UNKNOWN, column_of, counted, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
     STRONG,
@@ -71,6 +72,7 @@ class SweepTable:
     hypothesis: str | None
     about: str  # what is the same for all rows
     table: Table
+    verdicts: list[str]  # on what the hypothesis says in numbers
     answers: list[Answer]
     legend: list[str]
     notes: list[str]
@@ -105,6 +107,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         hypothesis=sweep.hypothesis,
         about=_about(sweep, rows, same),
         table=Table(headings, lines, keys + sweep.per_node, tuple(right), marks),
+        verdicts=verdicts(sweep),
         answers=answers(sweep),
         legend=[
             *legend(sweep, rows, columns),

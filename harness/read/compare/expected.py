@@ -1,0 +1,104 @@
+"""Whether what a hypothesis says in numbers holds: `expect` of a sweep file against the records.
+
+An expectation bounds a measure of one way to run against another. In each case that is compared it
+holds where the whole 95 % interval is within the bounds, does not hold where all of it is outside,
+and is open in between and where there is no interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.read.compare.answers import (
+    BY_NAME,
+    Pair,
+    alike_pairs,
+    counted_runs,
+    names_of_cases,
+    no_difference,
+    number_of,
+    other_links,
+    pairs_by_way,
+    unit_of,
+    what_is_compared,
+)
+from harness.read.compare.compare import ComparedMeasure
+from harness.read.labels import counted, label_text, listed, plain_text
+from harness.read.records.baseline import is_plain
+from harness.read.records.sweeps import Expected, SweepResults
+from harness.read.statistics import Estimate
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "open"
+MOST_CASES = 3  # each with its own number
+
+
+def verdicts(sweep: SweepResults) -> list[str]:
+    """A sentence for each expectation, in the order of the sweep file."""
+    return [_verdict(sweep, expected) for expected in sweep.expect]
+
+
+def _verdict(sweep: SweepResults, expected: Expected) -> str:
+    if expected.against is not None:
+        sweep = sweep.against(expected.against)
+    measure = BY_NAME[expected.measure]
+    texts = {axis: plain_text(value) for axis, value in expected.of.items()}
+    pairs = [pair for of_way in pairs_by_way(sweep, texts).values() for pair in of_way]
+    pairs = [pair for pair in pairs if is_plain(expected.of, pair.group)] or pairs
+    ways = " against ".join(label_text(w, tuple(w)) for w in (expected.of, sweep.baseline or {}))
+    claim = f"Expected of {ways}: {what_is_compared(sweep, measure)} {_bounds(expected, measure)}"
+    if not pairs:
+        return f"{claim}: {OPEN}, as no runs of both have finished."
+    found = [_found(sweep, expected, measure, pairs), counted_runs(pairs), *other_links(pairs)]
+    return f"{claim}: {'; '.join(found)}."
+
+
+def _bounds(expected: Expected, measure: ComparedMeasure) -> str:
+    bounds = {"at least": expected.at_least, "at most": expected.at_most}
+    texts = [f"{word} {number_of(measure, bound)}" for word, bound in bounds.items()
+             if math.isfinite(bound)]  # fmt: skip
+    return f"{' and '.join(texts)} {unit_of(measure, brief=False)}"
+
+
+def _found(
+    sweep: SweepResults, expected: Expected, measure: ComparedMeasure, pairs: Sequence[Pair]
+) -> str:
+    """The verdict and, in brackets, the numbers; of several cases each verdict with its cases."""
+    alike = alike_pairs(measure, pairs)
+    names = names_of_cases(alike, [axis for axis in sweep.axes if axis not in expected.of])
+    cases: dict[str, list[str]] = {}
+    for of_alike, name in zip(alike, names, strict=True):
+        result = of_alike[0].estimate(measure)
+        text = _number(measure, result) + (f" for {name}" if name else "")
+        cases.setdefault(_judged(expected, measure, result), []).append(text)
+    if len(alike) == 1:
+        ((judged, (text,)),) = cases.items()
+        return f"{judged}, {text}"
+    order = [judged for judged in (HOLDS, FAILS, OPEN) if judged in cases]
+    return "; ".join(
+        f"{judged} in {len(cases[judged])} of {counted(len(alike), 'case')} "
+        f"({listed(cases[judged], ', ', MOST_CASES)})"
+        for judged in order
+    )
+
+
+def _judged(expected: Expected, measure: ComparedMeasure, result: Estimate | str) -> str:
+    if not isinstance(result, Estimate) or result.low is None or result.high is None:
+        return OPEN
+    if result.is_without_spread and not result.is_exactly(no_difference(measure)):
+        return OPEN
+    if result.low >= expected.at_least and result.high <= expected.at_most:
+        return HOLDS
+    outside = result.high < expected.at_least or result.low > expected.at_most
+    return FAILS if outside else OPEN
+
+
+def _number(measure: ComparedMeasure, result: Estimate | str) -> str:
+    if not isinstance(result, Estimate):
+        return result
+    if result.value is None:
+        return "unknown"
+    text = number_of(measure, result.value)
+    if result.low is None or result.high is None:
+        return text
+    return f"{text} ({number_of(measure, result.low)} to {number_of(measure, result.high)})"

@@ -1,0 +1,130 @@
+"""What a hypothesis says in numbers is judged by its interval. Every number is by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from harness.core.schema.environment import EXPECTED_MEASURES
+from harness.core.settings import UserError
+from harness.read.compare.answers import BY_NAME
+from harness.read.compare.expected import verdicts
+from harness.read.records.sweeps import read_sweep
+from harness.read.report.report import make_report
+from harness.read.tables.sweep_table import sweep_table
+from tests.support.paired import Verb
+from tests.support.records import TARGET, Plan, timed_epochs, with_rates
+
+RATE = "train_samples_per_s"
+
+
+def expect(plan: Plan, *entries: dict[str, Any], **changes: Any) -> list[str]:
+    """The verdicts on these, each with what it leaves out."""
+    empty = {"of": {"setup": "1_2"}, "against": None, "at_least": None, "at_most": None}
+    return verdicts(read_sweep(plan.write(expect=[empty | entry for entry in entries], **changes)))
+
+
+def test_only_what_the_whole_interval_shows(plan: Plan) -> None:
+    """Ratios of 2 and 2.2: 2.10 (1.14 to 3.84), see test_answers.py."""
+    with_rates(plan, "1_1", 100.0, 100.0)
+    with_rates(plan, "1_2", 200.0, 220.0)
+    bounds = (1.1, None), (1.2, None), (4.0, None), (None, 3.9), (None, 1.0), (1.0, 4.0)
+    said = expect(
+        plan, *({"measure": RATE, "at_least": low, "at_most": high} for low, high in bounds)
+    )
+    texts = ["at least 1.10", "at least 1.20", "at least 4.00", "at most 3.90", "at most 1.00",
+             "at least 1.00 and at most 4.00"]  # fmt: skip
+    judged = ["holds", "open", "does not hold", "holds", "does not hold", "holds"]
+    assert said == [
+        f"Expected of setup 1_2 against setup 1_1: samples/s {text} times as many: {verdict}, 2.10 "
+        "(1.14 to 3.84); 2 runs each."
+        for text, verdict in zip(texts, judged, strict=True)
+    ]
+
+
+def test_shares_differ_by_points(plan: Plan) -> None:
+    """Differences of -1 and -2 points: -1.5, and half of the interval is 12.706 * 0.5."""
+    for seed, accuracy in enumerate((0.79, 0.78)):
+        plan.run("1_1", seed=seed, accuracy=0.8)
+        plan.run("1_2", seed=seed, accuracy=accuracy)
+    (said,) = expect(plan, {"measure": "accuracy", "at_least": -8})
+    assert ": accuracy at least -8.0 points: holds, -1.5 (-7.9 to +4.9); 2 runs each." in said
+
+
+def test_one_run_or_no_spread_leaves_it_open(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0)
+    with_rates(plan, "1_2", 200.0)
+    for seed in (0, 1):
+        plan.run("1_1", batch=8, seed=seed, accuracy=0.8 + seed / 10)
+        plan.run("1_2", batch=8, seed=seed, accuracy=0.7 + seed / 10)
+    at_least = {"measure": RATE, "at_least": 1}
+    one, equal = expect(plan, at_least, {"measure": "accuracy", "at_most": 0})
+    assert "open in 1 of 2 cases (2.00 for b4)" in one
+    assert "(1.00 (1.00 to 1.00) for b8)" in one and "holds in 1 of 2 cases" in one
+    assert "open in 2 of 2 cases (not compared (one seed on a side) for b4, -10.0 (" in equal
+
+
+def test_a_way_is_named_as_a_baseline_is(plan: Plan) -> None:
+    """ddp is ddp without compression; against names other runs than the baseline."""
+    axes = ["strategy", "compress"]
+    rates = {("ddp", None): 100.0, ("ddp", "int8"): 150.0, ("diloco", None): 300.0}
+    for (strategy, compress), rate in rates.items():
+        for seed in (0, 1):
+            label = {"strategy": strategy, "compress": compress}
+            plan.run(seed=seed, train_samples_per_s=rate, label=label)
+    of_ddp = {"of": {"strategy": "ddp"}, "measure": RATE, "at_most": 1}
+    said = expect(plan, of_ddp | {"against": {"strategy": "diloco"}},
+                  of_ddp | {"of": {"strategy": "ddp", "compress": "int8"}},
+                  axes=axes, baseline={"strategy": "ddp"})  # fmt: skip
+    assert said[0].startswith("Expected of strategy ddp against strategy diloco: ")
+    assert ": open, 0.33 (0.33 to 0.33); 2 runs each." in said[0]  # no spread tells nothing
+    assert said[1].startswith("Expected of strategy ddp int8 against strategy ddp: ")
+
+
+def test_a_target_that_is_missed_and_runs_that_are_not_there(plan: Plan) -> None:
+    wall = {"measure": "tta_wall_s", "at_most": 1}
+    none = "wall time to accuracy 0.9 at most 1.00 times as long: open, as no runs of both have"
+    plan.run("1_1", seed=0, epochs=timed_epochs(0.95))
+    plan.planned("1_2", seed=0)
+    assert none in expect(plan, wall, target=TARGET)[0]
+    plan.run("2_1", seed=0, epochs=timed_epochs(0.5))
+    (said,) = expect(plan, wall | {"of": {"setup": "2_1"}}, target=TARGET)
+    assert ": open, reached by 0 runs, of the baseline by 1; one run each" in said
+
+
+def test_every_measure_can_be_told(plan: Plan) -> None:
+    assert {*EXPECTED_MEASURES} <= BY_NAME.keys()
+    with_rates(plan, "1_1", 100.0, 110.0)
+    with_rates(plan, "1_2", 200.0, 220.0)
+    entries = [{"measure": name, "at_least": 1} for name in EXPECTED_MEASURES]
+    said = expect(plan, *entries, target=TARGET)
+    assert len(said) == len(EXPECTED_MEASURES) and all(": open" in s for s in said[1:])
+
+
+def test_where_it_is_shown(plan: Plan, table: Verb) -> None:
+    with_rates(plan, "1_1", 100.0, 100.0)
+    with_rates(plan, "1_2", 200.0, 220.0)
+    (said,) = expect(plan, {"measure": RATE, "at_least": 1}, hypothesis="It pays.")
+    assert sweep_table(read_sweep(plan.folder))[0].verdicts == [said]
+    assert "- Expected of setup 1_2 against setup 1_1" in table(plan.folder)
+    assert json.loads(table(plan.folder, "--json"))["verdicts"] == [said]
+    files = make_report(plan.output_dir, plan.output_dir / "page")
+    page = next(file for file in files if file.suffix == ".md").read_text()
+    answers = page[page.index("## Answers") :]
+    assert answers.index("Expected of") < answers.index("setup 1_2 against setup 1_1: samples/s")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [({"of": {}, "measure": RATE, "at_most": 1.0}, "expect: an entry lacks of"),
+     ({"of": {"setup": "1_2"}, "measure": RATE}, "expect: an entry lacks of"),
+     ({"of": {"lr": 1}, "measure": RATE, "at_most": 1.0}, "expect: lr does not vary here"),
+     ({"of": {"setup": "1_2"}, "measure": "loss", "at_most": 1.0}, "measure"),
+     ("1_2", "expect")],
+)  # fmt: skip
+def test_a_damaged_plan_is_refused(entry: Any, message: str, plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0)
+    with pytest.raises(UserError, match=message):
+        read_sweep(plan.write(expect=[entry]))
