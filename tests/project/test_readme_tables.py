@@ -56,8 +56,8 @@ def test_verdicts_replace_what_was_there(root: Path) -> None:
     _, first, *others, _ = with_tables(place, root).splitlines()
     assert len(others) == 2
     assert first.startswith(
-        "- Expected of strategy ddp, exchange direct against strategy ddp, exchange backend: wall "
-        "time to accuracy 0.9 at most 0.50 times as long: does not hold, 0.53 (0.52 to 0.55); "
+        "- Expected of ddp, exchange direct against ddp, exchange backend: wall time to accuracy "
+        "0.9 at most 0.5 times as long: does not hold, 0.53 (0.52 to 0.55); "
     )
 
 

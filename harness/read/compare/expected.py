@@ -24,13 +24,14 @@ from harness.read.compare.answers import (
     what_is_compared,
 )
 from harness.read.compare.compare import ComparedMeasure
-from harness.read.labels import counted, label_text, listed, plain_text
+from harness.read.labels import STRATEGY, counted, label_text, listed, plain_text
 from harness.read.records.baseline import is_plain
+from harness.read.records.comparable import QUALITY
 from harness.read.records.sweeps import Expected, SweepResults
 from harness.read.statistics import Estimate
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "open"
-MOST_CASES = 3  # each with its own number
+MOST_CASES = 4  # each with its own number
 
 
 def verdicts(sweep: SweepResults) -> list[str]:
@@ -45,8 +46,9 @@ def _verdict(sweep: SweepResults, expected: Expected) -> str:
     texts = {axis: plain_text(value) for axis, value in expected.of.items()}
     pairs = [pair for of_way in pairs_by_way(sweep, texts).values() for pair in of_way]
     pairs = [pair for pair in pairs if is_plain(expected.of, pair.group)] or pairs
-    ways = " against ".join(label_text(w, tuple(w)) for w in (expected.of, sweep.baseline or {}))
-    claim = f"Expected of {ways}: {what_is_compared(sweep, measure)} {_bounds(expected, measure)}"
+    ways = (label_text(way, tuple(way)) for way in (expected.of, sweep.baseline or {}))
+    which = " against ".join(text.removeprefix(f"{STRATEGY} ") for text in ways)
+    claim = f"Expected of {which}: {what_is_compared(sweep, measure)} {_bounds(expected, measure)}"
     if not pairs:
         return f"{claim}: {OPEN}, as no runs of both have finished."
     found = [_found(sweep, expected, measure, pairs), counted_runs(pairs), *other_links(pairs)]
@@ -55,8 +57,8 @@ def _verdict(sweep: SweepResults, expected: Expected) -> str:
 
 def _bounds(expected: Expected, measure: ComparedMeasure) -> str:
     bounds = {"at least": expected.at_least, "at most": expected.at_most}
-    texts = [f"{word} {number_of(measure, bound)}" for word, bound in bounds.items()
-             if math.isfinite(bound)]  # fmt: skip
+    form = "{:+g}" if measure.question == QUALITY else "{:g}"
+    texts = [f"{word} {form.format(b)}" for word, b in bounds.items() if math.isfinite(b)]
     return f"{' and '.join(texts)} {unit_of(measure, brief=False)}"
 
 
