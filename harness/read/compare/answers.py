@@ -124,19 +124,18 @@ def failed_ways(sweep: SweepResults) -> list[str]:
     """A sentence for each way to run of which no run finished and some failed; a single one for all
     ways with a value of an axis if this holds for each of them.
     """
-    left = {id(g): g for g in sweep.groups if not g.finished and _failures((g,))}
+    left = [group for group in sweep.groups if not group.finished and _failures((group,))]
     sentences = []
     for axis in shown_axes(sweep.axes):
         by_value: dict[str, list[Group]] = {}
         for group in sweep.groups:
             by_value.setdefault(plain_text(group.label.get(axis)), []).append(group)
         for alike in by_value.values():
-            if len(alike) > 1 and all(id(group) in left for group in alike):
+            if len(alike) > 1 and all(group in left for group in alike):
                 text = label_text(alike[0].label, (axis,))
                 sentences.append(f"{text}: {_failed(alike)}")
-                for group in alike:
-                    del left[id(group)]
-    return [*sentences, *(f"{sweep.name_of(group)}: {_failed([group])}" for group in left.values())]
+                left = [group for group in left if group not in alike]
+    return [*sentences, *(f"{sweep.name_of(group)}: {_failed([group])}" for group in left)]
 
 
 def _failures(groups: Sequence[Group]) -> list[str]:
@@ -473,7 +472,7 @@ def _from_to(counts: Collection[int]) -> str:
 
 def other_links(pairs: Sequence[Pair]) -> list[str]:
     """How many of the runs had a link that carried less or took longer than planned."""
-    groups = {id(group): group for pair in pairs for group in (pair.group, pair.base)}
-    runs = [run for group in groups.values() for run in group.finished]
+    groups = {group for pair in pairs for group in (pair.group, pair.base)}
+    runs = [run for group in groups for run in group.finished]
     other = sum(run.link_warning is not None for run in runs)
     return [f"{other} of {len(runs)} runs over another link than asked for"] if other else []

@@ -65,8 +65,7 @@ def groups_by_batch(sweep: SweepResults) -> tuple[list[Group], list[Group]]:
     begun = [g for g in sweep.groups if g.finished or failures(g)]
     groups = [g for g in begun if is_number(g.setting(BATCH))]
     apart = _apart(sweep, _lines_of(sweep, groups, _along_batch(sweep)))
-    without = {*map(id, apart)}
-    return [group for group in groups if id(group) not in without], apart
+    return [group for group in groups if group not in apart], apart
 
 
 def _along_batch(sweep: SweepResults) -> tuple[str, ...]:
@@ -243,18 +242,16 @@ def _from_single(
     """
     groups = [group for panel in panels for _, of_line in panel.lines for group in of_line]
     singles = {
-        id(group): [one for one in groups if is_single_of(one, group, sweep.axes)]
-        for group in groups
+        group: [one for one in groups if is_single_of(one, group, sweep.axes)] for group in groups
     }
-    begun = {id(one) for group in groups for one in singles[id(group)]}
+    begun = {one for of_group in singles.values() for one in of_group}
     joined = list[Panel]()
     for panel in panels:
         lines = list[Series]()
         for name, of_line in panel.lines:
-            if not all(id(group) in begun for group in of_line):
-                first = {id(one): one for group in of_line for one in singles[id(group)]}
-                own = {id(group): group for group in of_line}
-                lines.append(Series(name, [*(first | own).values()]))
+            if not begun.issuperset(of_line):
+                first = (one for group in of_line for one in singles[group])
+                lines.append(Series(name, [*dict.fromkeys((*first, *of_line))]))
         if lines:
             joined.append(Panel(panel.title, lines))
     return joined, _of_shown(styles, {name for panel in joined for name, _ in panel.lines})

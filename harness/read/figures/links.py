@@ -144,8 +144,8 @@ def _bound(axes: Axes, groups: Sequence[Group]) -> bool:
 
 def _baselines(sweep: SweepResults, groups: Sequence[Group]) -> list[tuple[Group, float]]:
     """The groups that these are compared with, each once, and their means."""
-    bases = {id(base): base for group in groups if (base := baseline_of(sweep, group))}
-    return [(base, mean) for base in bases.values() if (mean := base.mean(RATE)) is not None]
+    bases = dict.fromkeys(base for group in groups if (base := baseline_of(sweep, group)))
+    return [(base, mean) for base in bases if (mean := base.mean(RATE)) is not None]
 
 
 @dataclass(frozen=True)

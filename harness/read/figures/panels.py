@@ -298,8 +298,7 @@ def failed_groups(sweep: SweepResults, groups: Sequence[Group] | None = None) ->
 
 def without_place(sweep: SweepResults, shown: Sequence[Group] = ()) -> list[str]:
     """A note on the failed runs of the groups that a figure does not show."""
-    known = {id(group) for group in shown}
-    failed = failed_groups(sweep, [group for group in sweep.groups if id(group) not in known])
+    failed = failed_groups(sweep, [group for group in sweep.groups if group not in shown])
     return [f"failed runs have no place here: {failed}"] if failed else []
 
 

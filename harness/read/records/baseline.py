@@ -244,9 +244,8 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
         row["reached"] = sum(math.isfinite(epochs) for _, epochs in group.by_run("tta_epochs"))
         row |= against_target(group, base)
     for name in names:
-        # By their identity: comparing two runs compares everything that was read of them.
-        counted = {id(run) for run in group.measured(name)}
-        values = (r.measures.get(name) if id(r) in counted else None for r in group.finished)
+        counted = {*group.measured(name)}
+        values = (r.measures.get(name) if r in counted else None for r in group.finished)
         row |= _statistics(name, group.values(name), [*values])
     if sweep.per_node:
         row |= per_node(group)

@@ -58,9 +58,9 @@ def frame_with_runs(
     records = [*_recorded_below(path)]
     read = [run_of(record, {}, str(record.folder.path), None) for record in records]
     if conditions:
-        kept = {id(run) for run in select(path, read, conditions)}
-        records = [rec for rec, run in zip(records, read, strict=True) if id(run) in kept]
-        read = [run for run in read if id(run) in kept]
+        kept = {*select(path, read, conditions)}
+        records = [rec for rec, run in zip(records, read, strict=True) if run in kept]
+        read = [run for run in read if run in kept]
     rows = [
         {
             **_shared(record),

@@ -16,7 +16,7 @@ from harness.read.statistics import is_rate, is_timed, spread
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Runs that repeat one measurement: of a sweep, or those that an argument has selected."""
 

@@ -125,7 +125,7 @@ def check_target(target: Target, runs: Iterable[Run]) -> None:
         raise UserError(f"--target {target.metric}: no epoch of these runs has it: {hint}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal to itself alone: comparing all that was read takes long
 class Run:
     """One run, whatever became of it."""
 
