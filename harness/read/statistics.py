@@ -12,6 +12,7 @@ import re
 import statistics
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TypeVar
 
 from harness.read.labels import UNKNOWN
@@ -49,6 +50,16 @@ class SampleStatistics:
         return form.format(self.mean) + ("" if self.sd is None else f" ± {form.format(self.sd)}")
 
 
+class Noise(StrEnum):
+    """What its interval says of an estimate."""
+
+    EQUAL = "equal"  # none of several pairs or runs differs; one alone cannot tell
+    BEYOND = "beyond the noise"
+    WITHIN = "within the noise"
+    NO_SPREAD = "no spread to judge noise by"  # all differ by the same: an interval of no width
+    UNKNOWN = "of unknown noise"  # there is no interval
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A difference or ratio of two groups, with its 95 % interval where there are several pairs, or
@@ -73,26 +84,15 @@ class Estimate:
         """Of the interval; the value where there is none."""
         return _ends(self.value, self.low, self.high)
 
-    def is_exactly(self, equal: float) -> bool:
-        """Whether none of several pairs or runs differs; one alone cannot tell."""
+    def judged(self, equal: float) -> Noise:
+        """Whether it is more than noise. equal: what the estimate is where nothing differs."""
         if self.low is None or self.high is None:
-            return False
-        return all(abs(end - equal) < ROUNDING for end in (self.low, self.high))
-
-    def is_beyond_noise(self, equal: float = 0.0) -> bool | None:
-        """Whether the interval excludes what the estimate is where nothing differs; None without an
-        interval, or without any spread.
-        """
-        if self.low is None or self.high is None:
-            return None
-        if self.is_without_spread and self.value != equal:
-            return None
-        return self.low > equal or self.high < equal
-
-    @property
-    def is_without_spread(self) -> bool:
-        """All runs differ by the same: there is an interval, of no width, that tells nothing."""
-        return self.low is not None and self.low == self.high
+            return Noise.UNKNOWN
+        if all(abs(end - equal) < ROUNDING for end in (self.low, self.high)):
+            return Noise.EQUAL
+        if self.low == self.high:
+            return Noise.NO_SPREAD
+        return Noise.BEYOND if self.low > equal or self.high < equal else Noise.WITHIN
 
 
 def _ends(value: float | None, low: float | None, high: float | None) -> tuple[float, float]:

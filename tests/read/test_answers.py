@@ -13,7 +13,7 @@ import pytest
 
 from harness.core.records import RunFolder
 from harness.read.compare.answers import answers, finding
-from harness.read.compare.compare import NO_SPREAD, compare, judgement
+from harness.read.compare.compare import compare, judgement
 from harness.read.explain.explain import _notes, memory_bounds
 from harness.read.explain.time_breakdown import REST
 from harness.read.figures.time import _parts
@@ -28,6 +28,7 @@ from tests.support.records import TARGET, Plan, epochs, lines, row_of, with_rate
 
 RATE = "train_samples_per_s"
 BUSY = {"launch": {"cpu_busy_share": 0.6}}
+NO_SPREAD = "no spread to judge noise by"
 
 
 def in_format(folder: Path, precision: str) -> None:

@@ -15,6 +15,7 @@ from harness.core.settings import UserError
 from harness.read.compare import compare as compare_module
 from harness.read.compare.compare import compare, more_seeds
 from harness.read.records.selection import command_for_seeds, read_group
+from harness.read.statistics import Noise
 from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file
 from tests.support.records import with_epochs
 
@@ -367,7 +368,7 @@ def test_published_records(root: Path) -> None:
     assert rows["accuracy"].estimate is not None and rows["accuracy"].estimate.value == 0
     rate = rows["train_samples_per_s"]
     assert rate.estimate is not None and rate.estimate.paired
-    assert rate.is_beyond_noise is True
+    assert rate.judged == Noise.BEYOND
     assert 0.05 < (rate.estimate.value or 0) < 0.2
     assert not comparison.verdicts["speed"].reasons and not comparison.verdicts["quality"].reasons
 

@@ -10,6 +10,7 @@ from scipy import stats
 
 from harness.read.statistics import (
     Estimate,
+    Noise,
     compared,
     difference,
     is_rate,
@@ -66,7 +67,7 @@ def test_a_paired_interval() -> None:
     assert found.paired and found.value == 2
     assert found.low == pytest.approx(2 - 2.484138, abs=1e-5)
     assert found.high == pytest.approx(2 + 2.484138, abs=1e-5)
-    assert found.is_beyond_noise() is False
+    assert found.judged(0.0) == Noise.WITHIN
 
 
 def test_a_welch_interval() -> None:
@@ -77,7 +78,7 @@ def test_a_welch_interval() -> None:
     assert not found.paired and found.value == pytest.approx(9)
     assert found.low == pytest.approx(9 - 5.512158, abs=1e-5)
     assert found.high == pytest.approx(9 + 5.512158, abs=1e-5)
-    assert found.is_beyond_noise() is True
+    assert found.judged(0.0) == Noise.BEYOND
 
 
 def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
@@ -106,26 +107,28 @@ def test_seeds_of_one_side_alone_do_not_count_beside_pairs() -> None:
 
 def test_one_value_on_a_side_has_no_interval() -> None:
     found = difference({3: 2.0}, {1: 1.0, 2: 1.5})
-    assert (found.value, found.low, found.high, found.is_beyond_noise()) == (0.75, None, None, None)
+    assert (found.value, found.low, found.high) == (0.75, None, None)
+    assert found.judged(0.0) == Noise.UNKNOWN
 
 
 def test_values_without_spread_tell_nothing_of_noise() -> None:
-    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}).is_beyond_noise() is None
-    assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).is_beyond_noise() is None
+    assert difference({1: 2.0, 2: 2.0}, {1: 1.0, 2: 1.0}).judged(0.0) == Noise.NO_SPREAD
+    assert difference({1: 2.0, 2: 2.0}, {3: 1.0, 4: 1.0}).judged(0.0) == Noise.NO_SPREAD
     equal = difference({1: 2.0, 2: 3.0}, {1: 2.0, 2: 3.0})
-    assert (equal.value, equal.low, equal.high, equal.is_beyond_noise()) == (0, 0, 0, False)
+    assert (equal.value, equal.low, equal.high, equal.judged(0.0)) == (0, 0, 0, Noise.EQUAL)
 
 
 def test_an_error_of_rounding_is_no_difference() -> None:
     lower = {1: 1000.0, 2: 2000.0}
     found = ratio({seed: value * (1 + 1e-15) for seed, value in lower.items()}, lower)
-    assert found.value != 1 and found.is_exactly(1.0) and not found.is_exactly(0.0)
-    assert not Estimate().is_exactly(1.0)
+    assert found.value != 1 and found.judged(1.0) == Noise.EQUAL
+    assert found.judged(0.0) == Noise.NO_SPREAD
+    assert Estimate().judged(1.0) == Noise.UNKNOWN
 
 
 def test_one_pair_is_never_equal() -> None:
     found = difference({1: 0.9, 2: 0.5}, {1: 0.9, 3: 0.7})
-    assert (found.value, found.n) == (0, 1) and not found.is_exactly(0.0)
+    assert (found.value, found.n) == (0, 1) and found.judged(0.0) == Noise.UNKNOWN
     assert compared({1: 0.9, 2: 0.5}, {1: 0.9, 3: 0.7}) == 1
     assert compared({1: 0.9, 2: 0.5}, {3: 0.9}) == 1 and compared({}, {3: 0.9}) == 0
 

@@ -14,9 +14,9 @@ import pytest
 from harness.cli import main
 from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
+from harness.read.records.baseline import GAIN, POINTS
 from harness.read.report.report import make_report
 from harness.read.table import Table, latex_lines
-from harness.read.tables.columns import GAIN, POINTS
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, epochs, row_of, timed_epochs
 

@@ -12,11 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import EQUAL, MEASURES, NO_SPREAD, ComparedMeasure
+from harness.read.compare.compare import MEASURES, ComparedMeasure
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -28,16 +28,11 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.baseline import (
-    OF_EXCHANGE,
-    RATE,
-    baseline_of,
-    differs_from_single,
-)
-from harness.read.records.comparable import ACCURACY, QUALITY, refused, values_of
+from harness.read.records.baseline import OF_EXCHANGE, RATE, compared_groups, differs_from_single
+from harness.read.records.comparable import ACCURACY, QUALITY, measured_against, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
-from harness.read.statistics import Estimate, difference, ratio
+from harness.read.statistics import Estimate, Noise
 from harness.read.table import Item
 
 BY_NAME = {measure.name: measure for measure in MEASURES}
@@ -61,7 +56,6 @@ LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 TOO_FEW = "too few runs to tell (more seeds are needed)"
 # Between the ends of an interval that does not exclude "no difference": a wider one says nothing.
 WIDEST, WIDEST_POINTS = 10.0, 20.0
-WITHIN_NOISE, UNKNOWN_NOISE = "within the noise", "of unknown noise"
 ALONE = "one run each, so all of it may be chance"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
 NOT_RECORDED = "not recorded on a side"
@@ -80,18 +74,15 @@ class Pair:
 
     def estimate(self, measure: ComparedMeasure) -> Estimate | str:
         """Of the group against its baseline; or why there is none, in a few words."""
-        ours, theirs = (
-            values_of(group, measure.name, measure.question) for group in (self.group, self.base)
-        )
-        if ours and theirs and not all(map(math.isfinite, (*ours.values(), *theirs.values()))):
-            own, base = (group.reached(measure.name) for group in (self.group, self.base))
+        name, question, sides = measure.name, measure.question, (self.group, self.base)
+        is_known = all(side.values(name) for side in sides)
+        if is_known and any(side.missed(name) for side in sides):
+            own, base = (side.reached(name) for side in sides)
             return Missed(f"reached by {own} runs, of the baseline by {base}")
-        names = refused(self.group, self.base, measure.question)
-        if names or not ours or not theirs:
-            return f"{NOT_COMPARED} ({', '.join(names) or NOT_RECORDED})"
-        if measure.question == QUALITY:
-            return difference(ours, theirs).scaled(measure.factor)
-        return ratio(ours, theirs)
+        reasons = refused(*sides, question)
+        if reasons or not is_known:
+            return f"{NOT_COMPARED} ({', '.join(reasons) or NOT_RECORDED})"
+        return measured_against(*sides, name, question).scaled(measure.factor)
 
 
 @dataclass(frozen=True)
@@ -160,12 +151,12 @@ def finding(sweep: SweepResults, *names: str) -> str:
     measures = [BY_NAME[name] for name in names]
     by_way, ranks = pairs_by_way(sweep, None), dict[str, tuple[bool, float, float]]()
     for way, pairs in by_way.items():
-        cases = [pair.estimate(measures[0]) for pair, *_ in alike_pairs(measures[0], pairs)]
-        known = [each for each in cases if isinstance(each, Estimate) and each.value is not None]
+        results = [case.result for case in cases_of(measures[0], pairs)]
+        known = [each for each in results if isinstance(each, Estimate) and each.value is not None]
         if known:
-            gain = sum(_clear_gain(measures[0], each) for each in known) / len(cases)
+            gain = sum(_clear_gain(measures[0], each) for each in known) / len(results)
             compared = all(_is_compared(measure, pairs) for measure in measures)
-            ranks[way] = compared, -_missed(cases) / len(cases), gain
+            ranks[way] = compared, -_missed(results) / len(results), gain
     if not ranks:
         return ""
     better = [way for way, (*_, gain) in ranks.items() if gain > 0]
@@ -188,25 +179,17 @@ def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
     return -gain if measure.name in LESS_IS_BETTER else gain
 
 
-def no_difference(measure: ComparedMeasure) -> float:
-    """What the estimate is where nothing differs."""
-    return 0.0 if measure.question == QUALITY else 1.0
-
-
 def pairs_by_way(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, list[Pair]]:
     """What is compared, by way."""
     pairs: dict[str, list[Pair]] = {}
-    for group in sweep.groups:
-        base = baseline_of(sweep, group)
-        if base is None or base is group or not (group.finished and base.finished):
-            continue
+    for group, base in compared_groups(sweep):
         if all(plain_text(group.label.get(axis)) == text for axis, text in (only or {}).items()):
             pair = Pair(group, base)
             pairs.setdefault(_way(sweep, group, pair), []).append(pair)
     return pairs
 
 
-def _cases(sweep: SweepResults, pair: Pair) -> list[str]:
+def _shared_axes(sweep: SweepResults, pair: Pair) -> list[str]:
     """The axes on which the groups that are compared agree."""
     baseline = sweep.baseline or {}
     ways = {*baseline, *(OF_ONE_STRATEGY if STRATEGY in baseline else ())}
@@ -215,7 +198,7 @@ def _cases(sweep: SweepResults, pair: Pair) -> list[str]:
 
 
 def _way(sweep: SweepResults, group: Group, pair: Pair) -> str:
-    text = sweep.text_of(group, without=_cases(sweep, pair)) or "all runs"
+    text = sweep.text_of(group, without=_shared_axes(sweep, pair)) or "all runs"
     return text.removeprefix(f"{STRATEGY} ")
 
 
@@ -237,8 +220,8 @@ def _missed(estimates: Iterable[Estimate | str]) -> int:
 
 def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair], brief: bool = False) -> str:
     """brief: which sides had disturbed runs alone is left to what is said of each measure."""
-    cases = _cases(sweep, pairs[0])
-    axes = [axis for axis in shown_axes(sweep.varied) if axis in cases]
+    shared = _shared_axes(sweep, pairs[0])
+    axes = [axis for axis in shown_axes(sweep.varied) if axis in shared]
     case = ""
     if len(pairs) > 1:
         case = f" in {len(pairs)} cases of {listed(map(heading_of, axes), ', ', MOST_AXES)}"
@@ -297,32 +280,29 @@ def _part(
     """One or two cases: each number and interval. More: the least and the most, and in how many of
     the cases it is faster, slower, within the noise, ... Cases of equal values count once.
     """
-    alike = alike_pairs(measure, pairs)
-    what = what_is_compared(sweep, measure)
-    results = [of_alike[0].estimate(measure) for of_alike in alike]
+    cases, what = cases_of(measure, pairs), what_is_compared(sweep, measure)
+    results = [case.result for case in cases]
     estimates = [each for each in results if isinstance(each, Estimate) and each.value is not None]
     if not estimates:
-        few = len(alike) <= FEW_CASES
+        few = len(cases) <= FEW_CASES
         texts = [MISSED if isinstance(each, Missed) and not few else str(each) for each in results]
         return f"{what}: {listed(dict.fromkeys(texts), ' or ', MOST_TEXTS)}"
-    cases = names_of_cases(alike, _cases(sweep, alike[0][0]))
+    names = names_of_cases(cases, _shared_axes(sweep, pairs[0]))
     unit = unit_of(measure, brief)
-    once = _counted_once(len(alike), len(pairs))
-    once += "" if brief else _of_pairs(alike, results)
+    of_pairs = "" if brief else _of_pairs(results)
+    once = _counted_once(len(cases), len(pairs)) + of_pairs
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(_told(measure, each, more, less) for each in results)
-    if {*counts} == {EQUAL} and len(pairs) > 1:
-        return (
-            f"{what}: equal in all {len(pairs)} cases{'' if brief else _of_pairs(alike, results)}"
-        )
-    if len(alike) <= FEW_CASES:
+    if {*counts} == {Noise.EQUAL} and len(pairs) > 1:
+        return f"{what}: equal in all {len(pairs)} cases{of_pairs}"
+    if len(cases) <= FEW_CASES:
         alone = counted_runs(pairs) == ALONE
-        both = zip(results, cases, strict=True)
-        texts = [_one(measure, result, unit, case, alone) for result, case in both]
+        both = zip(results, names, strict=True)
+        texts = [_one(measure, result, unit, name, alone) for result, name in both]
         return f"{what}: {', and '.join(texts)}{once}"
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     texts = [f"{text} in {counts[text]}" for text in order]
-    span = f"{_span(measure, results, cases)} {unit}"
+    span = f"{_span(measure, results, names)} {unit}"
     return f"{what}: {', '.join([span, *texts])}{once}"
 
 
@@ -332,20 +312,26 @@ def _told(measure: ComparedMeasure, result: Estimate | str, more: str, less: str
     return result if isinstance(result, str) else _judged(measure, result, more, less)
 
 
-def alike_pairs(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """The pairs, those together that have the very same values: they measured one thing, as the
-    accuracy over links does that change nothing but the time.
+class Case(NamedTuple):
+    """Pairs that have the very same values: they measured one thing, as the accuracy over links
+    does that change nothing but the time.
     """
-    alike: dict[Any, list[Pair]] = {}
+
+    pairs: list[Pair]
+    result: Estimate | str
+
+
+def cases_of(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[Case]:
+    cases: dict[Any, Case] = {}
     for pair in pairs:
         values = [
             frozenset(values_of(group, measure.name, measure.question).items())
             for group in (pair.group, pair.base)
         ]
         result = pair.estimate(measure)
-        key = (*values, result) if isinstance(result, Estimate) else id(pair)
-        alike.setdefault(key, []).append(pair)
-    return [*alike.values()]
+        key = (*values, result) if isinstance(result, Estimate) else pair
+        cases.setdefault(key, Case([], result)).pairs.append(pair)
+    return [*cases.values()]
 
 
 def _counted_once(different: int, cases: int) -> str:
@@ -357,12 +343,12 @@ def _counted_once(different: int, cases: int) -> str:
     return f" ({different} different results in {cases} cases)"
 
 
-def _of_pairs(alike: Sequence[Sequence[Pair]], results: Sequence[Estimate | str]) -> str:
+def _of_pairs(results: Sequence[Estimate | str]) -> str:
     """What says that some cases leave out seeds that one side alone has."""
     counts = [result.n for result in results if isinstance(result, Estimate) and result.unpaired]
     if not counts:
         return ""
-    cases = f" in {len(counts)} of {len(alike)} cases" if len(alike) > 1 else ""
+    cases = f" in {len(counts)} of {len(results)} cases" if len(results) > 1 else ""
     return f" (of {_from_to(counts)} pair{'s' * (max(counts) > 1)} with the same seed{cases})"
 
 
@@ -372,13 +358,13 @@ def _one(
     """The number and interval of one case, which is named if there are several."""
     named = f" for {case}" if case else ""
     judged = result if isinstance(result, str) else _judged(measure, result, "", "")
-    if judged == UNKNOWN_NOISE and alone:  # said of all at the end
+    if judged == Noise.UNKNOWN and alone:  # said of all at the end
         judged = ""
-    if isinstance(result, str) or judged == EQUAL:
+    if isinstance(result, str) or judged == Noise.EQUAL:
         return f"{judged}{named}"
     text = f"{number_of(measure, result.value)} {unit}"
-    if result.low is not None and judged not in (TOO_FEW, NO_SPREAD):
-        text += f" ({number_of(measure, result.low)} to {number_of(measure, result.high)})"
+    if judged not in (TOO_FEW, Noise.NO_SPREAD):
+        text += interval_of(measure, result)
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
 
 
@@ -392,9 +378,9 @@ def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Se
     return " to ".join(texts)
 
 
-def names_of_cases(alike: Sequence[Sequence[Pair]], axes: Sequence[str]) -> list[str]:
-    """What tells the cases apart, of alike ones what they share; nothing where they are all."""
-    labels = [[_with_defaults(pair.group) for pair in pairs] for pairs in alike]
+def names_of_cases(cases: Sequence[Case], axes: Sequence[str]) -> list[str]:
+    """What tells the cases apart, of alike pairs what they share; nothing where they are all."""
+    labels = [[_with_defaults(pair.group) for pair in case.pairs] for case in cases]
     axes = [
         axis for axis in shown_axes(axes)
         if len({short_text(label, (axis,)) for of_one in labels for label in of_one}) > 1
@@ -419,23 +405,14 @@ def _value(label: Mapping[str, Any], axis: str) -> str:
 
 
 def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) -> str:
-    none = no_difference(measure)
-    if estimate.is_exactly(none):
-        return EQUAL
-    if estimate.low is None or estimate.high is None:
-        return UNKNOWN_NOISE
-    beyond = estimate.is_beyond_noise(none)
-    if beyond is None:
-        return NO_SPREAD
-    if beyond:
-        return more if estimate.low > none else less
-    if measure.question == QUALITY:
-        too_wide = estimate.high - estimate.low > WIDEST_POINTS
-    else:
-        too_wide = estimate.high > WIDEST * estimate.low
-    if too_wide:
-        return TOO_FEW
-    return WITHIN_NOISE
+    judged = estimate.judged(measure.equal)
+    if judged not in (Noise.BEYOND, Noise.WITHIN):
+        return judged
+    low, high = estimate.ends
+    if judged == Noise.BEYOND:
+        return more if low > measure.equal else less
+    too_wide = high - low > WIDEST_POINTS if measure.question == QUALITY else high > WIDEST * low
+    return TOO_FEW if too_wide else Noise.WITHIN
 
 
 def unit_of(measure: ComparedMeasure, brief: bool) -> str:
@@ -450,6 +427,13 @@ def number_of(measure: ComparedMeasure, value: float | None) -> str:
     if measure.question == QUALITY:
         return f"{value:+.1f}"
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+def interval_of(measure: ComparedMeasure, estimate: Estimate) -> str:
+    """In brackets, to follow its number; nothing where it is not known."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f" ({number_of(measure, estimate.low)} to {number_of(measure, estimate.high)})"
 
 
 def counted_runs(pairs: Sequence[Pair]) -> str:

@@ -38,9 +38,7 @@ from harness.read.records.selection import (
     read_group,
     seeds_for_pairs,
 )
-from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
-
-EQUAL, NO_SPREAD = "equal", "no spread to judge noise by"
+from harness.read.statistics import Estimate, Noise, difference, is_rate, ratio, spread
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,11 @@ class ComparedMeasure:
     factor: float = 1.0  # of a difference: shares differ by percentage points
     difference_form: str = "{:+,.3f}"
     whole_work: bool = False  # comparable only where as many samples were trained on
+
+    @property
+    def equal(self) -> float:
+        """What an estimate is where nothing differs: of quality a difference, else a ratio."""
+        return 0.0 if self.question == QUALITY else 1.0
 
 
 def _share(name: str, title: str) -> ComparedMeasure:
@@ -101,9 +104,9 @@ class Row:
         return 1.0 if self.is_ratio else 0.0
 
     @property
-    def is_beyond_noise(self) -> bool | None:
+    def judged(self) -> Noise:
         assert self.estimate is not None
-        return self.estimate.is_beyond_noise(self.equal)
+        return self.estimate.judged(self.equal)
 
     def text(self, value: float) -> str:
         """The estimate, or an end of its interval."""
@@ -181,7 +184,7 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
         )
     assert estimate.value is not None
     is_equal = f"{other.name} is equal to {one.name}"
-    if estimate.is_exactly(row.equal):
+    if row.judged == Noise.EQUAL:
         return f"{measure.title}: {is_equal}{_repeats(row)}"
     if estimate.value == row.equal:
         text = is_equal
@@ -214,14 +217,13 @@ def _pairs(row: Row) -> int:
 
 
 def judgement(row: Row) -> str:
-    assert row.estimate is not None
-    if row.estimate.is_exactly(row.equal):
-        return EQUAL
     noise = "the noise of runs" if row.measure.question == SPEED else "the noise of seeds"
-    beyond = row.is_beyond_noise
-    if beyond is None:
-        return "noise is unknown" if row.estimate.low is None else NO_SPREAD
-    return f"more than {noise}" if beyond else f"within {noise}"
+    words = {
+        Noise.BEYOND: f"more than {noise}",
+        Noise.WITHIN: f"within {noise}",
+        Noise.UNKNOWN: "noise is unknown",
+    }
+    return words.get(row.judged, row.judged)
 
 
 LEGEND = (

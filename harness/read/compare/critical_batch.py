@@ -24,12 +24,20 @@ from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, counted
-from harness.read.records.comparable import LOAD, MISSES, TARGET, disturbed, judge, values_of
+from harness.read.records.comparable import (
+    LOAD,
+    MISSES,
+    TARGET,
+    disturbed,
+    judge,
+    measured_against,
+    values_of,
+)
 from harness.read.records.groups import Group, by_seed
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, check_target, parse_target
 from harness.read.records.selection import read_selected
-from harness.read.statistics import Estimate, leaders, ratio, spread, student_t
+from harness.read.statistics import Estimate, Noise, leaders, spread, student_t
 from harness.read.table import Table, screen, show
 
 BATCHES = 3  # a line goes through any two points
@@ -427,14 +435,15 @@ def fastest(family: Family) -> Iterator[str]:
 
 def _time_of(batch: Batch, other: Batch) -> Estimate:
     """Its time to the target against that of another one, as `compare` has it."""
-    return ratio(batch.measured("tta_train_s"), other.measured("tta_train_s"))
+    return measured_against(batch.group, other.group, "tta_train_s", TARGET)
 
 
 def _against(batch: Batch, best: Batch) -> str:
     """How many times as long it takes, and of how many pairs where a side has other seeds, too."""
-    estimate = _time_of(batch, best)
-    noise = {True: "more than noise", False: "within noise", None: "noise unknown"}
-    text = noise[estimate.is_beyond_noise(equal=1.0)]
-    if estimate.unpaired:
-        text += f", of {counted(estimate.n, 'pair')} with the same seed"
-    return f"batch {batch.size} takes {estimate.value:.2f} times as long ({text})"
+    time = _time_of(batch, best)
+    within = "within noise"
+    texts = {Noise.BEYOND: "more than noise", Noise.WITHIN: within, Noise.EQUAL: within}
+    text = texts.get(time.judged(equal=1.0), "noise unknown")
+    if time.unpaired:
+        text += f", of {counted(time.n, 'pair')} with the same seed"
+    return f"batch {batch.size} takes {time.value:.2f} times as long ({text})"

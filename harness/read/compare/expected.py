@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from harness.read.compare.answers import (
     BY_NAME,
     Pair,
-    alike_pairs,
+    cases_of,
     counted_runs,
+    interval_of,
     names_of_cases,
-    no_difference,
     number_of,
     other_links,
     pairs_by_way,
@@ -28,7 +28,7 @@ from harness.read.labels import STRATEGY, counted, label_text, listed, plain_tex
 from harness.read.records.baseline import is_plain
 from harness.read.records.comparable import QUALITY
 from harness.read.records.sweeps import Expected, SweepResults
-from harness.read.statistics import Estimate
+from harness.read.statistics import Estimate, Noise
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "open"
 MOST_CASES = 4  # each with its own number
@@ -66,32 +66,30 @@ def _found(
     sweep: SweepResults, expected: Expected, measure: ComparedMeasure, pairs: Sequence[Pair]
 ) -> str:
     """The verdict and, in brackets, the numbers; of several cases each verdict with its cases."""
-    alike = alike_pairs(measure, pairs)
-    names = names_of_cases(alike, [axis for axis in sweep.axes if axis not in expected.of])
-    cases: dict[str, list[str]] = {}
-    for of_alike, name in zip(alike, names, strict=True):
-        result = of_alike[0].estimate(measure)
-        text = _number(measure, result) + (f" for {name}" if name else "")
-        cases.setdefault(_judged(expected, measure, result), []).append(text)
-    if len(alike) == 1:
-        ((judged, (text,)),) = cases.items()
+    cases = cases_of(measure, pairs)
+    names = names_of_cases(cases, [axis for axis in sweep.axes if axis not in expected.of])
+    found: dict[str, list[str]] = {}
+    for case, name in zip(cases, names, strict=True):
+        text = _number(measure, case.result) + (f" for {name}" if name else "")
+        found.setdefault(_judged(expected, measure, case.result), []).append(text)
+    if len(cases) == 1:
+        ((judged, (text,)),) = found.items()
         return f"{judged}, {text}"
-    order = [judged for judged in (HOLDS, FAILS, OPEN) if judged in cases]
+    order = [judged for judged in (HOLDS, FAILS, OPEN) if judged in found]
     return "; ".join(
-        f"{judged} in {len(cases[judged])} of {counted(len(alike), 'case')} "
-        f"({listed(cases[judged], ', ', MOST_CASES)})"
+        f"{judged} in {len(found[judged])} of {counted(len(cases), 'case')} "
+        f"({listed(found[judged], ', ', MOST_CASES)})"
         for judged in order
     )
 
 
 def _judged(expected: Expected, measure: ComparedMeasure, result: Estimate | str) -> str:
-    if not isinstance(result, Estimate) or result.low is None or result.high is None:
+    if isinstance(result, str) or result.judged(measure.equal) in (Noise.NO_SPREAD, Noise.UNKNOWN):
         return OPEN
-    if result.is_without_spread and not result.is_exactly(no_difference(measure)):
-        return OPEN
-    if result.low >= expected.at_least and result.high <= expected.at_most:
+    low, high = result.ends
+    if low >= expected.at_least and high <= expected.at_most:
         return HOLDS
-    outside = result.high < expected.at_least or result.low > expected.at_most
+    outside = high < expected.at_least or low > expected.at_most
     return FAILS if outside else OPEN
 
 
@@ -100,7 +98,4 @@ def _number(measure: ComparedMeasure, result: Estimate | str) -> str:
         return result
     if result.value is None:
         return "unknown"
-    text = number_of(measure, result.value)
-    if result.low is None or result.high is None:
-        return text
-    return f"{text} ({number_of(measure, result.low)} to {number_of(measure, result.high)})"
+    return number_of(measure, result.value) + interval_of(measure, result)

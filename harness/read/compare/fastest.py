@@ -7,18 +7,18 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from harness.read.compare.answers import BY_NAME, UNKNOWN_NOISE, Pair
-from harness.read.compare.compare import NO_SPREAD, ComparedMeasure
+from harness.read.compare.answers import BY_NAME, Pair
+from harness.read.compare.compare import ComparedMeasure
 from harness.read.compare.critical_batch import has_enough_batches
 from harness.read.labels import heading_of, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, all_beside_others
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
-from harness.read.statistics import Estimate, leaders
+from harness.read.statistics import Estimate, Noise, leaders
 
 BATCH = "per_gpu_batch"
-BEYOND, NOT_BEYOND = "beyond the noise", "not beyond the noise"
+NOT_BEYOND = "not beyond the noise"
 MOST_NAMED = 6  # batches
 
 
@@ -78,9 +78,6 @@ def _cases(sweep: SweepResults) -> list[list[Group]]:
 
 
 def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
-    is_quality = measure.question == QUALITY
-    equal = 0.0 if is_quality else 1.0
-
     @cache
     def between(one: int, other: int) -> Estimate | str:
         return Pair(groups[one], groups[other]).estimate(measure)
@@ -98,7 +95,8 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
                 kept.append(n)
         return sorted(kept)
 
-    busy = [not is_quality and all_beside_others(group) for group in groups]
+    of_times = measure.question != QUALITY
+    busy = [of_times and all_beside_others(group) for group in groups]
     firsts = [n for n, is_busy in enumerate(busy) if not is_busy or all(busy)]
     compared = max(map(comparable, firsts), key=len)
     reasons: dict[str, list[str]] = {}
@@ -110,24 +108,21 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
                          for why, names in reasons.items())  # fmt: skip
     if len(compared) < 2:
         return Best("", "", left_out, False)
-    first = leaders(compared, lead, equal)
-    leads = [lead(first[0], other) for other in compared if first and other != first[0]]
-    # Equal ones do not lead each other; whether they are alike beyond one seed is not always known.
-    leads = [each for each in leads if not each.is_exactly(equal)]
+    first = leaders(compared, lead, measure.equal)
+    judged = [lead(first[0], o).judged(measure.equal) for o in compared if first and o != first[0]]
     *others, last = (_batch(groups[n]) for n in first) if first else [""]
     name = f"{', '.join(others)} and {last}, equal" if others else last
-    return Best(name, _noise(leads, equal), left_out, busy[compared[0]])
+    return Best(name, _noise(judged), left_out, busy[compared[0]])
 
 
-def _noise(leads: Sequence[Estimate], equal: float) -> str:
-    """How sure it is that one leads all others: as sure as its least sure lead."""
-    beyond = [estimate.is_beyond_noise(equal) for estimate in leads]
-    if False in beyond:
-        return NOT_BEYOND
-    if None in beyond:
-        known = all(estimate.low is not None for estimate in leads)
-        return NO_SPREAD if known else UNKNOWN_NOISE
-    return BEYOND if beyond else ""
+def _noise(judged: Sequence[Noise]) -> str:
+    """How sure it is that one leads all others: as sure as its least sure lead. Equal ones do not
+    lead each other; whether they are alike beyond one seed is not always known.
+    """
+    for least in (Noise.WITHIN, Noise.UNKNOWN, Noise.NO_SPREAD, Noise.BEYOND):
+        if least in judged:
+            return NOT_BEYOND if least == Noise.WITHIN else least
+    return ""
 
 
 def _batch(group: Group) -> str:
@@ -144,10 +139,10 @@ def _told(bests: Sequence[Best], of: str) -> str:
     else:
         batches = Counter(best.batch for best in known)
         text = ", ".join(f"{name} in {count}" for name, count in batches.most_common()) + of
-        clear = sum(best.noise == BEYOND for best in known)
+        clear = sum(best.noise == Noise.BEYOND for best in known)
         noises = {best.noise for best in known} - {""}
         noise = noises.pop() if len(noises) == 1 else NOT_BEYOND if noises else ""
-        remarks = [f"{BEYOND} in {clear}" if clear else noise]
+        remarks = [f"{Noise.BEYOND} in {clear}" if clear else noise]
         for remark, count in (
             ("not known", len(bests) - len(known)),
             ("some batches not compared", sum(bool(best.left_out) for best in known)),

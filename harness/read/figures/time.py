@@ -53,12 +53,12 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.comparable import ACCURACY, QUALITY, TARGET, refused, values_of
+from harness.read.records.comparable import ACCURACY, QUALITY, TARGET, measured_against, refused
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import log_axis, named_rows, row_names
-from harness.read.statistics import difference
+from harness.read.statistics import Noise
 
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
@@ -403,10 +403,11 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
 
 def _is_better(one: TradeOff, other: TradeOff) -> bool:
     """By more than the noise of the seeds; in the mean where that is not known."""
-    ours, theirs = (values_of(point.group, ACCURACY, QUALITY) for point in (one, other))
-    gain = difference(ours, theirs)
-    beyond = gain.is_beyond_noise(0.0)
-    return one.quality > other.quality if beyond is None else beyond and (gain.value or 0.0) > 0
+    gain = measured_against(one.group, other.group, ACCURACY, QUALITY)
+    judged = gain.judged(0.0)
+    if judged in (Noise.NO_SPREAD, Noise.UNKNOWN):
+        return one.quality > other.quality
+    return judged == Noise.BEYOND and (gain.value or 0.0) > 0
 
 
 # Greys are what the records do not separate; hatches help where colours do not.

@@ -17,19 +17,26 @@ from harness.read.records.comparable import (
     SHARES,
     SPEED,
     TARGET,
+    measured_against,
     refused,
-    values_of,
 )
 from harness.read.records.groups import Group
 from harness.read.records.runs import PER_NODE, TO_TARGET, Run
 from harness.read.records.sweeps import SweepResults, read_sweep
-from harness.read.statistics import Estimate, difference, is_rate, ratio, spread
+from harness.read.statistics import Estimate, is_rate, spread
 
 RATE, TIME = "train_samples_per_s", "train_time_s"
 WEAK, STRONG = "weak", "strong"
 SINGLE = "single"
 # How processes exchange: one process alone, which exchanges nothing, may stand for any of these.
 OF_EXCHANGE = (STRATEGY, "exchange", "link", *OF_ONE_STRATEGY)
+
+# Columns of a comparison with the baseline.
+GAIN, POINTS, EFFICIENCY = (
+    "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
+)  # fmt: skip
+TIMES = TO_TARGET[:2]
+RATIOS = tuple(f"{name}_ratio" for name in TIMES)
 
 # What really ran: properties of Run.
 FACTS = ("nodes", "processes", "devices", "effective_batch")
@@ -90,6 +97,16 @@ def baseline_of(sweep: SweepResults, group: Group) -> Group | None:
     return like[nearest.index(min(nearest))] if like else None
 
 
+def compared_groups(sweep: SweepResults) -> list[tuple[Group, Group]]:
+    """Each group with its baseline, where that is another one and both have finished runs."""
+    pairs = ((group, baseline_of(sweep, group)) for group in sweep.groups)
+    return [
+        (group, base)
+        for group, base in pairs
+        if base is not None and base is not group and group.finished and base.finished
+    ]
+
+
 def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bool:
     """Whether another group may be the baseline of this one, as far as an axis tells.
 
@@ -136,48 +153,37 @@ def is_plain(way: dict[str, Any], group: Group) -> bool:
 
 def gains(group: Group, base: Group | None) -> dict[str, Any]:
     """What the group gives more or less than its baseline; unknown without a finished baseline."""
-    rate = gain = Estimate()
-    if base is group:
-        # Against itself there is nothing to be uncertain of.
-        rate, gain = (Estimate(0.0 if base.values(m) else None) for m in (RATE, ACCURACY))
-    elif base is not None:
-        if not refused(group, base, SPEED):
-            rate = _ratio(group, base, RATE).scaled(100, -100)
-        if not refused(group, base, QUALITY):
-            gain = difference(*(values_of(g, ACCURACY, QUALITY) for g in (group, base))).scaled(100)
     kind, share = efficiency(group, base)
     updates = (group.mean("updates"), None if base is None else base.mean("updates"))
     return {
         "baseline": base is group,
         "baseline_finished": None if base is None else len(base.finished),
         "other_updates": None if None in updates else updates[0] != updates[1],
-        **_named("train_samples_per_s_gain_percent", rate),
-        **_named("accuracy_gain_points", gain),
-        **_named("scaling_efficiency", share),
+        **_named(GAIN, _against(group, base, RATE, SPEED).scaled(100, -100)),
+        **_named(POINTS, _against(group, base, ACCURACY, QUALITY).scaled(100)),
+        **_named(EFFICIENCY, share),
         "scaling_kind": kind,
     }
 
 
 def against_target(group: Group, base: Group | None) -> dict[str, Any]:
-    """Times to the target as shares of the baseline's."""
-    shares = (_named(f"{name}_ratio", _share(group, base, name)) for name in TO_TARGET[:2])
-    return {name: value for share in shares for name, value in share.items()}
+    """Times to the target as shares of the baseline's, unknown where that misses it."""
+    row: dict[str, Any] = {}
+    for time, name in zip(TIMES, RATIOS, strict=True):
+        missed = base is not None and base.missed(time)
+        row |= _named(name, Estimate() if missed else _against(group, base, time, TARGET))
+    return row
 
 
-def _share(group: Group, base: Group | None, name: str) -> Estimate:
-    """A missed target is infinite; if the baseline missed, the ratio is unknown."""
-    if base is None:
-        return Estimate()
-    ours, theirs = (values_of(each, name, TARGET) for each in (group, base))
-    if not ours or not all(map(math.isfinite, theirs.values())):
+def _against(group: Group, base: Group | None, measure: str, question: str) -> Estimate:
+    """Unknown where `compare` refuses it; against itself there is nothing to be uncertain of."""
+    if base is None or not group.values(measure):
         return Estimate()
     if base is group:
-        return Estimate(1.0)
-    return Estimate() if refused(group, base, TARGET) else ratio(ours, theirs)
-
-
-def _ratio(group: Group, base: Group, measure: str) -> Estimate:
-    return ratio(*(values_of(each, measure, SPEED) for each in (group, base)))
+        return Estimate(0.0 if question == QUALITY else 1.0)
+    if refused(group, base, question):
+        return Estimate()
+    return measured_against(group, base, measure, question)
 
 
 def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
@@ -204,13 +210,13 @@ def efficiency(group: Group, base: Group | None) -> tuple[str | None, Estimate]:
         return None, Estimate()  # the same number of devices: something else than scaling
     more = devices / before
     if batch * before == batch_before * devices:
-        return WEAK, _ratio(group, base, RATE).scaled(1 / more)
+        return WEAK, measured_against(group, base, RATE, SPEED).scaled(1 / more)
     same_work = all(
         group.mean(name) is not None and group.mean(name) == base.mean(name)
         for name in ("samples", "epochs_done")
     )
     if batch == batch_before and same_work:
-        return STRONG, _ratio(base, group, TIME).scaled(1 / more)
+        return STRONG, measured_against(base, group, TIME, SPEED).scaled(1 / more)
     return None, Estimate()
 
 

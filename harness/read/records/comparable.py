@@ -18,7 +18,7 @@ from harness.read.labels import counted, duration, listed
 from harness.read.records import processors
 from harness.read.records.groups import Group, enumerate_equal
 from harness.read.records.runs import TO_TARGET, Run
-from harness.read.statistics import compared
+from harness.read.statistics import Estimate, compared, difference, ratio
 
 SPEED, QUALITY, TARGET = "speed", "quality", "time to target"
 NUMBER_FORMAT, LOAD, MISSES = "number format", "other programs", "misses beside disturbed runs"
@@ -301,3 +301,9 @@ def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float
                 key = group.name, run.path  # equal to no key of another group: never paired
             values.setdefault(key, []).append(run.measures[measure])
     return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}
+
+
+def measured_against(group: Group, base: Group, measure: str, question: str) -> Estimate:
+    """A group against another one: of quality the difference of means, of all else the ratio."""
+    ours, theirs = (values_of(each, measure, question) for each in (group, base))
+    return difference(ours, theirs) if question == QUALITY else ratio(ours, theirs)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from harness.read.compare.answers import UNKNOWN_NOISE
-from harness.read.compare.compare import NO_SPREAD
+from harness.read.statistics import Noise
 from harness.read.table import Item, Table
 from harness.read.tables.sweep_table import SweepTable
 
@@ -62,13 +61,13 @@ IF_USED = {
     r"\b\d+_\d+\b": (
         "set-up 1_2", "one node with two processes; a word behind it names the link between nodes."
     ),
-    UNKNOWN_NOISE: (
-        UNKNOWN_NOISE, "a side has too few runs that count for an interval: the difference may be "
+    Noise.UNKNOWN: (
+        Noise.UNKNOWN, "a side has too few runs that count for an interval: the difference may be "
         "chance."
     ),
-    NO_SPREAD: (
-        NO_SPREAD, "all seeds differ from the baseline by the same amount: it may be chance, and "
-        "more seeds tell."
+    Noise.NO_SPREAD: (
+        Noise.NO_SPREAD, "all seeds differ from the baseline by the same amount: it may be chance, "
+        "and more seeds tell."
     ),
 }  # fmt: skip
 

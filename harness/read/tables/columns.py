@@ -21,7 +21,7 @@ from harness.read.labels import (
     shown_axes,
     strategy_text,
 )
-from harness.read.records.baseline import FACTS
+from harness.read.records.baseline import EFFICIENCY, FACTS, GAIN, POINTS, RATIOS, TIMES
 from harness.read.records.runs import (
     BANDWIDTH,
     FIELDS,
@@ -44,11 +44,9 @@ Row = Mapping[str, Any]
 # a comparison of pairs that leaves out values which count in the means beside it.
 OTHER_TRAINING, OTHER_LINK, DISTURBED, PAIRS = "†", "‡", "§", "¶"
 
-GAIN, POINTS, EFFICIENCY = (
-    "train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency",
-)  # fmt: skip
-TIMES, RATIOS = TO_TARGET[:2], tuple(f"{name}_ratio" for name in TO_TARGET[:2])
-AGAINST_BASE = (GAIN, POINTS, EFFICIENCY, *RATIOS)
+# How a comparison with the baseline is written.
+FORMS = {GAIN: "{:+.1f}%", POINTS: "{:+.2f}", **dict.fromkeys(RATIOS, "{:.2f}")}
+AGAINST_BASE = (*FORMS, EFFICIENCY)
 
 # Of these two, neither says enough without the other: a device can be busy without computing much,
 # and a strategy that trains fast can lose the time when it evaluates and saves.
@@ -190,12 +188,9 @@ def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Co
         one = len(kinds) == 1
         cell = partial(_efficiency_text, with_kind=not one)
         return Column(name, f"{kinds.pop()} eff." if one else "eff.", cell)
-    if name == GAIN:
-        return Column(name, heading, partial(_against_base, name, "{:+.1f}%", False))
-    if name == POINTS:
-        return Column(name, heading, partial(_against_base, name, "{:+.2f}", with_spread))
-    if name in RATIOS:
-        return Column(name, heading, partial(_against_base, name, "{:.2f}", with_spread))
+    if name in FORMS:
+        with_interval = with_spread and name != GAIN
+        return Column(name, heading, partial(_against_base, name, with_interval))
     if name == "reached":
         return Column(name, heading, partial(_count_text, count="reached", of="finished"))
     if name in TO_TARGET:
@@ -222,7 +217,7 @@ def _target_text(name: str, row: Row, with_count: bool) -> str:
     return f"median {number_text(name, median)}{count}"
 
 
-def _against_base(name: str, form: str, with_interval: bool, row: Row) -> str:
+def _against_base(name: str, with_interval: bool, row: Row) -> str:
     """A difference or ratio to the baseline, with its 95 % interval where that was asked for."""
     value, low, high = (row.get(f"{name}{end}") for end in ("", "_low", "_high"))
     if row["baseline"]:
@@ -230,7 +225,7 @@ def _against_base(name: str, form: str, with_interval: bool, row: Row) -> str:
     if value is None or math.isinf(value):
         return UNKNOWN if value is None else "infinite"
     # A tenth of the baseline's time still has two digits that count.
-    form = "{:.3f}" if name in RATIOS and value < 0.1 else form
+    form = "{:.3f}" if name in RATIOS and value < 0.1 else FORMS[name]
     if not with_interval or low is None or high is None:
         return form.format(value)
     if low == high:

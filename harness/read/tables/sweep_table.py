@@ -14,9 +14,14 @@ from harness.read.compare.answers import Answer, all_disturbed, answers
 from harness.read.compare.expected import verdicts
 from harness.read.labels import UNKNOWN, column_of, counted, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
+    EFFICIENCY,
+    GAIN,
+    POINTS,
+    RATIOS,
     STRONG,
     WEAK,
     baseline_of,
+    compared_groups,
     differs_from_single,
     group_rows,
     measures_of,
@@ -39,16 +44,12 @@ from harness.read.tables.columns import (
     AGAINST_BASE,
     BUSY,
     DISTURBED,
-    EFFICIENCY,
     ENERGY,
-    GAIN,
     JOULES,
     MFU,
     OTHER_LINK,
     OTHER_TRAINING,
     PAIRS,
-    POINTS,
-    RATIOS,
     TFLOPS,
     Column,
     Row,
@@ -100,8 +101,8 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     if sweep.per_node:
         headings.insert(keys, NODE)
         right.insert(keys, True)
-    missing = [baseline_of(sweep, g) is None for g in sweep.groups if g.finished]
     finished = [run for group in sweep.groups for run in group.finished]
+    names = {column.name for column in left}
     shown = SweepTable(
         title=sweep.question,
         hypothesis=sweep.hypothesis,
@@ -116,8 +117,8 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
             *spread_of(finished),
             *_links(runs),
         ],
-        notes=_notes(sweep, rows, any(missing), {column.name for column in left}),
-        not_finished=_not_finished(sweep, runs, {column.name for column in left}),
+        notes=_notes(sweep, rows, names),
+        not_finished=_not_finished(sweep, runs, names),
         environment=environment_lines(runs),
         command=sweep.command,
     )
@@ -295,14 +296,12 @@ def _links(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _notes(
-    sweep: SweepResults, rows: list[Row], none_alike: bool, shown: set[str]
-) -> list[str]:  # fmt: skip
+def _notes(sweep: SweepResults, rows: list[Row], shown: set[str]) -> list[str]:
     notes = []
     finished = [row for row in rows if row["finished"]]
     if sweep.baseline is not None:
         named = label_text(sweep.baseline, sweep.axes)
-        if none_alike:
+        if any(row["baseline_finished"] is None for row in finished):
             notes.append(
                 f"{UNKNOWN}: no run of the baseline ({named}) with the same other settings on the "
                 "same kind of machine"
@@ -330,14 +329,10 @@ COMPARED = {
 
 def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
     """Why cells beside those of the baseline are empty: as `compare` and answers say it."""
-    pairs = [(group, baseline_of(sweep, group)) for group in sweep.groups]
+    pairs = compared_groups(sweep)
     for question, (names, what) in COMPARED.items():
-        refusals = Counter[str]()
-        for group, base in pairs if shown & {*names} else ():
-            if base is None or base is group or not (group.finished and base.finished):
-                continue
-            if reasons := refused(group, base, question):
-                refusals[", ".join(reasons)] += 1
+        reasons = [refused(*pair, question) for pair in pairs if shown & {*names}]
+        refusals = Counter(", ".join(of_pair) for of_pair in reasons if of_pair)
         for why, number in refusals.items():
             rows = counted(number, "row")
             yield f"{UNKNOWN}: {what} not compared with the baseline in {rows} ({why})"
