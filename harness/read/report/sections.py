@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from harness.read.statistics import Noise
 from harness.read.table import Item, Table
+from harness.read.tables.definitions import IF_USED, OF_HYPOTHESIS, OF_REPORT
 from harness.read.tables.sweep_table import SweepTable
 
 
@@ -46,46 +46,5 @@ def definitions(sections: Sequence[Section]) -> dict[str, str]:
     cells = (row for s in sections for row in s.results.rows)
     shown = "\n".join(chain(*answers, *cells))
     used = {word: text for pattern, (word, text) in IF_USED.items() if re.search(pattern, shown)}
-    supposed = HYPOTHESIS if any(section.hypothesis for section in sections) else {}
-    return {**supposed, **used, **DEFINITIONS}
-
-
-HYPOTHESIS = {
-    "hypothesis": "free text of the sweep file. What it says in numbers (expect) holds where the "
-    "whole 95 % interval is within them, does not hold where all of it is outside, and is open in "
-    "between."
-}
-
-# By the pattern of what is used.
-IF_USED = {
-    r"\b\d+_\d+\b": (
-        "set-up 1_2", "one node with two processes; a word behind it names the link between nodes."
-    ),
-    Noise.UNKNOWN: (
-        Noise.UNKNOWN, "a side has too few runs that count for an interval: the difference may be "
-        "chance."
-    ),
-    Noise.NO_SPREAD: (
-        Noise.NO_SPREAD, "all seeds differ from the baseline by the same amount: it may be chance, "
-        "and more seeds tell."
-    ),
-}  # fmt: skip
-
-# Words that all tables use; each table defines its own besides.
-DEFINITIONS = {
-    "samples/s": "training samples of the timed steps over all processes, divided by their time; "
-    "evaluation, saving and the first steps are left out.",
-    "training time": "the training part of all epochs, without evaluation and saving.",
-    "wall time": "everything from the start of a run to its end, all attempts added up.",
-    "loss, top-1, top-5": "of the last epoch, over the whole evaluation set, each sample once.",
-    "effective batch": "samples of one update over all processes.",
-    "±": "sample standard deviation over the seeds; bands and bars in figures are 95 % intervals "
-    "of the mean (Student's t), points are single runs.",
-    "scaling efficiency": "weak X_N/(N X_1) of samples/s at equal batch per device, strong "
-    "T_1/(N T_N) of training time at equal effective batch; in figures 1 is one device, and what "
-    "has no run on one is not drawn; in tables 1 is the baseline, and N counts its devices as one.",
-    "time to accuracy": "wall time, and training time, to the end of the first epoch that reaches "
-    "the target; a miss is infinite, and is counted.",
-    "where the time went": "of the median rank, means over the seeds; what the records do not "
-    "separate is one part.",
-}
+    supposed = OF_HYPOTHESIS if any(section.hypothesis for section in sections) else {}
+    return {**supposed, **used, **OF_REPORT}

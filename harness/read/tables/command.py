@@ -40,7 +40,8 @@ from harness.read.table import (
     show_list,
 )
 from harness.read.tables import columns
-from harness.read.tables.sweep_table import OF_LAST_EPOCH, SweepTable, keeps_best, sweep_table
+from harness.read.tables.definitions import OF_IMPORTED, OF_LAST_EPOCH, OF_RUNS
+from harness.read.tables.sweep_table import SweepTable, keeps_best, sweep_table
 
 # Column of load_runs() -> how a value is shown.
 COLUMNS = {
@@ -66,15 +67,6 @@ COLUMNS = {
     "wall_s": "{:.1f}",
     "outcome": "{}",
 }
-
-LEGEND = (
-    "batch: samples of one update over all processes; samples/s: training only, all processes, "
-    "first steps left out; wall s: everything from start to end, earlier attempts included"
-)
-IMPORTED = (
-    "imported: what others have measured, read from their files; as their source says it, "
-    "on machines that are not known here"
-)
 
 # Said once above the table where it is the same for all runs of a machine.
 SAID_ONCE = ("script", "model", "dataset", "strategy", "number_format", "effective_batch", "lr",
@@ -137,8 +129,8 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
     disturbances = (f"{columns.DISTURBED} {text}" for text in disturbed(finished, grouped=False))
     for line in (*_notes(runs), *disturbances):
         console.print(line)
-    of_imported = [IMPORTED] * bool(runs["imported"].notna().any())
-    for line in (LEGEND, *[OF_LAST_EPOCH] * keeps_best(read), *of_imported):
+    of_imported = [OF_IMPORTED] * bool(runs["imported"].notna().any())
+    for line in (OF_RUNS, *[OF_LAST_EPOCH] * keeps_best(read), *of_imported):
         console.print(line, style="dim")
     console.print(f"records: {root}")
 

@@ -37,32 +37,24 @@ from harness.read.records.comparable import (
 )
 from harness.read.records.processors import spread_of
 from harness.read.records.recorded import UNFINISHED
-from harness.read.records.runs import BANDWIDTH, RTT, Run
+from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.table import Table
 from harness.read.tables.columns import (
     AGAINST_BASE,
-    BUSY,
     DISTURBED,
-    ENERGY,
-    JOULES,
-    MFU,
     OTHER_LINK,
     OTHER_TRAINING,
     PAIRS,
-    TFLOPS,
     Column,
     Row,
     columns_of,
     number_text,
 )
+from harness.read.tables.definitions import OF_COLUMNS, OF_LAST_EPOCH, OF_SCALING
 from harness.read.tables.marks import PART, marks_of
 
 NODE = "node"
-OF_LAST_EPOCH = (
-    "accuracy, f1, eval loss and own metrics: of the last epoch, though --save best may have kept "
-    "the weights of an earlier one (best_epoch in summary.json)"
-)
 
 
 @dataclass(frozen=True)
@@ -172,34 +164,6 @@ def _node_line(row: Row, columns: list[Column], keys: int, node: int) -> list[st
     return cells
 
 
-# Said only where the column is shown.
-DEFINITIONS = {
-    "effective_batch": "batch: samples of one update over all processes",
-    "train_samples_per_s": "samples/s: training only, all processes, first steps left out, "
-    "harmonic mean",
-    "train_time_s": "train s: without evaluation and saving",
-    "wall_s": "wall s: everything",
-    "peak_memory_gib": "peak GiB: on a CPU of the whole process, with freed memory that the C "
-    "library keeps",
-    POINTS: "acc. points: percentage points of accuracy",
-    "payload_mb_per_update": "payload: what the strategy hands over to be sent",
-    "network_mb_per_update": "sent: what left the nodes' interfaces",
-    TFLOPS: "TFLOP/s: 10^12 operations a second of the model, padding included",
-    MFU: "MFU: share of what the devices can do at most",
-    BUSY: "GPU busy: of the time, however little it computes",
-    ENERGY: "energy J: of the devices alone",
-    JOULES: "J/sample: of the devices alone",
-    RTT: "round trip ms: measured between nodes before training, of the slowest pair",
-    BANDWIDTH: "link Mbit/s: likewise, one way between two nodes",
-}
-
-
-SCALING = {
-    WEAK: "weak X_N/(N X_1) of samples/s at equal batch per device",
-    STRONG: "strong T_1/(N T_N) of train s at equal batch",
-}
-
-
 def legend(sweep: SweepResults, rows: list[Row], columns: list[Column]) -> list[str]:
     names = {column.name for column in columns}
     lines = ["; ".join(_definitions(sweep, names)), "; ".join(_comparison(sweep, rows, names))]
@@ -216,7 +180,7 @@ def _definitions(sweep: SweepResults, names: set[str]) -> list[str]:
     texts = [
         "n: runs finished/planned; numbers are means over the finished ones",
         "±: sample standard deviation",
-        *(text for name, text in DEFINITIONS.items() if name in names),
+        *(text for name, text in OF_COLUMNS.items() if name in names),
     ]
     if keeps_best(sweep.runs):
         texts.append(OF_LAST_EPOCH)
@@ -255,7 +219,7 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
     texts += _of_pairs(rows, names)
     kinds = {row["scaling_kind"] for row in rows} if EFFICIENCY in names else set()
     if kinds & {WEAK, STRONG}:
-        forms = [SCALING[kind] for kind in (WEAK, STRONG) if kind in kinds]
+        forms = [OF_SCALING[kind] for kind in (WEAK, STRONG) if kind in kinds]
         texts.append(f"eff.: scaling efficiency, {', '.join(forms)}")
     if any(row["other_updates"] for row in rows):
         meaning = "other number of updates than the baseline: not the same training"
