@@ -40,7 +40,7 @@ from harness.read.table import Item, Table, escaped, markdown_lines, markdown_li
 from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.marks import marks_of
 from harness.read.tables.results import by_node, fairness, results
-from harness.read.tables.sweep_table import SweepTable, sweep_table
+from harness.read.tables.sweep_table import NotFinished, SweepTable, sweep_table
 
 NO_HYPOTHESIS = "none was written down before the runs."
 MANY_RUNS = 100  # whose figures take longer than another process takes to start
@@ -160,7 +160,7 @@ def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section 
         return f"{type(error).__name__}: {error}"
 
 
-def _begun(sweep: SweepResults) -> tuple[SweepResults, list[tuple[str, str, str | None]]]:
+def _begun(sweep: SweepResults) -> tuple[SweepResults, list[NotFinished]]:
     """The sweep without groups of which no run began, as those that nobody selected; and a line
     that counts these runs.
     """
@@ -170,7 +170,7 @@ def _begun(sweep: SweepResults) -> tuple[SweepResults, list[tuple[str, str, str 
         return sweep, []
     both = zip(sweep.planned, sweep.runs, strict=True)
     kept = tuple(planned for planned, run in both if id(run) not in left_out)
-    line = (counted(len(left_out), "run"), f"{WAITING}: not begun, or not selected", None)
+    line = NotFinished(counted(len(left_out), "run"), f"{WAITING}: not begun, or not selected")
     return replace(sweep, planned=kept), [line]
 
 

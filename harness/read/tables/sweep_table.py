@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.core.records.submitted import JOBS, open_entries
@@ -57,6 +57,14 @@ from harness.read.tables.marks import PART, marks_of
 NODE = "node"
 
 
+class NotFinished(NamedTuple):
+    """Which run or how many, what became of it, and where its record is."""
+
+    which: str
+    what: str
+    path: str | None = None
+
+
 @dataclass(frozen=True)
 class SweepTable:
     """A table that only has to be drawn."""
@@ -69,7 +77,7 @@ class SweepTable:
     answers: list[Answer]
     legend: list[str]
     notes: list[str]
-    not_finished: list[tuple[str, str, str | None]]  # which, what became of it, where
+    not_finished: list[NotFinished]
     environment: list[str]
     command: str | None
 
@@ -302,28 +310,27 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
             yield f"{UNKNOWN}: {what} not compared with the baseline in {rows} ({why})"
 
 
-def _not_finished(
-    sweep: SweepResults, runs: Sequence[Run], shown: set[str]
-) -> list[tuple[str, str, str | None]]:
+def _not_finished(sweep: SweepResults, runs: Sequence[Run], shown: set[str]) -> list[NotFinished]:
     """Each failed run with its reason; equal reasons to skip, and waiting runs, are counted."""
     axes = tuple(axis for axis in sweep.axes if column_of(axis) in shown)
-    lines: list[tuple[str, str, str | None]] = []
+    lines = []
     for run in runs:
         if run.state not in (FINISHED, WAITING, SKIPPED):
             reason = run.reason or "no reason was recorded"
             if run.state == UNFINISHED:
                 reason = run.progress
             what = f"{run.current_state}: {one_line(reason)}"
-            lines.append((label_text(run.label, axes), what, run.path))
+            lines.append(NotFinished(label_text(run.label, axes), what, run.path))
     skipped = Counter(run.reason or "" for run in runs if run.state == SKIPPED)
     lines += [
-        (counted(n, "run"), f"{SKIPPED}: {one_line(reason)}", None) for reason, n in skipped.items()
+        NotFinished(counted(n, "run"), f"{SKIPPED}: {one_line(reason)}")
+        for reason, n in skipped.items()
     ]
     submitted = _submitted(sweep)
     waiting = Counter(run.path in submitted for run in runs if run.state == WAITING)
     texts = {True: "submitted to the cluster", False: "not begun"}
     lines += [
-        (counted(n, "run"), f"{WAITING}: {texts[known]}", None) for known, n in waiting.items()
+        NotFinished(counted(n, "run"), f"{WAITING}: {texts[known]}") for known, n in waiting.items()
     ]
     return lines
 
