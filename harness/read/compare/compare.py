@@ -27,7 +27,7 @@ from harness.read.records.comparable import (
 )
 from harness.read.records.copies import run_key
 from harness.read.records.groups import Group
-from harness.read.records.runs import check_target, parse_target
+from harness.read.records.runs import check_target, own_metrics_of, parse_target
 from harness.read.records.selection import (
     OWN_OUTPUT,
     command_for_seeds,
@@ -64,17 +64,18 @@ def _share(name: str, title: str) -> ComparedMeasure:
     return ComparedMeasure(name, title, QUALITY, "{:.4f}", "points", 100.0, "{:+.2f}")
 
 
-def _own_metric(name: str) -> ComparedMeasure:
-    return ComparedMeasure(name, name, QUALITY, "{:.4f}", difference_form="{:+.4f}")
+def _quality(name: str, title: str) -> ComparedMeasure:
+    """Without a unit, such as a loss."""
+    return ComparedMeasure(name, title, QUALITY, "{:.4f}", difference_form="{:+.4f}")
 
 
 MEASURES = (
     _share("accuracy", "accuracy"),
     _share("f1", "f1"),
-    ComparedMeasure("eval_loss", "eval loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
+    _quality("eval_loss", "eval loss"),
     _share("test_accuracy", "test accuracy"),
     _share("test_f1", "test f1"),
-    ComparedMeasure("test_loss", "test loss", QUALITY, "{:.4f}", difference_form="{:+.4f}"),
+    _quality("test_loss", "test loss"),
     ComparedMeasure(
         "train_samples_per_s", "samples/s", SPEED, "{:,.1f}", "samples/s", 1.0, "{:+,.1f}"
     ),
@@ -140,8 +141,8 @@ def compare(one: Group, other: Group) -> Comparison:
     if one.target is None or one.target != other.target:
         del verdicts[TARGET]  # there is no target that both have
     rows, notes = [], []
-    own = {name: None for group in (one, other) for run in group.runs for name in run.own_metrics}
-    for measure in (*MEASURES, *map(_own_metric, own)):
+    own = (_quality(name, name) for name in own_metrics_of((*one.runs, *other.runs)))
+    for measure in (*MEASURES, *own):
         if measure.question not in verdicts or verdicts[measure.question].reasons:
             continue
         values, others = (values_of(g, measure.name, measure.question) for g in (one, other))

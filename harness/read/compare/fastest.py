@@ -57,7 +57,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
 def next_question(sweep: SweepResults) -> str:
     """What runs of several batches, or a sweep over set-ups with one, leave open; its command."""
     tiny = " --tiny" if sweep.tiny else ""
-    if has_enough_batches(run for group in sweep.groups for run in group.finished):
+    if has_enough_batches(sweep.finished):
         target = "" if sweep.target else " --target accuracy=VALUE"
         command = f"python -m harness batches {sweep.folder_read}{target}"
         return f"up to which batch larger ones pay: {command}"

@@ -99,7 +99,7 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
         raise NothingToDraw("; ".join([str(error), *missing_times])) from None
     drawn.notes += sweep.averaged_exchanges
     if figure.of_times:
-        drawn.notes += disturbed([run for group in sweep.groups for run in group.finished])
+        drawn.notes += disturbed(sweep.finished)
     drawn.notes += missing_times
     # In a column of a paper the finding is left to the caption, which the author writes.
     if has_room(WIDTH) and (text := _finding(name, sweep)):

@@ -23,7 +23,7 @@ from harness.read.figures.panels import (
 from harness.read.labels import heading_of
 from harness.read.records.groups import repeats_of
 from harness.read.records.recorded import is_number
-from harness.read.records.runs import Run
+from harness.read.records.runs import Run, own_metrics_of
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import fitted
 from harness.read.statistics import spread
@@ -43,10 +43,9 @@ def loss_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
 
 def own_metrics_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
     """What the scripts' own compute_metrics gave."""
-    own = dict.fromkeys(name for run in sweep.runs for name in run.own_metrics)
-    if not own:
+    if not (own := own_metrics_of(sweep.runs)):
         raise NothingToDraw("no run has metrics of its script's own")
-    return _by_epoch(sweep, styles, [*own][: kit.MOST_PANELS])
+    return _by_epoch(sweep, styles, own[: kit.MOST_PANELS])
 
 
 def _by_epoch(sweep: SweepResults, styles: Styles, metrics: Sequence[str]) -> Drawn:

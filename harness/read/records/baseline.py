@@ -227,7 +227,7 @@ def group_rows(sweep: SweepResults) -> list[dict[str, Any]]:
 
 def measures_of(sweep: SweepResults) -> list[str]:
     """Every number that a finished run of the sweep has, in the order of the records."""
-    names = (name for group in sweep.groups for run in group.finished for name in run.measures)
+    names = (name for run in sweep.finished for name in run.measures)
     last = TO_TARGET if sweep.target else ()
     return [*dict.fromkeys(n for n in names if n not in TO_TARGET), *last]
 

@@ -338,6 +338,11 @@ class Run:
             return []
 
 
+def own_metrics_of(runs: Iterable[Run]) -> list[str]:
+    """What scripts' own compute_metrics gave, each metric once."""
+    return [*dict.fromkeys(name for run in runs for name in run.own_metrics)]
+
+
 def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that can change a result, without those that repeat a measurement.
 

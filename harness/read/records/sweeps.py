@@ -109,6 +109,11 @@ class SweepResults:
     def groups(self) -> tuple[Group, ...]:
         return make_groups(self.runs, self.axes)
 
+    @property
+    def finished(self) -> list[Run]:
+        """The finished runs, group by group."""
+        return [run for group in self.groups for run in group.finished]
+
     @cached_property
     def varied(self) -> tuple[str, ...]:
         """The axes with several values; a strategy with its flags is one thing."""
@@ -167,8 +172,7 @@ class SweepResults:
     @property
     def shared_cores(self) -> list[str]:
         """What emulated nodes on one machine do to each other is no property of the set-up."""
-        shares = [run.launch.get("processes_per_core") or 0.0
-                  for group in self.groups for run in group.finished]  # fmt: skip
+        shares = [run.launch.get("processes_per_core") or 0.0 for run in self.finished]
         crowded = sum(share > 1 for share in shares)
         if not crowded:
             return []

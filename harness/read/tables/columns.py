@@ -31,6 +31,7 @@ from harness.read.records.runs import (
     RTT,
     SUMMED,
     TO_TARGET,
+    own_metrics_of,
 )
 from harness.read.records.sweeps import SweepResults
 
@@ -112,7 +113,7 @@ def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> lis
     known = [*dict.fromkeys([*measures, *OPTIONAL, *GROUP_FACTS])]
     is_listed = sweep.columns is not None
     shown = [_checked(name, known) for name in _asked(sweep)] if is_listed else _usual(sweep, rows)
-    own = {name for run in sweep.runs for name in run.own_metrics}
+    own = own_metrics_of(sweep.runs)
     with_spread = shown if is_listed else {"accuracy", "train_samples_per_s", *own}
     first = [_axis(column_of(axis), rows) for axis in shown_axes(sweep.axes)]
     if len({row["machine"] for row in rows if row["machine"]}) > 1:
@@ -139,14 +140,12 @@ def _asked(sweep: SweepResults) -> list[str]:
 
 
 def _on_cpu(sweep: SweepResults) -> bool:
-    return is_on_cpu({run.device for group in sweep.groups for run in group.finished})
+    return is_on_cpu({run.device for run in sweep.finished})
 
 
 def _usual(sweep: SweepResults, rows: list[Row]) -> list[str]:
-    shown = ["effective_batch", "updates", "accuracy", "eval_loss", "train_samples_per_s",
-             "train_samples_per_s_per_gpu"]  # fmt: skip
-    at = shown.index("eval_loss")
-    shown[at:at] = [*dict.fromkeys(name for run in sweep.runs for name in run.own_metrics)]
+    shown = ["effective_batch", "updates", "accuracy", *own_metrics_of(sweep.runs), "eval_loss",
+             "train_samples_per_s", "train_samples_per_s_per_gpu"]  # fmt: skip
     if sweep.baseline is not None:
         shown.append(GAIN)
         compared = [row for row in rows if not row["baseline"]]

@@ -24,7 +24,7 @@ from harness.read.records.baseline import run_row
 from harness.read.records.comparable import disturbed
 from harness.read.records.frames import frame_with_runs
 from harness.read.records.recorded import none_readable, warn
-from harness.read.records.runs import Run, identity_settings
+from harness.read.records.runs import Run, identity_settings, own_metrics_of
 from harness.read.records.selection import parse_selector, read_sweep_part, refuse_part
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
 from harness.read.table import (
@@ -111,8 +111,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         runs["strategy"] = _strategies(runs)
     more = _other_settings(runs, read)
     _name_alike(runs, more)
-    own_metrics = dict.fromkeys(name for run in read for name in run.own_metrics)
-    added = {"seed": [*more], "eval_loss": [*own_metrics]}  # before these columns
+    added = {"seed": [*more], "eval_loss": own_metrics_of(read)}  # before these columns
     tables = [
         _of_machine(group, machine, runs, more, added, options)
         for machine, group in runs.groupby("machine", dropna=False)

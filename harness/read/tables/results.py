@@ -73,7 +73,7 @@ def _machines(sweep: SweepResults) -> Iterator[str]:
 
 def _idle_cores(sweep: SweepResults) -> Iterator[str]:
     """On CPUs one process with the threads of one of several is not the whole machine."""
-    runs = [run for group in sweep.groups for run in group.finished]
+    runs = sweep.finished
     shares = {(run.threads or 0, run.environment.get("cpu_cores") or 0) for run in runs}
     processes = {run.processes for run in runs}
     has_single = 1 in processes and len(processes) > 1
@@ -130,7 +130,7 @@ PERCENT, PLAIN = 100.0, 1.0
 def results(sweep: SweepResults) -> Table:
     """A row a group; what no group has is no column."""
     columns: list[tuple[str, Callable[[Group], str]]] = [
-        ("run", lambda g: sweep.name_of(g)),
+        ("run", sweep.name_of),
         ("runs", lambda g: f"{len(g.finished)}/{len(g.runs)}"),
         ("top-1 accuracy (%)", lambda g: _spread(g, "accuracy", PERCENT, 2)),
         ("top-5 accuracy (%)", lambda g: _spread(g, "top5_accuracy", PERCENT, 2)),

@@ -101,7 +101,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     if sweep.per_node:
         headings.insert(keys, NODE)
         right.insert(keys, True)
-    finished = [run for group in sweep.groups for run in group.finished]
+    finished = sweep.finished
     names = {column.name for column in left}
     shown = SweepTable(
         title=sweep.question,
