@@ -18,6 +18,7 @@ from harness.read.records.selection import (
     read_selected,
     select,
 )
+from harness.read.records.sweeps import read_sweep
 from tests.support.records import Plan
 
 
@@ -35,6 +36,15 @@ def test_of_a_sweep_only_believed_records_are_selected(
     assert [run.seed for run in found.runs] == [1, 2]
     (line,) = found.not_read
     assert str(bad) in line and line in capsys.readouterr().err
+
+
+def test_a_part_of_a_sweep_has_the_runs_that_were_read(plan: Plan) -> None:
+    for seed in (1, 2):
+        plan.run(seed=seed)
+    sweep = read_sweep(plan.write())
+    part = sweep.only(sweep.runs[1:])
+    assert part.runs[0] is sweep.runs[1] and part.planned == sweep.planned[1:]
+    assert [run.seed for run in part.finished] == [2]
 
 
 def run(seed: int | None = 1, path: str = "out/vit/1_1/run", **settings: object) -> Run:

@@ -6,7 +6,6 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,9 +114,8 @@ def _finding(name: str, sweep: SweepResults) -> str:
         costs = [*TIMES_TO_TARGET] if _reaches_target(sweep) else [RATE]
         about = (*costs, *[MEMORY] * (MEMORY in (sweep.columns or ())), ACCURACY)
     if name == "epoch_time" and (apart := groups_by_batch(sweep)[1]):
-        not_drawn = {id(run) for group in apart for run in group.runs}
-        both = zip(sweep.planned, sweep.runs, strict=True)
-        sweep = replace(sweep, planned=tuple(p for p, run in both if id(run) not in not_drawn))
+        not_drawn = {run for group in apart for run in group.runs}
+        sweep = sweep.only(run for run in sweep.runs if run not in not_drawn)
     return finding(sweep, *about) if about else ""
 
 

@@ -80,12 +80,10 @@ def _part(sweep: SweepResults, path: Path, conditions: Mapping[str, str]) -> Swe
     """The sweep with the selected runs alone; without a baseline if none of them belongs to it."""
     if not conditions:
         return sweep
-    kept = {id(run) for run in select(path, sweep.runs, conditions)}
-    both = zip(sweep.planned, sweep.runs, strict=True)
-    planned = tuple(planned for planned, run in both if id(run) in kept)
+    part = sweep.only(select(path, sweep.runs, conditions))
     named = (sweep.baseline or {}).items()
-    has_baseline = any(named <= run.label.items() for run in planned)
-    return replace(sweep, planned=planned, baseline=sweep.baseline if has_baseline else None)
+    has_baseline = any(named <= run.label.items() for run in part.planned)
+    return part if has_baseline else part.against(None)
 
 
 def read_group(

@@ -145,7 +145,15 @@ class SweepResults:
         machine = group.machine_kind if len(self.machines) > 1 else None
         return short_text(group.label, self.naming, machine)
 
-    def against(self, baseline: dict[str, Any]) -> SweepResults:
+    def only(self, runs: Iterable[Run]) -> SweepResults:
+        """The same with these of its runs alone, which are not read again."""
+        kept = {*runs}
+        both = [pair for pair in zip(self.planned, self.runs, strict=True) if pair[1] in kept]
+        part = replace(self, planned=tuple(planned for planned, _ in both))
+        vars(part).update(runs=tuple(run for _, run in both))
+        return part
+
+    def against(self, baseline: dict[str, Any] | None) -> SweepResults:
         """The same runs, compared with other ones."""
         other = replace(self, baseline=baseline)
         vars(other).update(runs=self.runs, groups=self.groups)  # they are not read again

@@ -164,14 +164,12 @@ def _begun(sweep: SweepResults) -> tuple[SweepResults, list[NotFinished]]:
     """The sweep without groups of which no run began, as those that nobody selected; and a line
     that counts these runs.
     """
-    waiting = [g for g in sweep.groups if all(run.state == WAITING for run in g.runs)]
-    left_out = {id(run) for group in waiting for run in group.runs}
-    if not left_out or len(waiting) == len(sweep.groups):
+    begun = [g for g in sweep.groups if any(run.state != WAITING for run in g.runs)]
+    part = sweep.only(run for group in begun for run in group.runs)
+    left_out = len(sweep.runs) - len(part.runs)
+    if not (begun and left_out):
         return sweep, []
-    both = zip(sweep.planned, sweep.runs, strict=True)
-    kept = tuple(planned for planned, run in both if id(run) not in left_out)
-    line = NotFinished(counted(len(left_out), "run"), f"{WAITING}: not begun, or not selected")
-    return replace(sweep, planned=kept), [line]
+    return part, [NotFinished(counted(left_out, "run"), f"{WAITING}: not begun, or not selected")]
 
 
 def _section_of(
