@@ -23,6 +23,7 @@ from rich.console import Console
 from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.settings import UserError
+from harness.read.grouping import by_key
 from harness.read.labels import UNKNOWN, counted
 from harness.read.records.comparable import (
     LOAD,
@@ -290,11 +291,8 @@ def has_enough_batches(records: Iterable[Run]) -> bool:
 
 def _of_several_batches(records: Iterable[Run]) -> Iterator[tuple[str, list[Run]]]:
     """Name and runs of each family."""
-    by_key: dict[Any, list[Run]] = {}
-    for run in records:
-        if run.effective_batch is not None:
-            by_key.setdefault(_key(run), []).append(run)
-    for key, together in by_key.items():
+    families = by_key((run for run in records if run.effective_batch is not None), _key)
+    for key, together in families.items():
         rates = {run.identity["lr"] for run in together}
         apart = len({(run.effective_batch, run.identity["lr"]) for run in together}) > len(
             {run.effective_batch for run in together}
@@ -302,7 +300,7 @@ def _of_several_batches(records: Iterable[Run]) -> Iterator[tuple[str, list[Run]
         for lr in sorted(rates, key=str) if apart else [None]:
             own = [r for r in together if lr is None or r.identity["lr"] == lr]
             if len({run.effective_batch for run in own}) > 1:
-                yield _name(key, by_key, lr), own
+                yield _name(key, families, lr), own
 
 
 def _key(run: Run) -> tuple[tuple[str, Any], ...]:
@@ -324,9 +322,7 @@ def _name(key: Any, keys: Iterable[Any], lr: Any) -> str:
 
 
 def _family(name: str, records: list[Run], target: Target) -> Family:
-    by_size: dict[int, list[Run]] = {}
-    for run in records:
-        by_size.setdefault(run.effective_batch or 0, []).append(run)
+    by_size = by_key(records, lambda run: run.effective_batch or 0)
     batches = []
     for size, own in sorted(by_size.items()):
         group = Group(tuple(own), name=f"batch {size}", target=target)

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.core.records import RunFolder, find_runs
 from harness.core.strategies import OF_ONE_STRATEGY
+from harness.read.grouping import by_key
 from harness.read.records.comparable import SPEED, judge
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
@@ -54,11 +55,8 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
         near = runs_on_one_node(_folders_near(group.recorded.recorded_folder.path.absolute()))
     fixed, first = _fixed(group.recorded), group.finished[0]
     counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
-    alike: dict[Any, list[Run]] = {}
-    for run in near:
-        if run.devices in counts and _fixed(run) == fixed:
-            kind = (*run.identity.items(), run.machine_kind, run.threads)
-            alike.setdefault(kind, []).append(run)
+    like = [run for run in near if run.devices in counts and _fixed(run) == fixed]
+    alike = by_key(like, lambda run: (*run.identity.items(), run.machine_kind, run.threads))
     groups = [Group((*runs,), name="the other", selector=_selector(runs))
               for runs in alike.values()]  # fmt: skip
     return [each for each in groups if each.finished]

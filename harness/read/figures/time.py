@@ -42,6 +42,7 @@ from harness.read.figures.panels import (
     set_title,
     without_place,
 )
+from harness.read.grouping import by_key
 from harness.read.labels import (
     MACHINE,
     STRATEGY,
@@ -241,11 +242,8 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     if not measured:
         raise NothingToDraw("no finished run has accuracy and a time")
     given = _given(measured)
-    by_case: dict[str, list[Group]] = {}
-    for group in measured:
-        by_case.setdefault(_case(group, given), []).append(group)
     groups, others = [], dict[str, list[str]]()
-    for of_case in by_case.values():
+    for of_case in by_key(measured, lambda group: _case(group, given)).values():
         groups += _comparable(sweep, of_case, others)
     reasons = [f"{kit.listed(names, ', ')} ({why})" for why, names in others.items()]
     notes = [f"left out, as not comparable with the others: {'; '.join(reasons)}"] * bool(reasons)

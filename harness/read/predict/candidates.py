@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import chooses_exchange
 from harness.core.topology import effective_batch
+from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import joined
@@ -114,7 +115,7 @@ def candidates(
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
     choices = Candidates([], [], [])
-    trainings = [*_trainings([*here, *lost])]
+    trainings = _trainings([*here, *lost])
     for same, settings in zip(trainings, told_apart(trainings), strict=True):
         _add(choices, fitted, same, settings, wire, target, emulated)
     if not choices.reached:
@@ -142,20 +143,19 @@ def _batch_of(run: Run) -> int | None:
     return run.effective_batch or run.identity.get("target_batch") or known
 
 
-def _trainings(runs: Iterable[Run]) -> Iterator[list[Run]]:
+def _trainings(runs: Iterable[Run]) -> list[list[Run]]:
     """Runs that differ in seed, link and way of exchange alone."""
-    kinds: dict[str, list[Run]] = {}
-    for run in runs:
+
+    def kind(run: Run) -> str:
         same = {n: v for n, v in run.identity.items() if n not in ELSEWHERE}
-        kinds.setdefault(f"{shape_of(run)} {sorted(same.items(), key=str)}", []).append(run)
-    yield from kinds.values()
+        return f"{shape_of(run)} {sorted(same.items(), key=str)}"
+
+    return [*by_key(runs, kind).values()]
 
 
 def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
     """What each has set otherwise than others that tables and sentences name alike."""
-    namesakes: dict[tuple[Any, ...], list[Run]] = {}
-    for run, *_ in trainings:
-        namesakes.setdefault(_shown(run), []).append(run)
+    namesakes = by_key((run for run, *_ in trainings), _shown)
     differences = []
     for run, *_ in trainings:
         alike = namesakes[_shown(run)]
@@ -181,9 +181,7 @@ def _add(
     lost = Counter(run.state for run in runs if run.state != FINISHED)
     failed = "".join(f"; {counted(lost[s], 'run')}: {s}" for s in NOT_REACHED if lost[s])
     finished = [run for run in runs if run.state == FINISHED]
-    ways: dict[str, list[Run]] = {}
-    for run in finished or runs:
-        ways.setdefault(run.identity["exchange"] or "backend", []).append(run)
+    ways = by_key(finished or runs, lambda run: run.identity["exchange"] or "backend")
     for exchanged in ways.values():
         try:
             plan = replace(scenario_of(exchanged[:1], wire), emulated=emulated)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from harness.core.collectives import Wire
 from harness.core.settings import UserError
 from harness.core.strategies import STRATEGIES
+from harness.read.grouping import by_key
 from harness.read.predict.facts import Overrides, shape_of, step_s
 from harness.read.predict.fitting import (
     PREDICTED_OVER,
@@ -64,10 +65,7 @@ Kind = tuple[tuple[str, str], ...]  # settings that runs have in common, and the
 def workloads_of(sweep: SweepResults) -> tuple[list[Workload], dict[str, list[str]]]:
     """What can be predicted; and reason -> the groups on several nodes of which it cannot."""
     excluded: dict[str, list[str]] = {}
-    kinds: dict[Kind, list[Group]] = {}
-    for group in sweep.groups:
-        if group.finished:
-            kinds.setdefault(_kind(group), []).append(group)
+    kinds = by_key((group for group in sweep.groups if group.finished), _kind)
     names = _names([*kinds])
     workloads = [
         _workload(sweep, name, groups, excluded)

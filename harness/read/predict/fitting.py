@@ -22,6 +22,7 @@ from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
+from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.facts import (
@@ -290,9 +291,7 @@ def _is_basis(run: Run) -> bool:
 
 def _that_count(runs: Iterable[Run]) -> list[Run]:
     """Of those with one set-up and batch the quiet ones, if any is."""
-    alike: dict[Any, list[Run]] = {}
-    for run in runs:
-        alike.setdefault((shape_of(run), run.identity["per_gpu_batch"]), []).append(run)
+    alike = by_key(runs, lambda run: (shape_of(run), run.identity["per_gpu_batch"]))
     return [run for those in alike.values() for run in with_times_that_count(those)]
 
 

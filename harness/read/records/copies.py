@@ -13,6 +13,7 @@ from harness.core.identity import REPETITIONS
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.archives import Files, files_of
 from harness.core.settings import UserError
+from harness.read.grouping import by_key
 from harness.read.records.recorded import attempts_of, is_number, recorded, settings_of
 from harness.read.records.runs import identity_settings
 
@@ -56,10 +57,7 @@ def without_copies(
     # Most runs are told apart by their first start alone.
     keys = {f: run_key(f) if shared[unix] > 1 or unix is None else f for f, unix in begun.items()}
     theirs = {keys[folder]: folder for folder in counted}
-    alike: dict[Hashable, list[RunFolder]] = {}
-    for folder in folders:
-        key = keys[folder]
-        alike.setdefault(folder if key is None else key, []).append(folder)
+    alike = by_key(folders, lambda folder: folder if keys[folder] is None else keys[folder])
     left = dict[RunFolder, RunFolder]()
     for key, copies in alike.items():
         run = theirs.get(key)

@@ -6,9 +6,11 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from harness.core.records import FINISHED
+from harness.read.grouping import by_key
 from harness.read.labels import machine_kind, without_tag
 from harness.read.records.runs import STATES, TO_TARGET, Run, Target
 from harness.read.statistics import is_rate, is_timed, spread
@@ -171,15 +173,10 @@ def enumerate_equal(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:
 
 def make_groups(runs: Iterable[Run], axes: tuple[str, ...]) -> tuple[Group, ...]:
     """In the order of the runs. Runs on unlike machines are never averaged."""
-    by_label: dict[Any, list[Run]] = {}
-    for run in runs:
-        by_label.setdefault(group_key(run.label, axes), []).append(run)
     groups = []
-    for together in by_label.values():
+    for together in by_key(runs, lambda run: group_key(run.label, axes)).values():
         label = {axis: together[0].label.get(axis) for axis in axes}
-        by_machine: dict[str | None, list[Run]] = {}
-        for run in together:
-            by_machine.setdefault(_machine(run, together), []).append(run)
+        by_machine = by_key(together, partial(_machine, together=together))
         groups += [Group(tuple(on), label, machine) for machine, on in by_machine.items()]
     return tuple(groups)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from harness.core.records import DISTURBING_SHARE
+from harness.read.grouping import by_key
 from harness.read.labels import UNKNOWN, duration, listed
 from harness.read.records.baseline import per_node
 from harness.read.records.groups import Group
@@ -43,9 +44,7 @@ def fairness(sweep: SweepResults) -> list[str]:
 
 def _trainings(sweep: SweepResults) -> Iterator[str]:
     finished = [group for group in sweep.groups if group.finished]
-    by_script: dict[str, list[Group]] = {}
-    for group in finished:
-        by_script.setdefault(_script(group.recorded), []).append(group)
+    by_script = by_key(finished, lambda group: _script(group.recorded))
     for what, value_of in TRAININGS.items():
         differing = []
         for script, groups in by_script.items():

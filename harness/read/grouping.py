@@ -1,0 +1,17 @@
+"""Things that belong together, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def by_key(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
+    """Key -> all that have it; keys and things in their order."""
+    together: dict[Key, list[Thing]] = {}
+    for thing in things:
+        together.setdefault(key(thing), []).append(thing)
+    return together
