@@ -84,7 +84,7 @@ def _slowest_last(link: Link) -> tuple[float, str]:
     return -(link.rate_mbit or math.inf), str(link)
 
 
-def propagation(sweep: SweepResults, styles: Styles) -> Drawn:
+def propagation(sweep: SweepResults, _styles: Styles) -> Drawn:
     """Samples per second, each run a point; dashed: the baseline."""
     linked = [group for group in _linked(sweep) if group.values(RATE)]
     if not linked:
@@ -162,13 +162,6 @@ class Cell:
     def strategy(self) -> str:
         return axis_text(self.group, STRATEGY)
 
-    def times(self, measure: str) -> list[float]:
-        return self.group.values(measure)
-
-    def missed(self, measure: str) -> int:
-        """Of the finished runs, also where too few of the others have a time that counts."""
-        return len(self.group.missed(measure))
-
     @property
     def differences(self) -> dict[Hashable, float]:
         """Final accuracy less that of the baseline with the same seed, in points, by seed; none
@@ -216,7 +209,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
         kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
                  f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
     same_scale(qualities, across=True)
-    with_times = [c for c in cells if any(map(c.times, TIMES_TO_TARGET))]
+    with_times = [c for c in cells if any(map(c.group.values, TIMES_TO_TARGET))]
     disturbed = any(all_beside_others(cell.group) for cell in with_times)
     kit.legend(figure, of_strategies, [HOLLOW] if disturbed else [])
     drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES_TO_TARGET)
@@ -236,7 +229,7 @@ def _not_compared(cells: Sequence[Cell]) -> list[str]:
 
 def _in_words(sweep: SweepResults, cells: list[Cell], measure: str) -> str:
     """The medians that are drawn; a miss counts as infinite."""
-    of_cells = ((cell, cell.times(measure)) for cell in cells)
+    of_cells = ((cell, cell.group.values(measure)) for cell in cells)
     texts = [f"{sweep.name_of(c.group)} {kit.median_text(times)}" for c, times in of_cells if times]
     title = f"{TIMES_TO_TARGET[measure].capitalize()} to {sweep.target}"
     return f"{title} over the delay between nodes, medians: {kit.listed(texts)}."
@@ -271,7 +264,7 @@ def _times(
     nearest = min((cell.delay for cell in cells), default=0.0)
     for number, (name, style) in enumerate(styles.items()):
         of_name = sorted((c for c in cells if c.strategy == name), key=lambda c: c.delay)
-        mine = [cell for cell in of_name if cell.times(measure)]
+        mine = [cell for cell in of_name if cell.group.values(measure)]
         aside = kit.aside(number, len(styles))
         points = [(c.delay, run, t) for c in mine for run, t in c.group.by_run(measure)
                   if math.isfinite(t)]  # fmt: skip
@@ -279,17 +272,18 @@ def _times(
         x, y = [delay * aside for delay, _, _ in points], [t for *_, t in points]
         kit.run_points(drawn, axes, x, y, style, tips)
         # The median: a miss is infinite, and so would be the mean.
-        medians = [statistics.median(c.times(measure)) for c in mine]
+        medians = [statistics.median(c.group.values(measure)) for c in mine]
         finite = [m if math.isfinite(m) else math.nan for m in medians]
         kit.line(axes, [c.delay * aside for c in mine], finite, style, marker=style.marker,
              markersize=5, label=name)  # fmt: skip
-        disturbed = [c for c in mine if all_beside_others(c.group)]
-        x, y = [c.delay * aside for c in disturbed], [statistics.median(c.times(measure))
-                                                      for c in disturbed]  # fmt: skip
-        axes.plot(x, y, color=style.colour, marker=style.marker, markersize=5, linestyle="",
+        hollow = [(c.delay * aside, median) for c, median in zip(mine, medians, strict=True)
+                  if all_beside_others(c.group)]  # fmt: skip
+        axes.plot([x for x, _ in hollow], [y for _, y in hollow], color=style.colour,
+                  marker=style.marker, markersize=5, linestyle="",
                   markerfacecolor=kit.WHITE)  # fmt: skip
         for cell in of_name:
-            if missed := cell.missed(measure):
+            # Also where too few of the others have a time that counts.
+            if missed := len(cell.group.missed(measure)):
                 # On the left edge there is no room on the left.
                 side, total = 1 if cell.delay == nearest else -1, len(cell.group.finished)
                 text = f"\u2191 {missed} of {total}"
@@ -320,11 +314,11 @@ def _span(cells: Sequence[Cell]) -> Span:
         t
         for cell in cells
         for name in TIMES_TO_TARGET
-        for t in cell.times(name)
+        for t in cell.group.values(name)
         if math.isfinite(t)
     ]
     times = times or [1.0]
-    missing = (cell for cell in cells if cell.missed("tta_train_s"))
+    missing = (cell for cell in cells if cell.group.missed("tta_train_s"))
     missed = Counter((cell.column, cell.row, cell.delay) for cell in missing)
     share = min(MISS_ROW * max(missed.values(), default=0), 0.7)
     return Span(min(times) / 1.3, max(times) * 1.3, share)

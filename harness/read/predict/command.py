@@ -332,15 +332,10 @@ def run(options: argparse.Namespace) -> int:
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
     if options.json:
-        run_s = result.run_s(options.epochs, options.restarts)
-        print_json(
-            {
-                **as_fields(result),
-                "run_s": run_s,
-                "assumed": fitted.assumed,
-                "not_read": fitted.not_read,
-            }
-        )
+        print_json({
+            **as_fields(result), "run_s": result.run_s(options.epochs, options.restarts),
+            "assumed": fitted.assumed, "not_read": fitted.not_read,
+        })  # fmt: skip
     else:
         console = screen()
         lines = prediction_lines(fitted, result, link, options.epochs, options.restarts)

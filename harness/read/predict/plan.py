@@ -29,15 +29,9 @@ def run(options: argparse.Namespace) -> int:
     target = parse_target(options.target)
     fitted = fit_records(options.records, Overrides.of(options))
     choices = candidates(
-        fitted,
-        fitted.selected,
-        nodes,
-        wire_of(link),
-        target,
-        options.effective_batch,
-        options.emulated,
-        str(link),
-    )
+        fitted, fitted.selected, nodes, wire_of(link), target, options.effective_batch,
+        options.emulated, str(link),
+    )  # fmt: skip
     kept = within(choices.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
     if options.json:
         fields = [as_fields(each, options.cost_per_gpu_hour) for each in kept]
