@@ -15,6 +15,9 @@ from typing import Any
 gc.disable()  # until all tests are imported
 # One thread a process: several ranks share few cores, and sums come out in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Each of many processes would compile our modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
