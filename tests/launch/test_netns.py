@@ -25,13 +25,14 @@ from harness.launch.netns import nodes as nodes_module
 from harness.launch.netns.nodes import Netns, gpus_of, torchrun_of_ours
 from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job
-from tests.support import sockets
+from tests.support import sockets, warm_sweeps
 from tests.support.sweeps import (
     ROOT,
     STARTED,
     command,
     gone,
     jobs_of,
+    launchers,
     start,
     sweep,
     sweep_file,
@@ -301,7 +302,7 @@ def test_nothing_is_left_of_a_killed_runner(tmp_path: Path) -> None:
     runner.kill()
     runner.communicate()
     assert gone(family)
-    done = sweep(file, out, "--tiny", "--launcher", "netns", "--set", "epochs=1")
+    done = warm_sweeps.sweep(file, out, "--tiny", "--launcher", "netns", "--set", "epochs=1")
     assert done.returncode == 0, done.stderr
 
 
@@ -316,10 +317,9 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
     text = "script: vit\nsettings: {epochs: 12, setup: 2_1, link: 2ms, save_steps: 5}"
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
     flags = ("--tiny", "--launcher", "netns", "--max_restarts", "3", "--min_nodes", "1")
-    runner = start(file, out, *flags)
+    runner = warm_sweeps.start(file, out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/epochs.jsonl")))
-    agents = [p for p in psutil.Process(runner.pid).children() if "train.run.warm" in command(p)]
-    max(agents, key=lambda p: p.pid).kill()  # of the second node
+    max(launchers(runner.pid), key=lambda p: p.pid).kill()  # of the second node
     printed, err = runner.communicate(timeout=150)
     assert runner.returncode == 0, printed + err
     (folder,) = find_runs(out)

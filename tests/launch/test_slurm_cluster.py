@@ -22,7 +22,7 @@ from torch.distributed import TCPStore
 from harness.core.records import find_runs, read_rows
 from harness.train.measure.link import STARTS
 from harness.train.run.warm import free_port
-from tests.support import slurm_cluster
+from tests.support import slurm_cluster, warm_sweeps
 from tests.support.ranks import ROOT
 from tests.support.sockets import Planted, answers_at, places
 from tests.support.sweeps import start, summary, sweep, sweep_file, untimed_rows, wait_for
@@ -87,7 +87,7 @@ def test_one_node_and_two_measure_what_they_measure_elsewhere(
     text = f"script: vit\n{SMALL}\ngrid: {{setup: [1_1, 1_2]}}\n"
     one, two = sweep_file(tmp_path, text), sweep_file(tmp_path, text.replace("1_2", "2_1"), "two")
     here, there = tmp_path / "here", tmp_path / "there"
-    local = start(one, here, "--tiny")
+    local = warm_sweeps.start(one, here, "--tiny")
     done = on(cluster, two, there)
     local.communicate(timeout=120)
     assert local.returncode == 0

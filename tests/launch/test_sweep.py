@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import getpass
+import io
 import json
+import os
 import re
 import socket
-from collections.abc import Iterator
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,11 @@ from harness.core.records import RunFolder, find_runs, read_json, read_rows, wri
 from harness.core.settings import UserError
 from harness.launch import runner
 from harness.launch import sweep as sweep_module
-from harness.launch.launcher import Launcher
-from harness.launch.places import Local
 from harness.launch.runner import Runner, Running
 from harness.launch.slurm.cluster import Submitted
-from tests.support import sockets
+from tests.support import sockets, warm_sweeps
 from tests.support.memory import CGROUP, limited_group
+from tests.support.ranks import ranks
 from tests.support.sweeps import ROOT, SMALL, outcomes, sweep, sweep_file, untimed_rows
 from tests.support.sweeps import harness_sweep as main
 
@@ -245,24 +247,7 @@ seeds: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 """
 
 
-@pytest.fixture
-def one_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sweeps of this process share one launcher, which loads once."""
-    launchers: list[Launcher] = []
-    start, close = Local.start, Launcher.close
-
-    def start_once(place: Local, log: Path) -> Launcher:
-        launchers.extend([] if launchers else [start(place, log)])
-        return launchers[0]
-
-    monkeypatch.setattr(Local, "start", start_once)
-    monkeypatch.setattr(Launcher, "close", lambda launcher: None)
-    yield
-    for launcher in launchers:
-        close(launcher)
-
-
-def put_clocks_forward(monkeypatch: pytest.MonkeyPatch, asleep: Path, by_s: float) -> None:
+def put_clocks_forward(asleep: Path, by_s: float) -> None:
     """A run that sleeps is at once as old as if it had slept for that long."""
     too_long = Runner._too_long
 
@@ -273,36 +258,45 @@ def put_clocks_forward(monkeypatch: pytest.MonkeyPatch, asleep: Path, by_s: floa
             running.state.began_s -= by_s
         return too_long(worker, running)
 
-    monkeypatch.setattr(Runner, "_too_long", sooner)
+    Runner._too_long = sooner  # type: ignore[method-assign]
 
 
-@pytest.mark.process
-@pytest.mark.usefixtures("one_launcher")
-def test_failures_are_results_and_the_sweep_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "vit.py").write_text(PLANTED)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "GRACE_S", 10.0)
-    put_clocks_forward(monkeypatch, tmp_path / "asleep", by_s=60)
-    file, out = sweep_file(tmp_path, FAILING), tmp_path / "out"
+def failing_sweeps(folder: str, skipped: list[str]) -> dict[str, Any]:
+    """Three calls, in a process that the test has for itself, and what they leave."""
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    del sys.modules["vit"]  # the launchers load that of the folder
+    warm_sweeps.fork_launchers()
+    file, out = sweep_file(Path(folder), FAILING), Path(folder, "out")
+    mended = Path(folder, "mended")
+    put_clocks_forward(Path(folder, "asleep"), by_s=60)
     argv = [str(file), "--tiny", "--output_dir", str(out), "--isolation", "off", "--timeout", "60"]
     # A rank that does not obey is killed with its launcher: that run comes last.
-    with limited_group() as limited:
-        skipped = [] if limited else ["--exclude", "seed=11"]
-        assert main([*argv, "--exclude", "seed=10", *skipped]) == 1
+    runner.GRACE_S = 10.0
+    codes = [main([*argv, "--exclude", "seed=10", *skipped])]
     runs = (out / "sweeps" / "mine-tiny" / "runs.csv").read_text()
     first = {s["seed"]: (s["outcome"], s["reason"]) for s in seeds_of(out)}
     # The next call goes on with what was interrupted, and with what failed if asked to.
-    (tmp_path / "mended").touch()
-    capsys.readouterr()
+    mended.touch()
+    sweep_module._table = lambda *_, **__: None
     chosen = [f"--select=seed={seed}" for seed in (1, 2, 7, 8)]
-    assert main([*argv, "--rerun", "failed", *chosen]) == 0
-    printed = capsys.readouterr().out
-    (tmp_path / "mended").unlink()
-    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
-    monkeypatch.setattr(runner, "GRACE_S", 1.0)
-    assert main([*argv, "--select", "seed=10"]) == 1
+    with redirect_stdout(io.StringIO()) as printed:
+        codes.append(main([*argv, "--rerun", "failed", *chosen]))
+    mended.unlink()
+    runner.GRACE_S = 1.0
+    codes.append(main([*argv, "--select", "seed=10"]))
+    return {"codes": codes, "runs": runs, "first": first, "printed": printed.getvalue()}
+
+
+@pytest.mark.process
+def test_failures_are_results_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "vit.py").write_text(PLANTED)
+    out = tmp_path / "out"
+    with limited_group() as limited:
+        skipped = [] if limited else ["--exclude", "seed=11"]
+        (left,) = ranks(1, failing_sweeps, str(tmp_path), skipped)
+    assert left["codes"] == [1, 0, 1]
+    runs, first, printed = left["runs"], left["first"], left["printed"]
     assert first[1] == ("finished", None)
     assert first[2] == ("oom", "planted (rank 1)")  # while loading: a smaller batch is no help
     assert first[3][0] == "oom" and "memory" in first[3][1]
@@ -355,7 +349,7 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
     data = f"[{tmp_path}/texts.csv, embedded:digits]"
     text = f"script: vit\n{SMALL}\nbert: {{}}\ngrid: {{dataset: {data}}}"
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
-    done = sweep(file, out, "--tiny", "--fail_fast")
+    done = warm_sweeps.sweep(file, out, "--tiny", "--fail_fast")
     assert done.returncode == 1 and "stopped at the first failure" in done.stdout
     assert [s["outcome"] for s in seeds_of(out)] == ["failed"]
     assert "texts.csv has no column of images" in seeds_of(out)[0]["reason"]

@@ -14,13 +14,14 @@ import psutil
 import pytest
 
 from harness.core.records import find_runs, read_rows
+from tests.support import warm_sweeps
+from tests.support.ranks import script
 from tests.support.sweeps import (
     ROOT,
     SMALL,
     family,
     gone,
     start,
-    sweep,
     sweep_file,
     wait_for,
 )
@@ -43,7 +44,9 @@ def epochs_of(out: Path) -> int:
 )
 def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    process = start(file, out, "--tiny")
+    # As a person starts it; what else may be asked of it, of one that has loaded everything.
+    begin = start if signals == ["SIGINT"] else warm_sweeps.start
+    process = begin(file, out, "--tiny")
     wait_for(lambda: epochs_of(out) >= 2)
     everyone = [p for kind in family(process.pid).values() for p in kind]
     assert everyone
@@ -60,7 +63,7 @@ def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
     assert folder.outcome() == "interrupted" and list(folder.path.glob("checkpoint-*"))
     if signals == ["SIGTERM"]:
         before = len(read_rows(folder.epochs)[0])
-        again = start(file, out, "--tiny", "--limit", "0:1")
+        again = begin(file, out, "--tiny", "--limit", "0:1")
         wait_for(lambda: epochs_of(out) > before)
         again.kill()
         again.communicate()
@@ -74,7 +77,7 @@ def test_stopped_by_a_person(signals: list[str], tmp_path: Path) -> None:
 def test_two_runners_share_the_work(tmp_path: Path) -> None:
     text = f"script: vit\n{SMALL}\nseeds: [1, 2, 3, 4, 5, 6]\n"
     file, out = sweep_file(tmp_path, text), tmp_path / "out"
-    both = [start(file, out, "--tiny") for _ in range(2)]
+    both = [warm_sweeps.start(file, out, "--tiny") for _ in range(2)]
     printed = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     started = [text.count(": started") for text in printed]
@@ -89,7 +92,7 @@ def test_two_runners_share_the_work(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_packed_side_by_side(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    done = sweep(file, out, "--tiny", "--pack", "--set", "epochs=30")
+    done = warm_sweeps.sweep(file, out, "--tiny", "--pack", "--set", "epochs=15")
     assert done.returncode == 0, done.stderr
     first, second = [json.loads(f.environment.read_text()) for f in find_runs(out)]
     assert first["launch"]["packed"] and second["launch"]["packed"]
@@ -105,13 +108,10 @@ def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
     process = start(file, out, "--tiny", "--limit", "0:1")
     wait_for(lambda: epochs_of(out) >= 1)
-    command = [sys.executable, "vit.py", "--tiny", "--epochs", "4000", "--train_size", "256"]
-    by_hand = subprocess.run(
-        [*command, "--test_size", "64", "--seed", "1", "--output_dir", str(out)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert by_hand.returncode == 2
-    assert "is being measured by process" in by_hand.stderr and by_hand.stderr.count("\n") == 1
+    flags = ["--tiny", "--epochs", "4000", "--train_size", "256", "--test_size", "64"]
+    by_hand = script("vit", *flags, "--seed", "1", "--output_dir", str(out))
+    assert by_hand.code == 2
+    assert "is being measured by process" in by_hand.err and by_hand.err.count("\n") == 1
     # Killed, not asked: no rank outlives it.
     everyone = [p for kind in family(process.pid).values() for p in kind]
     os.kill(process.pid, signal.SIGKILL)

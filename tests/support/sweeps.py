@@ -37,7 +37,8 @@ grid: {setup: [1_1, 1_2, 2_1], lr: [0.001, 0.002]}
 seeds: [2, 4]
 baseline: {setup: 1_1}
 """
-STARTED: list[subprocess.Popen[str]] = []  # runners; conftest ends those that a failed test leaves
+STARTED: list[Any] = []  # runners; conftest ends those that a failed test leaves
+LAUNCHER = "launcher"  # the name of a process that warm_sweeps.py has forked
 
 
 def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:
@@ -72,14 +73,18 @@ class Watcher(Screen):
         return any(part in line for line in self.lines)
 
 
+def arguments(file: Path, out: Path, *flags: str) -> list[str]:
+    """What follows python -m harness; it warns of nothing, because tests run while others do."""
+    calm = [] if "slurm" in flags else ["--isolation", "off"]
+    return ["sweep", str(file), "--output_dir", str(out), *calm, *flags]
+
+
 def start(
     file: Path, out: Path, *flags: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.Popen[str]:
-    """A runner; it warns of nothing, because tests run while others do."""
-    command = [sys.executable, "-m", "harness", "sweep", str(file), "--output_dir", str(out)]
-    calm = [] if "slurm" in flags else ["--isolation", "off"]
+    """A runner, as a person starts it; warm_sweeps.py has one that starts sooner."""
     process = subprocess.Popen(
-        [*command, *calm, *flags],
+        [sys.executable, "-m", "harness", *arguments(file, out, *flags)],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,
@@ -106,13 +111,17 @@ def command(process: psutil.Process) -> str:
         return ""
 
 
+def launchers(runner: int) -> list[psutil.Process]:
+    """Those that a runner has started, one for each node."""
+    children = psutil.Process(runner).children()
+    return [p for p in children if "train.run.warm" in command(p) or name_of(p) == LAUNCHER]
+
+
 def family(runner: int) -> dict[str, list[psutil.Process]]:
     """The processes below a runner, by what they are."""
     by_kind: dict[str, list[psutil.Process]] = {"launcher": [], "server": [], "rank": []}
     try:
-        for launcher in psutil.Process(runner).children():
-            if "harness.train.run.warm" not in command(launcher):
-                continue
+        for launcher in launchers(runner):
             by_kind["launcher"].append(launcher)
             for server in launcher.children():
                 if "multiprocessing.forkserver" in command(server):

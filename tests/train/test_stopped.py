@@ -20,9 +20,9 @@ from harness.read.records.recorded import recorded
 from harness.train import stopped
 from harness.train.measure import sampler
 from harness.train.stopped import StoppedRanks, UntilMet, hang_after_of
-from tests.support import peers
+from tests.support import peers, warm_sweeps
 from tests.support.broken_runs import alone, attempts_of
-from tests.support.sweeps import ROOT, family, start, sweep_file, wait_for
+from tests.support.sweeps import ROOT, family, sweep_file, wait_for
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_run_that_its_user_has_paused_goes_on(
 def test_a_sweep_ends_a_run_whose_only_rank_is_stopped(tmp_path: Path) -> None:
     text = "script: vit\nsettings: {epochs: 4000, train_size: 256, test_size: 64, hang_after: 2}\n"
     file, out = sweep_file(tmp_path, text + "seeds: [1]\n"), tmp_path / "out"
-    process = start(file, out, "--tiny")
+    process = warm_sweeps.start(file, out, "--tiny")
     assert wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(out)), 100)
     for rank in family(process.pid)["rank"]:
         os.kill(rank.pid, signal.SIGSTOP)

@@ -15,7 +15,8 @@ from harness.core.topology import World
 from harness.train.measure.clock import StepClock
 from harness.train.measure.resources import Traffic, interfaces_sent, over_ranks, traffic_of
 from harness.train.strategy import exchange_of
-from tests.support.sweeps import sweep, sweep_file
+from tests.support.sweeps import sweep_file
+from tests.support.warm_sweeps import sweep
 
 
 def test_what_all_interfaces_but_the_loopback_have_sent(monkeypatch: pytest.MonkeyPatch) -> None:

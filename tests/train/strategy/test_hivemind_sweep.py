@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from harness.core.records import find_runs, read_json, read_rows
-from tests.support.sweeps import command, gone, start, sweep_file, wait_for
+from tests.support.sweeps import command, gone, launchers, sweep_file, wait_for
+from tests.support.warm_sweeps import start
 
 pytestmark = pytest.mark.process
 
@@ -30,10 +31,7 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     runner = start(three_peers(tmp_path, epochs=6, link="2ms"), out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
     everyone = psutil.Process(runner.pid).children(recursive=True)
-    agents = [
-        p for p in psutil.Process(runner.pid).children() if "harness.train.run.warm" in command(p)
-    ]
-    third = max(agents, key=lambda p: p.pid)
+    third = max(launchers(runner.pid), key=lambda p: p.pid)
     lost = [third, *third.children(recursive=True)]
     assert any("p2pd" in command(p) for p in lost)
     third.kill()
