@@ -19,13 +19,13 @@ import pytest
 
 from harness.core.attempts import only_follows
 from harness.core.links import link_of
-from harness.core.provenance import cache_root
 from harness.core.records import FINISHED, RunFolder, find_runs, read_json
 from harness.core.records.locks import Lock
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.read.records.recorded import recorded
 from tests.support import peers
 from tests.support.broken_runs import assert_same_training, attempts_of, only_run
+from tests.support.calibrated import copy_calibration
 from tests.support.killed import NEVER, train, train_as_peer, train_on_node
 from tests.support.mutants import amount
 from tests.support.ranks import ran
@@ -61,12 +61,8 @@ class Place(ABC):
         """The exit code of the run, and what it complained of."""
 
     def root(self, name: str) -> Path:
-        """With the calibration of the processor, which takes a second."""
         root = self.folder / f"{type(self).__name__}-{self.count}-{name}"
-        cache = root / "cache" / "harness"
-        cache.mkdir(parents=True)
-        for file in cache_root().glob("processor-*.json"):
-            shutil.copy(file, cache)
+        copy_calibration(root / "cache")
         return root
 
 
@@ -174,9 +170,14 @@ def trial(number: int, place: Place) -> None:
     shutil.rmtree(root)
 
 
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory, calibrated: None) -> list[ThisMachine]:
+    folder = tmp_path_factory.mktemp("places")
+    return [ThisMachine(folder, count) for count in (1, 2)]
+
+
 @pytest.mark.parametrize("part", range(PARTS))
-def test_a_run_that_is_killed_at_any_write(part: int, tmp_path: Path) -> None:
-    places = [ThisMachine(tmp_path, count) for count in (1, 2)]
+def test_a_run_that_is_killed_at_any_write(part: int, places: list[ThisMachine]) -> None:
     for number in range(part, amount(24, 850), PARTS):
         trial(number, places[number // PARTS % 4 == 3])
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from tests.support.calibrated import copy_calibration
+
 API = re.compile(r"/api/(models|datasets)/(.+?)(?:/(tree|revision|paths-info)/([^/]+)/?(.*))?$")
 RESOLVE = re.compile(r"/(datasets/)?(.+?)/resolve/([^/]+)/(.+)$")
 WRITE = re.compile(
@@ -284,6 +286,7 @@ class Hub:
 
     def env(self, cache_folder: str | Path) -> dict[str, str]:
         """Variables to lay over the environment of a client process."""
+        copy_calibration(Path(cache_folder))
         home = str(Path(cache_folder).absolute())
         places = {"HF_HUB_CACHE": "hub", "HF_DATASETS_CACHE": "datasets", "HF_TOKEN_PATH": "none"}
         on = ["HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"]

@@ -91,7 +91,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared(
+    published: Path, tmp_path_factory: pytest.TempPathFactory, calibrated: None
+) -> Iterator[Shared]:
     cache = tmp_path_factory.mktemp("cache")
     with Hub() as hub:
         for script in ("bert", "vit"):
