@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
-from tests.support import sockets
+from tests.support import sockets, warm_sweeps
 from tests.support.ssh_hosts import SSHD, Host, Machines, hosts
 from tests.support.sweeps import (
     ROOT,
     gone,
     outcomes,
     start,
+    summary,
     sweep,
     sweep_file,
     untimed_rows,
@@ -33,8 +34,9 @@ OUT = Path("out")  # below the caller's folder here, below the checkout on a hos
 SHORT = "script: vit\nsettings: {epochs: 2, train_size: 256, test_size: 100}\n"
 LONG = "script: vit\nsettings: {setup: 2_1, epochs: 300, train_size: 256, test_size: 100}\n"
 RESUMING = "        context = run.resume("
-# A line of the script, and what stands in its place.
-LOADING = (RESUMING, f'        raise RuntimeError("planted")\n{RESUMING}')
+# A line of the script, and what stands in its place; the run of seed 8 fails before it trains.
+FAILS = 'if run.context.settings.seed == 8:\n            raise RuntimeError("planted early")'
+LOADING = (RESUMING, f"        {FAILS}\n{RESUMING}")
 PLANT = """
         from transformers import TrainerCallback
 
@@ -52,7 +54,7 @@ TRAINING = ("        run.train(trainer)\n", PLANT)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def two(tmp_path_factory: pytest.TempPathFactory, calibrated: None) -> Iterator[Machines]:
     if SSHD is None:
         pytest.skip("needs sshd (openssh-server)")
     with hosts(tmp_path_factory.mktemp("hosts")) as found:
@@ -77,7 +79,7 @@ def only_run(folder: Path) -> RunFolder:
 def test_a_sweep_over_two_hosts_is_that_of_one_machine(
     two: Machines, here: dict[str, Any], tmp_path: Path
 ) -> None:
-    local = start(
+    local = warm_sweeps.start(
         sweep_file(tmp_path, f"{SHORT}grid: {{setup: [1_1, 1_2]}}", "local"),
         tmp_path / "local",
         "--tiny",
@@ -112,24 +114,24 @@ def test_a_sweep_over_two_hosts_is_that_of_one_machine(
     assert "already finished" in log.read_text()
 
 
-@pytest.mark.parametrize("planted", [LOADING, TRAINING], ids=["loading", "training"])
 def test_the_rank_on_the_other_host_is_the_reason(
-    planted: tuple[str, str], two: Machines, here: dict[str, Any], tmp_path: Path
+    two: Machines, here: dict[str, Any], tmp_path: Path
 ) -> None:
+    """While it loads and while it trains."""
     script = two.b.checkout / "vit.py"
     before = script.read_text()
-    assert planted[0] in before
-    script.write_text(before.replace(*planted))
-    seed = 7 if planted is TRAINING else 8
-    file = sweep_file(tmp_path, f"{SHORT}grid: {{setup: [2_1]}}\nseeds: [{seed}]")
+    assert LOADING[0] in before and TRAINING[0] in before
+    script.write_text(before.replace(*LOADING).replace(*TRAINING))
+    file = sweep_file(tmp_path, f"{SHORT}grid: {{setup: [2_1]}}\nseeds: [8, 7]")
     try:
         done = sweep(file, OUT, "--tiny", *two.flags, **here)
     finally:
         script.write_text(before)
     assert "warning: b: its files differ from those here, at the same commit" in done.stderr
-    summary = read_json(only_run(tmp_path / "out").summary) or {}
-    assert summary["outcome"] == "failed", done.stdout
-    assert summary["reason"] == "RuntimeError: planted (rank 1)"
+    early, late = (summary(tmp_path / "out", f"_s{seed}_") for seed in (8, 7))
+    assert early["outcome"] == late["outcome"] == "failed", done.stdout
+    assert early["reason"] == "RuntimeError: planted early (rank 1)"
+    assert late["reason"] == "RuntimeError: planted (rank 1)"
     assert done.returncode == 1 and nothing_runs(two)
 
 
@@ -150,8 +152,8 @@ def test_a_connection_that_is_lost_and_a_runner_that_is_killed(
         session.kill()
     runner.communicate(timeout=120)
     run = only_run(tmp_path / "out")
-    summary = read_json(run.summary) or {}
-    assert (summary["outcome"], summary["reason"]) == ("interrupted", "node 1 is lost")
+    ended = summary(tmp_path / "out")
+    assert (ended["outcome"], ended["reason"]) == ("interrupted", "node 1 is lost")
     assert runner.returncode == 1 and nothing_runs(two)
     done_before = len(read_rows(run.epochs)[0])
     # The same command goes on, and this time nobody is left to record anything.

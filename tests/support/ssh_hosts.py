@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.calibrated import copy_calibration
 from tests.support.sweeps import ROOT, command, wait_for
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
@@ -147,7 +148,12 @@ def _check_out(host: Host) -> None:
     )  # fmt: skip
     for name in listed.stdout.split():
         (host.checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, host.checkout / name)
+        shutil.copy2(ROOT / name, host.checkout / name)
+    for compiled in ROOT.glob("harness/**/*.pyc"):  # beside their sources, of the same time
+        there = host.checkout / compiled.relative_to(ROOT)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(compiled, there)
+    copy_calibration(host.folder / ".cache" / "huggingface")
     (host.checkout / ".venv").symlink_to(sys.prefix)
 
 
