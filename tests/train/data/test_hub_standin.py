@@ -6,8 +6,9 @@ import hashlib
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,7 +31,7 @@ def weights(model):
 def images(split):
     return [hashlib.sha256(row["image"].tobytes()).hexdigest() for row in split]
 
-def answer():
+def load():
     tokenizer = AutoTokenizer.from_pretrained("tiny-bert")
     bert = AutoModelForSequenceClassification.from_pretrained("tiny-bert", num_labels=3)
     processor = AutoImageProcessor.from_pretrained("me/vit")
@@ -66,7 +67,7 @@ def error(call):
         chain = [e, e.__cause__, e.__context__]
         return sorted({c.__name__ for x in chain if x is not None for c in type(x).__mro__})
 
-def answer(what, when=""):
+def fail(what, when=""):
     if what == "status":
         try:
             HfApi().model_info("tiny-bert")
@@ -81,6 +82,23 @@ def answer(what, when=""):
         "dataset": error(lambda: load_dataset(repo)),
     }
 """
+
+
+BOTH = f"{LOAD}{FAIL}\ndef answer(name, *args):\n    return globals()[name](*args)\n"
+
+
+class Shared(NamedTuple):
+    """A Hub, a process that has loaded the libraries, and the folder of its cache."""
+
+    hub: Hub
+    client: Client
+    folder: Path
+
+    def up(self) -> Shared:
+        """And not yet asked."""
+        self.hub.requests.clear()
+        self.hub.down = False
+        return self
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +118,16 @@ def publish(hub: Hub, root: Path) -> None:
     hub.add_dataset(TEXT, root / "text")
     hub.add_dataset(BARE, root / "bare")
     hub.add_dataset(IMAGES, root / "images")
+
+
+@pytest.fixture(scope="module")
+def shared(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    # Run elsewhere, so that no folder of this repository is taken for a repository id.
+    folder = tmp_path_factory.mktemp("client")
+    with Hub() as hub:
+        publish(hub, published)
+        with Client(BOTH, hub.env(folder / "cache"), folder) as client:
+            yield Shared(hub, client, folder)
 
 
 def check(loaded: dict[str, Any], root: Path) -> None:
@@ -134,59 +162,51 @@ def check(loaded: dict[str, Any], root: Path) -> None:
 
 
 @pytest.mark.process
-def test_clients_load_what_was_published(published: Path, tmp_path: Path) -> None:
-    # Run elsewhere, so that no folder of this repository is taken for a repository id.
-    with Hub() as hub:
-        publish(hub, published)
-        with Client(LOAD, hub.env(tmp_path / "cache"), tmp_path) as load:
-            first = load()
-            check(first, published)
-            files = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
-            once = {(BERT, name) for name in files} | {
-                (TEXT, "README.md"),
-                (IMAGES, "README.md"),
-            }
-            files = ["config.json", "preprocessor_config.json", "model.safetensors"]
-            once |= {(VIT, name) for name in files}
-            parts = [f"data/{split}-00000-of-00001.parquet" for split in ("train", "test")]
-            once |= {(repo, part) for repo in (TEXT, BARE, IMAGES) for part in parts}
-            assert hub.downloads() == dict.fromkeys(once, 1)
-            assert any("transformers/" in request.agent for request in hub.requests)
+def test_clients_load_what_was_published(published: Path, shared: Shared) -> None:
+    hub, client, folder = shared.up()
+    first = client("load")
+    check(first, published)
+    files = ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+    once = {(BERT, name) for name in files} | {(TEXT, "README.md"), (IMAGES, "README.md")}
+    files = ["config.json", "preprocessor_config.json", "model.safetensors"]
+    once |= {(VIT, name) for name in files}
+    parts = [f"data/{split}-00000-of-00001.parquet" for split in ("train", "test")]
+    once |= {(repo, part) for repo in (TEXT, BARE, IMAGES) for part in parts}
+    assert hub.downloads() == dict.fromkeys(once, 1)
+    assert any("transformers/" in request.agent for request in hub.requests)
 
-            # The cache holds the contents now: the Hub is asked about them, but sends none.
-            hub.requests.clear()
-            assert load() == first
-            assert hub.requests and not hub.downloads()
+    # The cache holds the contents now: the Hub is asked about them, but sends none.
+    hub.requests.clear()
+    assert client("load") == first
+    assert hub.requests and not hub.downloads()
 
-        # Nobody asks a Hub that is known to be out of reach.
-        hub.requests.clear()
-        hub.down = True
-        env = hub.env(tmp_path / "cache") | {"HF_HUB_OFFLINE": "1"}
-        with Client(LOAD, env, tmp_path) as load:
-            assert load() == first
-        assert not hub.requests
+    # Nobody asks a Hub that is known to be out of reach.
+    hub.requests.clear()
+    hub.down = True
+    env = hub.env(folder / "cache") | {"HF_HUB_OFFLINE": "1"}
+    with Client(BOTH, env, folder) as offline:
+        assert offline("load") == first
+    assert not hub.requests
 
 
 @pytest.mark.process
-def test_clients_get_the_proper_errors(published: Path, tmp_path: Path) -> None:
-    with Hub() as hub:
-        publish(hub, published)
-        with Client(FAIL, hub.env(tmp_path / "cache"), tmp_path) as fail:
-            errors = fail("errors", "up")
-            hub.down = True
-            assert fail("status") == 503
-            # Connections dropped without an answer are not repeated in these calls.
-            hub.down = "close"
-            when_down = fail("errors", "down")
-        assert "RepositoryNotFoundError" in errors["info"]
-        assert "EntryNotFoundError" in errors["file"]
-        assert "RevisionNotFoundError" in errors["revision"]
-        assert {"OSError", "RepositoryNotFoundError"} <= set(errors["config"])
-        assert "DatasetNotFoundError" in errors["dataset"]
-        for what in ("info", "file", "revision", "dataset"):
-            assert "TransportError" in when_down[what], what
-        assert "OSError" in when_down["config"]
-        assert hub.requests[-1].status == 0
+def test_clients_get_the_proper_errors(shared: Shared) -> None:
+    hub, client, _ = shared.up()
+    errors = client("fail", "errors", "up")
+    hub.down = True
+    assert client("fail", "status") == 503
+    # Connections dropped without an answer are not repeated in these calls.
+    hub.down = "close"
+    when_down = client("fail", "errors", "down")
+    assert "RepositoryNotFoundError" in errors["info"]
+    assert "EntryNotFoundError" in errors["file"]
+    assert "RevisionNotFoundError" in errors["revision"]
+    assert {"OSError", "RepositoryNotFoundError"} <= set(errors["config"])
+    assert "DatasetNotFoundError" in errors["dataset"]
+    for what in ("info", "file", "revision", "dataset"):
+        assert "TransportError" in when_down[what], what
+    assert "OSError" in when_down["config"]
+    assert hub.requests[-1].status == 0
 
 
 def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
