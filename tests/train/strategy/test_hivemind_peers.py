@@ -263,9 +263,12 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
 def test_without_a_recorder_the_others_end_and_say_so(tmp_path: Path) -> None:
     first = vit(tmp_path / "first", "--epochs", "20")
     join = ["--initial_peers", first.address()]
-    second = vit(tmp_path / "second", "--epochs", "20", *join)
+    argv = [*TINY, "--output_dir", str(tmp_path / "second" / "out"), "--epochs", "20", *join]
+    killed = tmp_path / "killed"
+    second = peers.Peer(tmp_path / "second", peers.impatient, str(killed), argv)
     wait_for(lambda: list((tmp_path / "second").glob("out/*/*/*/ranks/rank_1.jsonl")))
     first.kill()
+    killed.touch()
     assert second.code() == 1
     (line,) = second.err.splitlines()
     assert "the peer that records the run is gone" in line, first.err + line
