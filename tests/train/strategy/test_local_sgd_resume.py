@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.settings import UserError
+from harness.train.loop import trainer as trainer_module
 from harness.train.manifest import write_manifest
 from tests.support import toys
 from tests.support.broken_runs import (
@@ -44,7 +45,12 @@ WAYS = [
 SAVED = ["--epochs", "2", "--save", "last", "--save_steps", "7", "--dropout", "0.1"]
 
 
+def unmeasured(*args: Any) -> None:
+    """In place of a link of which nothing here depends: each start would measure for a second."""
+
+
 def train_once(folder: str, argv: list[str], stop: int | None) -> tuple[Any, Any]:
+    trainer_module.link_of_run = unmeasured  # type: ignore[assignment]
     data = toys.Points(40 * int(os.environ["WORLD_SIZE"]))
     diary = Diary()
     calls = [diary, *([toys.BreakOff(stop)] if stop else [])]
@@ -65,16 +71,16 @@ def train_once(folder: str, argv: list[str], stop: int | None) -> tuple[Any, Any
 
 
 def twice(folder: str, ways: list[list[str]], stops: list[int]) -> list[Any]:
-    """Each way undisturbed, and broken off after a checkpoint."""
+    """Each way undisturbed, and broken off after one checkpoint and after another."""
     results = []
     for number, way in enumerate(ways):
         if "--exchange" not in way:  # which a busy machine's link could decide otherwise
             way = [*way, "--exchange", "backend"]
         whole = train_once(f"{folder}/{number}/whole", [*way, *SAVED], None)
-        for stop in stops:
-            broken = f"{folder}/{number}/{stop}"
+        broken = f"{folder}/{number}/broken"
+        for stop in stops:  # each time it goes on from the one before
             assert train_once(broken, [*way, *SAVED], stop) == (None, None)
-            results.append((whole, train_once(broken, [*way, *SAVED], None)))
+        results.append((whole, train_once(broken, [*way, *SAVED], None)))
     return results
 
 
@@ -94,7 +100,7 @@ def test_broken_off_it_goes_on_to_the_bit(
     if count == 2:
         ways = [[*way, "--sync_scope", "rank"] for way in ways]
     for rank in ranks(count, twice, str(tmp_path), ways, stops, env=env):
-        assert len(rank) == len(stops) * len(ways)
+        assert len(rank) == len(ways)
         for (whole, more), (resumed, other) in rank:
             assert whole.keys() == resumed.keys()
             for name, value in whole.items():
