@@ -31,6 +31,7 @@ NAMES = {"type": ["array", "string"], "items": {"type": "string"}}
 
 def json_schema() -> dict[str, Any]:
     point = {"$ref": "#/$defs/point"}
+    way = {"allOf": [point], "minProperties": 1}
     keys: dict[str, Any] = {
         "script": NAMES,
         "settings": point,
@@ -50,7 +51,7 @@ def json_schema() -> dict[str, Any]:
         "expect": {"type": "array", "items": {
             "type": "object", "required": ["of", "measure"], "additionalProperties": False,
             "anyOf": [{"required": ["at_least"]}, {"required": ["at_most"]}],
-            "properties": {"of": point, "against": point,
+            "properties": {"of": way, "against": way,
                            "measure": {"enum": [*EXPECTED_MEASURES]},
                            "at_least": {"type": "number"}, "at_most": {"type": "number"}},
         }},

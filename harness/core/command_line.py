@@ -127,6 +127,8 @@ def typed(name: str, field_name: str | None, values: list[str]) -> Any:
         scalars = tuple(scalar(v) for v in values)
         return scalars[0] if len(scalars) == 1 else scalars
     meta = flag_fields()[field_name].metadata
+    if len(values) > 1:
+        raise UserError(f"--{name} takes one value, not {len(values)}: {', '.join(values)}")
     text = values[0] if values else "true" if meta["kind"] == "bool" else ""
     if not text:
         raise UserError(f"--{name} needs a value: {meta['help']}")

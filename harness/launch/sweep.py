@@ -172,10 +172,15 @@ def _with_values(sweep: Sweep, name: str, texts: list[str]) -> Sweep:
 
     grid, single = others(sweep.grid), len(values) == 1
     settings = {script: others(point) for script, point in sweep.settings.items()}
-    baseline = sweep.baseline or {}
+    baseline, expect = sweep.baseline or {}, sweep.expect
     if single:
         settings = {script: {**point, key: values[0]} for script, point in settings.items()}
         baseline = others(baseline)
+        ways = ("of", "against")
+        expect = [e for e in expect if all(key not in (e[way] or ()) for way in ways)]
+        if left := len(sweep.expect) - len(expect):
+            text = f"{left} of {len(sweep.expect)} entries of expect are left out"
+            print(f"--set {name}: {text}", file=sys.stderr)
     else:
         grid[key] = values
     return replace(
@@ -185,6 +190,7 @@ def _with_values(sweep: Sweep, name: str, texts: list[str]) -> Sweep:
         runs=[others(run) for run in sweep.runs],
         exclude=[point for point in sweep.exclude if key not in point],
         baseline=baseline or None,
+        expect=expect,
         order=tuple(n for n in sweep.order if n != key or not single),
     )
 

@@ -31,6 +31,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,9 +40,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.command_line import field_of, reading_yaml, texts_of, typed
+from harness.core.identity import REPETITIONS
 from harness.core.links import link_of
 from harness.core.records.summary import QUALITY_FIELDS
-from harness.core.schema.environment import EXPECTED_MEASURES
+from harness.core.schema.environment import BY_RATIO, EXPECTED_MEASURES
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.core.tasks import TASKS, names, task_of
@@ -247,7 +249,7 @@ class _Reader:
             if twice := sorted(set(settings[script]) & set(grid)):
                 raise self._wrong("grid", f"{twice[0]} is in settings already")
         points = [*_values_of(grid), *runs]
-        baseline = self._baseline(scripts, varied, points)
+        baseline = self._baseline(scripts, points)
         target = self._target()
         return Sweep(
             name=self.source.path.stem + ("-tiny" if self.tiny else ""),
@@ -261,7 +263,7 @@ class _Reader:
             baseline=baseline,
             target=target,
             expect=[
-                self._expected(scripts, varied, entry, where, baseline is None, target is None)
+                self._expected(scripts, points, entry, where, baseline is None, target is None)
                 for entry, where in self._entries("expect")
             ],
             hold=self._choice("hold", HOLDS),
@@ -380,33 +382,32 @@ class _Reader:
                 raise self._wrong("order", f"unknown key {name}: {hint}", number)
         return tuple(order)
 
-    def _baseline(
-        self, scripts: tuple[str, ...], varied: set[str], points: list[Point]
-    ) -> Point | None:
-        """The baseline, without those flags of its strategy that it turns off and no run turns off
-        by name: runs name the strategy alone.
-        """
+    def _baseline(self, scripts: tuple[str, ...], points: list[Point]) -> Point | None:
         if "baseline" not in self.content:
             return None
-        baseline = self._way(scripts, varied, self.content["baseline"], ("baseline",))
-        unnamed = {
-            name for name, value in baseline.items()
-            if STRATEGY in baseline and name in OF_ONE_STRATEGY and is_off(value)
-            and all(point.get(name) != value for point in points)
-        }  # fmt: skip
-        return {name: value for name, value in baseline.items() if name not in unnamed}
+        return self._way(scripts, points, self.content["baseline"], ("baseline",))
 
-    def _way(self, scripts: tuple[str, ...], varied: set[str], entry: Any, where: Where) -> Point:
-        """A point that tells some of the runs from others."""
+    def _way(
+        self, scripts: tuple[str, ...], points: list[Point], entry: Any, where: Where
+    ) -> Point:
+        """A point that tells some of the runs from others, without those flags of its strategy that
+        it turns off and no run turns off by name: runs name the strategy alone.
+        """
         way = self._point(scripts, entry, where)
+        varied = {name for point in points for name in point} - {*REPETITIONS}
         for name in way:
-            if name not in varied:
+            if name not in varied and (name != "script" or len(scripts) == 1):
                 text = f"{name} does not vary: {where[-1]} names values of grid or runs"
                 raise self.source.wrong(where, text)
-        return way
+        unnamed = {
+            name for name, value in way.items()
+            if STRATEGY in way and name in OF_ONE_STRATEGY and is_off(value)
+            and all(point.get(name) != value for point in points)
+        }  # fmt: skip
+        return {name: value for name, value in way.items() if name not in unnamed}
 
     def _expected(
-        self, scripts: tuple[str, ...], varied: set[str], entry: Any, where: Where,
+        self, scripts: tuple[str, ...], points: list[Point], entry: Any, where: Where,
         no_baseline: bool, no_target: bool,
     ) -> dict[str, Any]:  # fmt: skip
         """One entry of `expect`; what it does not give is None."""
@@ -422,16 +423,38 @@ class _Reader:
         if "against" not in entry and no_baseline:
             raise self.source.wrong(where, "there is no baseline: name against, too")
         ways = {
-            key: self._way(scripts, varied, entry[key], (*where, key)) if key in entry else None
+            key: self._planned_way(scripts, points, entry[key], (*where, key))
+            if key in entry else None
             for key in ("of", "against")
-        }
-        try:
-            low, high = (float(entry[k]) if k in entry else None for k in ("at_least", "at_most"))
-        except (TypeError, ValueError):
-            raise self.source.wrong(where, "at_least and at_most are numbers") from None
+        }  # fmt: skip
+        return {**ways, "measure": measure, **self._bounds(entry, measure in BY_RATIO, where)}
+
+    def _planned_way(
+        self, scripts: tuple[str, ...], points: list[Point], entry: Any, where: Where
+    ) -> Point:
+        way = self._way(scripts, points, entry, where)
+        if not way:
+            raise self.source.wrong(where, f"{where[-1]} names no value of grid or runs")
+        for name, value in way.items():
+            if name != "script" and all(point.get(name) != value for point in points):
+                raise self.source.wrong((*where, name), f"no run has {name} {value}")
+        return way
+
+    def _bounds(self, entry: dict[str, Any], is_ratio: bool, where: Where) -> dict[str, Any]:
+        bounds: dict[str, float | None] = {"at_least": None, "at_most": None}
+        for key in bounds.keys() & entry.keys():
+            try:
+                bound = float(entry[key])
+            except (TypeError, ValueError):
+                bound = math.nan
+            bounds[key] = bound
+            if not math.isfinite(bound) or (is_ratio and bound <= 0):
+                what = "a ratio above 0" if is_ratio else "a number of percentage points"
+                raise self.source.wrong((*where, key), f"{key} {entry[key]}: expected {what}")
+        low, high = bounds.values()
         if (low is None and high is None) or (low is not None and high is not None and low > high):
             raise self.source.wrong(where, "give at_least, at_most or both, the smaller one first")
-        return {**ways, "measure": measure, "at_least": low, "at_most": high}
+        return bounds
 
     def _target(self) -> dict[str, Any] | None:
         entry = self.content.get("target")

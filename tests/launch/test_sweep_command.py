@@ -91,7 +91,9 @@ def test_runs_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert count("--set", "epochs=1", "--set", "epochs=2") == 24  # another axis
 
 
-def test_set_replaces_whatever_the_file_says(tmp_path: Path) -> None:
+def test_set_replaces_whatever_the_file_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = """
 script: [bert, vit]
 settings: {epochs: 3}
@@ -99,12 +101,18 @@ grid: {setup: [1_1, 1_2]}
 runs: [{lr: 1, seed: 2}, {lr: 2, seed: 4}]
 exclude: [{setup: 1_2, lr: 2}]
 baseline: {setup: 1_1}
+expect:
+  - {of: {setup: 1_2}, measure: accuracy, at_most: 0}
+  - {of: {lr: 1}, against: {setup: 1_2}, measure: accuracy, at_most: 0}
+  - {of: {lr: 1}, against: {lr: 2}, measure: accuracy, at_most: 0}
 order: [setup]
 """
     assignments = [("setup", "1_2"), ("b", "4"), ("link", "none"), ("b", "8")]
     sweep = overridden(load(sweep_file(tmp_path, text)), assignments)
     jobs = plan(sweep)
     assert len(jobs) == 2 * 2 * 2 and sweep.baseline is None and sweep.order == ()
+    assert [entry["against"] for entry in sweep.expect] == [{"lr": 2.0}]
+    assert "--set setup: 2 of 3 entries of expect are left out\n" in capsys.readouterr().err
     assert {job.settings.setup for job in jobs} == {"1_2"}
     assert {job.settings.per_gpu_batch for job in jobs} == {4, 8}
 

@@ -225,7 +225,31 @@ WRONG = {
     ),
     "expect no number": (
         f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: f1, at_most: x}}]",
-        "line 4: at_least and at_most are numbers",
+        "line 4: at_most x: expected a number of percentage points",
+    ),
+    "expect not finite": (
+        f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: f1, at_least: nan}}]",
+        "line 4: at_least nan: expected a number of percentage points",
+    ),
+    "expect ratio": (
+        f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: train_samples_per_s, at_least: -5}}]",
+        "line 4: at_least -5: expected a ratio above 0",
+    ),
+    "expect no way": (
+        f"{EXPECT}expect: [{{of: {{}}, measure: f1, at_most: 1}}]",
+        "line 4: of names no value of grid or runs",
+    ),
+    "expect no run": (
+        f"{EXPECT}expect:\n  - {{of: {{setup: 4_4}}, measure: f1, at_most: 1}}",
+        "line 5: no run has setup 4_4",
+    ),
+    "expect script": (
+        f"{EXPECT}expect: [{{of: {{script: vit}}, measure: f1, at_most: 1}}]",
+        "line 4: script does not vary",
+    ),
+    "baseline seed": ("script: vit\nseeds: [1, 2]\nbaseline: {seed: 1}", "seed does not vary"),
+    "several values": (
+        "script: vit\nsettings: {lr: [0.1, 0.2]}", "line 2: --lr takes one value, not 2: 0.1, 0.2"
     ),
     "expect order": (
         f"{EXPECT}expect: [{{of: {{setup: 1_2}}, measure: f1, at_least: 2, at_most: 1}}]",

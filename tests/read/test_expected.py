@@ -50,7 +50,10 @@ def test_shares_differ_by_points(plan: Plan) -> None:
         plan.run("1_1", seed=seed, accuracy=0.8)
         plan.run("1_2", seed=seed, accuracy=accuracy)
     (said,) = expect(plan, {"measure": "accuracy", "at_least": -8})
-    assert ": accuracy at least -8 points: holds, -1.5 (-7.9 to +4.9); 2 runs each." in said
+    assert (
+        ": difference in accuracy at least -8 points: holds, -1.5 (-7.9 to +4.9); 2 runs each."
+        in said
+    )
 
 
 def test_one_run_or_no_spread_leaves_it_open(plan: Plan) -> None:
@@ -62,7 +65,7 @@ def test_one_run_or_no_spread_leaves_it_open(plan: Plan) -> None:
     at_least = {"measure": RATE, "at_least": 1}
     one, equal = expect(plan, at_least, {"measure": "accuracy", "at_most": 0})
     assert "open in 1 of 2 cases (2.00 for b4)" in one
-    assert "(1.00 (1.00 to 1.00) for b8)" in one and "holds in 1 of 2 cases" in one
+    assert "holds in 1 of 2 cases (1.00 (1.00 to 1.00) for b8)" in one
     assert "open in 2 of 2 cases (not compared (one seed on a side) for b4, -10.0 (" in equal
 
 
@@ -79,19 +82,83 @@ def test_a_way_is_named_as_a_baseline_is(plan: Plan) -> None:
                   of_ddp | {"of": {"strategy": "ddp", "compress": "int8"}},
                   axes=axes, baseline={"strategy": "ddp"})  # fmt: skip
     assert said[0].startswith("Expected of ddp against diloco: ")
-    assert ": open, 0.33 (0.33 to 0.33); 2 runs each." in said[0]  # no spread tells nothing
+    assert ": open, 0.33 (0.33 to 0.33), no spread to judge noise by; 2 runs each." in said[0]
     assert said[1].startswith("Expected of ddp int8 against ddp: ")
 
 
 def test_a_target_that_is_missed_and_runs_that_are_not_there(plan: Plan) -> None:
     wall = {"measure": "tta_wall_s", "at_most": 1}
-    none = "wall time to accuracy 0.9 at most 1 times as long: open, as no runs of both have"
+    none = "wall time to accuracy 0.9 at most 1 times as long: open, no finished run of setup 1_2."
     plan.run("1_1", seed=0, epochs=timed_epochs(0.95))
     plan.planned("1_2", seed=0)
     assert none in expect(plan, wall, target=TARGET)[0]
     plan.run("2_1", seed=0, epochs=timed_epochs(0.5))
     (said,) = expect(plan, wall | {"of": {"setup": "2_1"}}, target=TARGET)
     assert ": open, reached by 0 of 1 runs, of the baseline by 1 of 1; one run each" in said
+
+
+def test_what_did_not_finish_is_a_case(plan: Plan) -> None:
+    """Of b8 all failed, of b16 the baseline; of b4 one run of three."""
+    with_rates(plan, "1_1", 100.0, 100.0, 100.0)
+    with_rates(plan, "1_2", 200.0, 202.0)
+    plan.run("1_2", seed=2, outcome="diverged", reason="loss is nan", train_samples_per_s=None)
+    for seed in (0, 1):
+        plan.run("1_1", batch=8, seed=seed)
+        plan.run("1_2", batch=8, seed=seed, outcome="failed", reason="no memory")
+        plan.planned("1_1", batch=16, seed=seed)
+        plan.run("1_2", batch=16, seed=seed)
+    (said,) = expect(plan, {"measure": RATE, "at_least": 1})
+    assert "holds in 1 of 3 cases (2.01 (1.89 to 2.14) for b4); open in 2 of 3 cases" in said
+    assert "(no finished run of setup 1_2, batch per GPU 8 for b8, " in said
+    assert "no finished run to compare with for b16); 2 to 3 runs each (of 2 pairs with" in said
+    assert said.endswith("; 3 of 12 runs failed (diverged, failed).")
+
+
+def test_another_way_never_stands_for_the_one_that_is_named(plan: Plan) -> None:
+    """Plain ddp all failed, or is what is compared with: ddp with int8 says nothing of it."""
+    axes = ["strategy", "compress"]
+    for strategy, compress, outcome in (
+        ("ddp", None, "failed"), ("ddp", "int8", "finished"), ("diloco", None, "finished")
+    ):  # fmt: skip
+        for seed in (0, 1):
+            label = {"strategy": strategy, "compress": compress}
+            plan.run(seed=seed, outcome=outcome, reason="no memory", label=label)
+    of_ddp = {"of": {"strategy": "ddp"}, "measure": RATE, "at_most": 1}
+    failed, itself = expect(plan, of_ddp | {"against": {"strategy": "diloco"}}, of_ddp, axes=axes,
+                            baseline={"strategy": "ddp"})  # fmt: skip
+    assert ": open, no finished run of strategy ddp; 2 of 4 runs failed (failed)." in failed
+    assert itself.endswith(": open, no planned runs of both differ in this alone.")
+
+
+def test_what_disturbed_is_said_and_machines_are_named(plan: Plan) -> None:
+    busy = {"launch": {"cpu_busy_share": 0.6}}
+    for machine, seeds, rate in (("a-cpux2", (0, 1), 200.0), ("b-cpux2", (2, 3), 50.0)):
+        for seed in seeds:
+            for setup, value in (("1_1", 100.0), ("1_2", rate + seed)):
+                plan.run(setup, seed=seed, machine=machine, train_samples_per_s=value,
+                         environment=busy)  # fmt: skip
+    (said,) = expect(plan, {"measure": RATE, "at_least": 1})
+    assert (
+        "holds in 1 of 2 cases (2.00 (1.94 to 2.07) for a-cpux2); does not hold in 1 of 2" in said
+    )
+    assert "for b-cpux2); 2 runs each; all runs disturbed (other programs)." in said
+
+
+def test_times_of_other_work_are_not_judged(plan: Plan) -> None:
+    """`compare` leaves the epoch time out where the samples trained on differ."""
+    for seed in (0, 1):
+        for setup, samples in (("1_1", 400), ("1_2", 200)):
+            rows = [{"epoch": 1.0, "samples": samples, "epoch_time_s": samples / 100 + seed}]
+            plan.run(setup, seed=seed, epochs=rows)
+    (said,) = expect(plan, {"measure": "epoch_time_s", "at_most": 0.65})
+    assert ": open, not compared (samples trained on)" in said
+
+
+def test_an_end_beside_the_bound_has_more_digits(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0, 100.0)
+    with_rates(plan, "1_2", 200.0, 220.0)
+    (said,) = expect(plan, {"measure": RATE, "at_most": 3.84})
+    assert ": open, 2.098 (1.145 to 3.843); 2 runs each." in said
 
 
 def test_every_measure_can_be_told(plan: Plan) -> None:
@@ -128,6 +195,8 @@ def test_where_it_is_shown(plan: Plan, table: Verb) -> None:
     ("entry", "message"),
     [({"of": {}, "measure": RATE, "at_most": 1.0}, "expect: an entry lacks of"),
      ({"of": {"setup": "1_2"}, "measure": RATE}, "expect: an entry lacks of"),
+     ({"of": {"setup": "1_2"}, "measure": RATE, "at_least": 2.0, "at_most": 1.0},
+      "expect: at_least 2 is more than at_most 1"),
      ({"of": {"lr": 1}, "measure": RATE, "at_most": 1.0}, "expect: lr does not vary here"),
      ({"of": {"setup": "1_2"}, "measure": "loss", "at_most": 1.0}, "measure"),
      ("1_2", "expect")],

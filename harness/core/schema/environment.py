@@ -431,11 +431,9 @@ class PlannedRunRecord(TypedDict):
     skipped: Annotated[str | None, "why it was not run; null for a run that was not skipped"]
 
 
-# What an expectation may bound: ratios and shares. A metric of one's own has no known scale.
-EXPECTED_MEASURES = (
-    "train_samples_per_s", "epoch_time_s", "peak_memory_gib", "tta_wall_s", "tta_train_s",
-    "accuracy", "f1", "test_accuracy", "test_f1",
-)  # fmt: skip
+# What an expectation may bound: by a ratio, or in points. A metric of one's own has no known scale.
+BY_RATIO = ("train_samples_per_s", "epoch_time_s", "peak_memory_gib", "tta_wall_s", "tta_train_s")
+EXPECTED_MEASURES = (*BY_RATIO, "accuracy", "f1", "test_accuracy", "test_f1")
 
 
 class ExpectedRecord(TypedDict):
@@ -443,7 +441,7 @@ class ExpectedRecord(TypedDict):
     against: Annotated[dict[str, Any] | None, "those it is compared with; null for the baseline"]
     measure: Annotated[str, Value(choices=EXPECTED_MEASURES), "what is compared"]
     at_least: Annotated[float | None,
-        "the ratio, or of a share the difference in percentage points; null for no lower bound"]
+        "a ratio above 0, or of a share percentage points; null for no lower bound"]
     at_most: Annotated[float | None, "null for no upper bound"]
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from harness.core.records import FAILURES
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import MEASURES, ComparedMeasure
+from harness.read.compare.compare import MEASURES, ComparedMeasure, work_of
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -80,6 +80,8 @@ class Pair:
             own, base = (side.reached(name) for side in sides)
             return Missed(f"reached by {own} runs, of the baseline by {base}")
         reasons = refused(*sides, question)
+        if measure.whole_work and work_of(self.group) != work_of(self.base):
+            reasons.append("samples trained on")
         if reasons or not is_known:
             return f"{NOT_COMPARED} ({', '.join(reasons) or NOT_RECORDED})"
         return measured_against(*sides, name, question).scaled(measure.factor)
@@ -124,9 +126,9 @@ def failed_ways(sweep: SweepResults) -> list[str]:
         for alike in by_value.values():
             if len(alike) > 1 and all(group in left for group in alike):
                 text = label_text(alike[0].label, (axis,))
-                sentences.append(f"{text}: {_failed(alike)}")
+                sentences.append(f"{text}: {_failed(alike)}.")
                 left = [group for group in left if group not in alike]
-    return [*sentences, *(f"{sweep.name_of(group)}: {_failed([group])}" for group in left)]
+    return [*sentences, *(f"{sweep.name_of(group)}: {_failed([group])}." for group in left)]
 
 
 def _failures(groups: Sequence[Group]) -> list[str]:
@@ -135,7 +137,12 @@ def _failures(groups: Sequence[Group]) -> list[str]:
 
 def _failed(groups: Sequence[Group]) -> str:
     states, total = _failures(groups), sum(len(group.runs) for group in groups)
-    return f"{len(states)} of {total} runs failed ({', '.join(dict.fromkeys(states))})."
+    return f"{len(states)} of {total} runs failed ({', '.join(dict.fromkeys(states))})"
+
+
+def failures_of(groups: Sequence[Group]) -> list[str]:
+    """How many of the runs failed, if any did."""
+    return [_failed(groups)] if _failures(groups) else []
 
 
 def finding(sweep: SweepResults, *names: str) -> str:
@@ -233,11 +240,11 @@ def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair], brief: bool = Fa
         text = all_disturbed(group for side in sides.values() for group in side)
         disturbed = [text] if text else []
     else:
-        disturbed = _disturbed_sides(sides)
+        disturbed = disturbed_sides(sides)
     return ": ".join([f"{way} against {base}{case}", *disturbed])
 
 
-def _disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
+def disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
     """A text that names the sides without any quiet run, and in how many cases; or no text."""
     groups = [group for side in sides.values() for group in side]
     if text := all_disturbed(groups):
@@ -289,8 +296,8 @@ def _part(
         return f"{what}: {listed(dict.fromkeys(texts), ' or ', MOST_TEXTS)}"
     names = names_of_cases(cases, _shared_axes(sweep, pairs[0]))
     unit = unit_of(measure, brief)
-    of_pairs = "" if brief else _of_pairs(results)
-    once = _counted_once(len(cases), len(pairs)) + of_pairs
+    of_pairs = "" if brief else pairs_counted(results)
+    once = counted_once(len(cases), len(pairs)) + of_pairs
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
     counts = Counter(_told(measure, each, more, less) for each in results)
     if {*counts} == {Noise.EQUAL} and len(pairs) > 1:
@@ -334,7 +341,7 @@ def cases_of(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[Case]:
     return [*cases.values()]
 
 
-def _counted_once(different: int, cases: int) -> str:
+def counted_once(different: int, cases: int) -> str:
     """What says that some cases have the very same values."""
     if different == cases:
         return ""
@@ -343,7 +350,7 @@ def _counted_once(different: int, cases: int) -> str:
     return f" ({different} different results in {cases} cases)"
 
 
-def _of_pairs(results: Sequence[Estimate | str]) -> str:
+def pairs_counted(results: Sequence[Estimate | str]) -> str:
     """What says that some cases leave out seeds that one side alone has."""
     counts = [result.n for result in results if isinstance(result, Estimate) and result.unpaired]
     if not counts:

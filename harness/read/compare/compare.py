@@ -148,10 +148,10 @@ def compare(one: Group, other: Group) -> Comparison:
         values, others = (values_of(g, measure.name, measure.question) for g in (one, other))
         if not values or not others:
             continue
-        if measure.whole_work and (work := _work(one)) != _work(other):
+        if measure.whole_work and (work := work_of(one)) != work_of(other):
             notes.append(
                 f"{measure.title} is left out: samples trained on differ "
-                f"({one.name} {work}, {other.name} {_work(other)})"
+                f"({one.name} {work}, {other.name} {work_of(other)})"
             )
             continue
         rows.append(_row(measure, values, others))
@@ -167,7 +167,7 @@ def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hasha
     return Row(measure, values, (ratio if is_ratio else difference)(other, one), is_ratio)
 
 
-def _work(group: Group) -> str:
+def work_of(group: Group) -> str:
     """Samples of a run; two unknown amounts count as equal."""
     amounts = {run.measures.get("samples") for run in group.finished}
     return " and ".join("unknown" if v is None else f"{v:,.0f}" for v in sorted(amounts, key=str))

@@ -1,31 +1,38 @@
 """Whether what a hypothesis says in numbers holds: `expect` of a sweep file against the records.
 
-An expectation bounds a measure of one way to run against another. In each case that is compared it
-holds where the whole 95 % interval is within the bounds, does not hold where all of it is outside,
-and is open in between and where there is no interval.
+An expectation bounds a measure of one way to run against another: a ratio, or of a share the
+difference in percentage points. Each case that was planned is judged by itself. It holds where the
+whole 95 % interval is within the bounds, and does not hold where all of it is outside. It is open
+in between, and where nothing can be judged: one run on a side, a target that some run misses, no
+spread, no finished runs, groups that must not be compared.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from harness.read.compare.answers import (
     BY_NAME,
+    Case,
     Pair,
     cases_of,
+    counted_once,
     counted_runs,
+    disturbed_sides,
+    failures_of,
     interval_of,
     names_of_cases,
     number_of,
     other_links,
-    pairs_by_way,
+    pairs_counted,
     unit_of,
     what_is_compared,
 )
 from harness.read.compare.compare import ComparedMeasure
 from harness.read.labels import STRATEGY, counted, label_text, listed, plain_text
-from harness.read.records.baseline import is_plain
+from harness.read.records.baseline import baseline_of, is_plain
 from harness.read.records.comparable import QUALITY
 from harness.read.records.sweeps import Expected, SweepResults
 from harness.read.statistics import Estimate, Noise
@@ -43,34 +50,73 @@ def _verdict(sweep: SweepResults, expected: Expected) -> str:
     if expected.against is not None:
         sweep = sweep.against(expected.against)
     measure = BY_NAME[expected.measure]
-    texts = {axis: plain_text(value) for axis, value in expected.of.items()}
-    pairs = [pair for of_way in pairs_by_way(sweep, texts).values() for pair in of_way]
-    pairs = [pair for pair in pairs if is_plain(expected.of, pair.group)] or pairs
-    ways = (label_text(way, tuple(way)) for way in (expected.of, sweep.baseline or {}))
-    which = " against ".join(text.removeprefix(f"{STRATEGY} ") for text in ways)
-    claim = f"Expected of {which}: {what_is_compared(sweep, measure)} {_bounds(expected, measure)}"
-    if not pairs:
-        return f"{claim}: {OPEN}, as no runs of both have finished."
-    found = [_found(sweep, expected, measure, pairs), counted_runs(pairs), *other_links(pairs)]
-    return f"{claim}: {'; '.join(found)}."
+    ways = [_named(way) for way in (expected.of, sweep.baseline or {})]
+    which = " against ".join(filter(None, ways))
+    claim = f"Expected of {which}: {_claim(sweep, expected, measure)}"
+    pairs, others = _pairs(sweep, expected)
+    compared = cases_of(measure, pairs)
+    if not compared and not others:
+        return f"{claim}: {OPEN}, no planned runs of both differ in this alone."
+    found = [_found(sweep, expected, measure, [*compared, *others])]
+    if pairs:
+        once = counted_once(len(compared), len(pairs))
+        seeds = pairs_counted([case.result for case in compared])
+        sides = [pair.group for pair in pairs], [pair.base for pair in pairs]
+        found += [f"{counted_runs(pairs)}{once}{seeds}", *other_links(pairs)]
+        found += disturbed_sides(dict(zip(ways, sides, strict=True)))
+    planned = [*pairs, *(pair for case in others for pair in case.pairs)]
+    groups = dict.fromkeys(side for pair in planned for side in (pair.group, pair.base))
+    return f"{claim}: {'; '.join([*found, *failures_of([*groups])])}."
 
 
-def _bounds(expected: Expected, measure: ComparedMeasure) -> str:
+def _named(way: dict[str, Any]) -> str:
+    return label_text(way, tuple(way)).removeprefix(f"{STRATEGY} ")
+
+
+def _claim(sweep: SweepResults, expected: Expected, measure: ComparedMeasure) -> str:
+    what, form = what_is_compared(sweep, measure), "{:g}"
+    if measure.question == QUALITY:
+        what, form = f"difference in {what}", "{:+g}"
     bounds = {"at least": expected.at_least, "at most": expected.at_most}
-    form = "{:+g}" if measure.question == QUALITY else "{:g}"
     texts = [f"{word} {form.format(b)}" for word, b in bounds.items() if math.isfinite(b)]
-    return f"{' and '.join(texts)} {unit_of(measure, brief=False)}"
+    return f"{what} {' and '.join(texts)} {unit_of(measure, brief=False)}"
+
+
+def _pairs(sweep: SweepResults, expected: Expected) -> tuple[list[Pair], list[Case]]:
+    """What is compared, and the cases in which nothing is, each with the reason.
+
+    A strategy that is named alone is that without its flags, unless the plan has none without.
+    """
+    texts = {axis: plain_text(value) for axis, value in expected.of.items()}
+    named = [
+        group for group in sweep.groups
+        if all(plain_text(group.label.get(axis)) == text for axis, text in texts.items())
+    ]  # fmt: skip
+    pairs, others = [], []
+    for group in [group for group in named if is_plain(expected.of, group)] or named:
+        base = baseline_of(sweep, group)
+        if base is group:
+            continue
+        if not group.finished:
+            reason = f"no finished run of {sweep.name_of(group)}"
+            others.append(Case([Pair(group, base or group)], reason))
+        elif base is None or not base.finished:
+            others.append(Case([Pair(group, base or group)], "no finished run to compare with"))
+        else:
+            pairs.append(Pair(group, base))
+    return pairs, others
 
 
 def _found(
-    sweep: SweepResults, expected: Expected, measure: ComparedMeasure, pairs: Sequence[Pair]
+    sweep: SweepResults, expected: Expected, measure: ComparedMeasure, cases: Sequence[Case]
 ) -> str:
-    """The verdict and, in brackets, the numbers; of several cases each verdict with its cases."""
-    cases = cases_of(measure, pairs)
+    """The verdict and the numbers; of several cases each verdict with its cases."""
     names = names_of_cases(cases, [axis for axis in sweep.axes if axis not in expected.of])
     found: dict[str, list[str]] = {}
     for case, name in zip(cases, names, strict=True):
-        text = _number(measure, case.result) + (f" for {name}" if name else "")
+        machine = case.pairs[0].group.machine_kind if len(sweep.machines) > 1 else None
+        which = " on ".join(filter(None, (name, machine)))
+        text = _number(expected, measure, case.result) + (f" for {which}" if which else "")
         found.setdefault(_judged(expected, measure, case.result), []).append(text)
     if len(cases) == 1:
         ((judged, (text,)),) = found.items()
@@ -93,9 +139,17 @@ def _judged(expected: Expected, measure: ComparedMeasure, result: Estimate | str
     return FAILS if outside else OPEN
 
 
-def _number(measure: ComparedMeasure, result: Estimate | str) -> str:
+def _number(expected: Expected, measure: ComparedMeasure, result: Estimate | str) -> str:
+    """The estimate and its interval, with as many digits as tell its ends from the bounds."""
     if not isinstance(result, Estimate):
         return result
     if result.value is None:
         return "unknown"
-    return number_of(measure, result.value) + interval_of(measure, result)
+    text = number_of(measure, result.value) + interval_of(measure, result)
+    bounds = {number_of(measure, b): b for b in (expected.at_least, expected.at_most)}
+    if any(bounds.get(number_of(measure, end), end) != end for end in result.ends):
+        form = "{:+.2f}" if measure.question == QUALITY else "{:.4g}"
+        low, high = map(form.format, result.ends)
+        text = form.format(result.value) + (f" ({low} to {high})" if low != high else "")
+    noise = result.judged(measure.equal)
+    return f"{text}, {noise}" if noise == Noise.NO_SPREAD else text

@@ -422,6 +422,8 @@ def _expected(entry: Mapping[str, Any], axes: tuple[str, ...]) -> Expected:
     of, measure = entry.get("of"), entry.get("measure")
     if not of or measure is None or (low is None and high is None):
         raise UserError("expect: an entry lacks of, measure, or both at_least and at_most")
+    if low is not None and high is not None and low > high:
+        raise UserError(f"expect: at_least {low:g} is more than at_most {high:g}")
     for name in (*of, *(entry.get("against") or ())):
         if name not in axes:
             raise UserError(f"expect: {name} does not vary here: {', '.join(axes) or 'nothing'}")

@@ -303,7 +303,7 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
         yield f"Hypothesis: {escaped(shown.hypothesis)}\n"
     yield from markdown_lines(shown.table)
     if shown.verdicts:
-        yield "\nOf the hypothesis, what it says in numbers:\n"
+        yield "\nWhat the hypothesis says in numbers, where the sweep can judge it:\n"
         yield from markdown_list(map(Item, shown.verdicts))
     if shown.answers:
         yield "\nAgainst the baseline:\n"

@@ -67,8 +67,8 @@ OF_REPORT = {
 # Where a section has a hypothesis.
 OF_HYPOTHESIS = {
     "hypothesis": "free text of the sweep file. What it says in numbers (expect) holds where the "
-    "whole 95 % interval is within them, does not hold where all of it is outside, and is open in "
-    "between."
+    "whole 95 % interval is within its bounds, does not hold where all of it is outside, and is "
+    "open in between."
 }
 # Where a section has text of this pattern.
 IF_USED = {
