@@ -129,8 +129,7 @@ def typed(name: str, field_name: str | None, values: list[str]) -> Any:
     meta = flag_fields()[field_name].metadata
     if len(values) > 1:
         raise UserError(f"--{name} takes one value, not {len(values)}: {', '.join(values)}")
-    text = values[0] if values else "true" if meta["kind"] == "bool" else ""
-    if not text:
+    if not (text := values[0] if values else "true" if meta["kind"] == "bool" else ""):
         raise UserError(f"--{name} needs a value: {meta['help']}")
     try:
         return setting(field_name)(text)

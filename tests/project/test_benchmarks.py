@@ -195,7 +195,7 @@ def test_the_page_has_the_table_of_direct_sends(
 ) -> None:
     assert run_benchmark("direct_sends", []) == 0
     said = capsys.readouterr().out
-    assert len(said.splitlines()) == 2 + 7
+    assert len(said.splitlines()) == 2 + 10
     assert said in (root / "docs" / "prediction.md").read_text()
 
 

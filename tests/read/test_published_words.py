@@ -91,10 +91,6 @@ def test_the_words_about_sharding_are_those_of_the_records(root: Path) -> None:
         read_group("A", f"{sweep}:strategy={strategy},precision=fp32", None)
         for strategy in ("ddp", "fsdp")
     )
-    (time,) = [r for r in compare(ddp, fsdp).rows if r.measure.name == "epoch_time_s"]
-    assert time.estimate is not None and time.estimate.paired and time.estimate.n == 5
-    value, low, high = (time.estimate.value, time.estimate.low, time.estimate.high)
-    assert f"`fsdp` takes {value:.2f} times ({low:.2f} to {high:.2f}) the training time" in page
     losses = zip(ddp.values("train_loss"), fsdp.values("train_loss"), strict=True)
     assert max(abs(one - other) for one, other in losses) < 1e-6
     assert "In fp32 their losses differ by less than 0.000001" in page

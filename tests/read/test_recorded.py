@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs
-from harness.core.records.checksums import vouched
+from harness.core.records.checksums import OWN, vouched
 from harness.read import load, load_runs
 from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import recorded, telemetry_of
@@ -139,10 +139,16 @@ DAMAGED: dict[str, tuple[Change, str]] = {
 
 
 def whole(tmp_path: Path, name: str) -> Path:
-    """A real run, whose folder has the name that training gave it."""
+    """A real run, whose folder has the name that training gave it; its rows as of a version that
+    wrote no checksums, so that it is checked by what belongs together.
+    """
     run = next(run for run in find_runs(PUBLISHED / "vit" / "1_1") if "_e4_" in run.path.name)
     target = tmp_path / name / run.path.relative_to(PUBLISHED)
     write_folder(target, texts(run))
+    for file in ("epochs.jsonl", "attempts.jsonl"):
+        rows = map(json.loads, (target / file).read_text().splitlines())
+        bare = ({name: row[name] for name in row if name != OWN} for row in rows)
+        (target / file).write_text("".join(f"{json.dumps(row)}\n" for row in bare))
     return target
 
 

@@ -128,7 +128,7 @@ def test_each_section_opens_with_what_was_expected(plan: Plan, tmp_path: Path) -
         page, text, *_ = make_report(plan.write(hypothesis=told).parents[1], tmp_path / "report")
         html = page.read_text()
         assert html.count("<h3>Hypothesis</h3>") == 1  # none of runs of no sweep
-        assert html.count("No program judges it") == 1
+        assert html.count("whole 95 % interval is within its bounds") == 1
         both = f"<h3>Hypothesis</h3>\n<p>{said}</p>\n<h3>Answer</h3>\n"
         measured_on = '<p class="small">Measured: sweep sizes (--tiny), a-cpux2</p>'
         assert both + measured_on in html
