@@ -17,7 +17,9 @@ from tests.support.ranks import script
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_rules_of_exchanging_are_those_of_real_runs(tmp_path: Path) -> None:
+def test_rules_of_exchanging_are_those_of_real_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All replicas in one process end as the processes of a training do."""
     flags = ["--tiny", "--train_size", "320", "--epochs", "2", "--per_gpu_batch", "8"]
     out = tmp_path / "found.jsonl"
@@ -39,9 +41,10 @@ def test_rules_of_exchanging_are_those_of_real_runs(tmp_path: Path) -> None:
         assert rows[rule]["accuracy"] == pytest.approx(last["accuracy"], abs=0.006), rule
     assert len({row["loss"] for row in rows.values()}) == len(rows)
     before = out.read_text()
-    benchmark("sync_rules", *argv)
+    assert run_benchmark("sync_rules", argv) == 0
     assert out.read_text() == before  # nothing is computed twice
-    table = benchmark("sync_rules", "--out", str(out), "--table").out
+    assert run_benchmark("sync_rules", ["--out", str(out), "--table"]) == 0
+    table = capsys.readouterr().out
     assert cells(table, "DDP")[1] == "40" and cells(table, "DiLoCo every 10")[5] == "1"
 
 
