@@ -57,8 +57,7 @@ def pair(runs: int, processes: int) -> dict[str, Any]:
         bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": bin_first}
 
-        # Prepared data are in the cache for both.
-        _timed([*command, "--limit", "0:1", "--output_dir", str(folder / "cache")], env)
+        prepare(command, folder, env)
         dry = [*command, "--dry_run", "--output_dir", str(folder / "loop")]
         lines = subprocess.run(
             dry, cwd=ROOT, env=env, check=True, capture_output=True, text=True
@@ -72,6 +71,11 @@ def pair(runs: int, processes: int) -> dict[str, Any]:
             "loop_samples_per_s": _rates(folder / "loop"),
             "equal": _rows(folder / "sweep") == _rows(folder / "loop"),
         }
+
+
+def prepare(command: list[str], folder: Path, env: dict[str, str]) -> None:
+    """One run, so that prepared data are in the cache for both."""
+    _timed([*command, "--limit", "0:1", "--output_dir", str(folder / "cache")], env)
 
 
 def _timed(command: list[str], env: dict[str, str]) -> float:
