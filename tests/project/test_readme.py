@@ -22,6 +22,7 @@ from harness.core.strategies import STRATEGIES
 from harness.launch.plan import plan
 from harness.launch.sweepfile import KEYS, load
 from harness.train.data.models import build
+from harness.train.run.warm import free_port
 from tests.support.pages import commands, texts
 from tests.support.ranks import script
 
@@ -255,17 +256,16 @@ def test_own_data_are_read_as_the_readme_shows(root: Path, tmp_path: Path) -> No
 
 @pytest.mark.process
 def test_from_a_shell(root: Path, tmp_path: Path) -> None:
-    """True command lines, once each: plain python, torchrun, accelerate.
+    """True command lines, once each: plain python, accelerate.
 
     torchrun with two processes is started, and its rows compared, in tests/launch/test_sweep.py.
     """
-    launch = [sys.executable, "-m"]
-    torchrun = [*launch, "torch.distributed.run", "--standalone", "--nnodes=1"]
     starts = {
         "1_1": [sys.executable],
-        "1_1_one": [*torchrun, "--nproc_per_node=1"],
-        "1_1_launched": [*launch, "accelerate.commands.launch", "--num_processes=1", "--cpu"],
-    }
+        "1_1_launched": [
+            sys.executable, "-m", "accelerate.commands.launch", "--num_processes=1", "--cpu",
+        ],
+    }  # fmt: skip
     for setup, words in starts.items():
         argv = ["--tiny", *SHORT, "--setup", setup, "--o", str(tmp_path)]
         done = subprocess.run(
@@ -273,6 +273,17 @@ def test_from_a_shell(root: Path, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert list(tmp_path.glob(f"vit/{setup}/*/summary.json")), setup
+
+
+@pytest.mark.process
+def test_one_process_of_torchrun(tmp_path: Path) -> None:
+    """With the variables that it sets: a group of one."""
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+           "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}  # fmt: skip
+    argv = ["--tiny", *SHORT, "--setup", "1_1_one", "--o", str(tmp_path)]
+    done = script("vit", *argv, env=env)
+    assert done.code == 0, done.err
+    assert list(tmp_path.glob("vit/1_1_one/*/summary.json"))
 
 
 def test_help_and_lists_are_printed_and_stop(capsys: pytest.CaptureFixture[str]) -> None:
