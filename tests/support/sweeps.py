@@ -8,14 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
 from harness import cli
 from harness.core.records import RunFolder, find_runs, read_rows
-from harness.launch.places import Options
+from harness.launch.launcher import Launcher
+from harness.launch.places import Local, Options
 from harness.launch.plan import Job, plan
 from harness.launch.screen import Screen
 from harness.launch.sweep import options_of
@@ -205,3 +208,22 @@ def harness_sweep(argv: list[str]) -> int:
 def sweep_options(argv: list[str]) -> Options:
     """How these flags have a sweep run; UserError if they are wrong."""
     return options_of(cli.parser_of("sweep").read(argv))
+
+
+@contextmanager
+def one_launcher() -> Iterator[None]:
+    """Sweeps of this process share one launcher, which loads once."""
+    launchers: list[Launcher] = []
+    start, close = Local.start, Launcher.close
+
+    def start_once(place: Local, log: Path) -> Launcher:
+        launchers.extend([] if launchers else [start(place, log)])
+        return launchers[0]
+
+    stays = patch.object(Launcher, "close", lambda launcher: None)
+    try:
+        with patch.object(Local, "start", start_once), stays:
+            yield
+    finally:
+        for launcher in launchers:
+            close(launcher)

@@ -10,12 +10,15 @@ import string
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 from harness.cli import main
+from harness.core.tasks import TASKS
 from tests.support.pages import SHELL, commands_of
-from tests.support.ranks import script
+from tests.support.ranks import ran, run_script
 
 PARSED = {
     r"--launcher (ssh|slurm)(?!.*--dry_run)": "a cluster",
@@ -29,8 +32,25 @@ PARSED = {
     r"\b(FOLDER|FILES?|NAME|[AB])\b": "has no real name",
     r"-m harness [a-z]+$(?<!doctor)(?<!env)|torchrun$": "names a verb",
 }
-SCRIPT = re.compile(r"^(python|torchrun --standalone --nproc_per_node=2) \w+\.py ")
+# Half a minute of drawing; tests/read draws of smaller records.
+LATER = re.compile(r"-m harness report|--all|outputs/own|outputs/vit/2_1")
+OWN = re.compile(r" outputs( |$)")  # reads what a reader has measured
+SCRIPT = re.compile(r"^([A-Z_]+=\S+ )*(python|torchrun --standalone --nproc_per_node=2) \w+\.py ")
+VERB, NODES = re.compile("-m harness "), re.compile("-m harness nodes ")
 TRAINS = ("sweep", "nodes", "link", "store")
+# Epochs of a tiny training in the clone, by script: unlike those that pages name for the same
+# settings, so that no command finds its run finished by another.
+EPOCHS = {"bert": 2, "vit": 1}
+THIN = {"hidden_sizes": [8, 16, 32, 64], "embedding_size": 8}  # test_readme.py trains it whole
+SHORTER = [  # in the clone: file, what stands there, what runs fewer and shorter trainings
+    *(
+        ("harness/core/tasks.py", f'"epochs": {TASKS[name].tiny["epochs"]},', f'"epochs": {few},')
+        for name, few in EPOCHS.items()
+    ),
+    ("experiments/batch_size.yaml", "vit: {epochs: 4}", "vit: {epochs: 1}"),
+    ("experiments/batch_size.yaml", "[2, 4, 42]", "[2, 4]"),
+    ("experiments/learning_rate.yaml", "[2, 4, 42]", "[2]"),
+]
 
 
 def parsed_only(command: str) -> bool:
@@ -46,8 +66,13 @@ def only_reads(command: str) -> bool:
     return not {*TRAINS} & {*words} or "--dry_run" in words
 
 
+def reads_what_is_there(command: str) -> bool:
+    """In a fresh clone: it runs in every session, in a second."""
+    return only_reads(command) and not LATER.search(command) and not SHELL.match(command)
+
+
 def clone_in(folder: Path) -> Path:
-    """What git has, and the files of their own that pages name."""
+    """What git has, with shorter trainings, and the files of their own that pages name."""
     root = Path(__file__).resolve().parents[2]
     names = subprocess.run(
         ["git", "ls-files", "-z", "--", ":!tests"], cwd=root, capture_output=True, check=True
@@ -55,6 +80,10 @@ def clone_in(folder: Path) -> Path:
     for name in filter(None, names.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, folder / name)
+    for name, whole, less in SHORTER:
+        text = (folder / name).read_text()
+        assert text.count(whole) == 1, (name, whole)
+        (folder / name).write_text(text.replace(whole, less))
     theirs = folder / "theirs" / "bert" / "2_1_2e-05_16_P100far.txt"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("f1=[0.90,0.91]\n")
@@ -64,43 +93,64 @@ def clone_in(folder: Path) -> Path:
     return folder
 
 
-def type_all(page: Path, clone: Path, typed: set[str]) -> None:
-    """What is not typed yet. What one page left is there for the next.
-
-    What reads runs in this process and scripts run in warm ones, which saves imports.
+def to_type(page: Path) -> list[str]:
+    """What a walk types of a page, in order, with the values of variables: what trains, and what
+    reads what was trained. Variables that stand before python stay.
     """
     variables: dict[str, str] = {}
-    for command in to_run(page):
+    found: list[str] = []
+    for command, bare in to_run(page):
         variable, equals, value = command.partition("=")
         if SHELL.match(command) and equals:
             variables[variable] = value
-            continue
-        full = string.Template(command).safe_substitute(variables)
-        if full in typed:
-            continue
-        typed.add(full)
-        print(f"{time.strftime('%X')} {full}")
-        words = shlex.split(full)
-        if "harness" in words and not {*TRAINS} & {*words}:
-            argv = words[words.index("harness") + 1 :]
-            with chdir(clone):  # warm processes begin elsewhere
-                assert main(argv) == 0 or argv == ["doctor"], command
-        elif SCRIPT.match(command):
+        elif OWN.search(bare) or not reads_what_is_there(bare):
+            found.append(string.Template(command).safe_substitute(variables))
+    return list(dict.fromkeys(found))
+
+
+def type_all(commands: Iterable[str], clone: Path, in_a_shell: re.Pattern[str] = NODES) -> None:
+    """One after the other.
+
+    Verbs run in this process and scripts in warm ones, which saves imports; in a shell only what
+    this pattern finds, and what is not ours.
+    """
+    for command in commands:
+        print(f"{time.strftime('%X')} {command}")
+        words = shlex.split(command)
+        if SCRIPT.match(command):
             at = next(number for number, word in enumerate(words) if word.endswith(".py"))
             count = 2 if "--nproc_per_node=2" in words[:at] else 1
-            done = script(Path(words[at]).stem, *words[at + 1 :], count=count, cwd=clone)
+            env = dict(word.split("=", 1) for word in words[:at] if re.match("[A-Z_]+=", word))
+            given = Path(words[at]).stem, words[at + 1 :], str(clone)
+            done = ran(count, run_shorter, *given, env=env)
             assert done.code == 0, f"{command}\n{done.err}"
+        elif VERB.search(command) and not in_a_shell.search(command):
+            argv = words[words.index("harness") + 1 :]
+            with chdir(clone):  # warm processes begin elsewhere
+                assert main(argv) == 0, command
         else:
             shell([f"{command} >>out.log 2>err.log"], clone)
 
 
-def to_run(page: Path) -> list[str]:
+def run_shorter(name: str, argv: list[str], cwd: str) -> int:
+    """A script, with the defaults that the clone has; in a process of its own."""
+    for task, epochs in EPOCHS.items():
+        TASKS[task] = replace(TASKS[task], tiny={**TASKS[task].tiny, "epochs": epochs})
+    vit = TASKS["vit"]
+    thin = {"resnet-18-cifar": {**vit.architectures["resnet-18-cifar"], **THIN}}
+    TASKS["vit"] = replace(vit, architectures={**vit.architectures, **thin})
+    return run_script(name, argv, cwd)
+
+
+def to_run(page: Path) -> list[tuple[str, str]]:
+    """The commands that can run here: with what stands before python to set variables, and bare."""
     both = zip(commands_of(page, with_variables=True), commands_of(page), strict=True)
-    found = [typed for typed, bare in both if not parsed_only(bare)]
+    found = [(typed, bare) for typed, bare in both if not parsed_only(bare)]
     if os.geteuid() == 0:
         return found
     # Emulated nodes need root, or user namespaces with /dev/net/tun.
-    return [c for c in found if "harness nodes" not in c and "outputs/vit/2_1" not in c]
+    missing = re.compile("harness nodes|outputs/vit/2_1")
+    return [(typed, bare) for typed, bare in found if not missing.search(typed)]
 
 
 def shell(lines: list[str], clone: Path) -> None:
