@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -163,8 +164,11 @@ def _launcher(prefix: Sequence[str], environment: Mapping[str, str], words: Sequ
 
 
 def _spawn(path: str, words: Sequence[Any], keep: Sequence[int]) -> int:
-    """The fork server of a launcher: forked as well. Other processes of Python's are small."""
-    if not str(words[-1]).startswith("from multiprocessing.forkserver import main"):
+    """The fork server of a launcher: forked as well, unless it is one that replaces another: with
+    threads beside it, as there are by then, no process is forked.
+    """
+    serves = str(words[-1]).startswith("from multiprocessing.forkserver import main")
+    if not serves or threading.active_count() > 1:
         return spawn_anew(path, words, keep)
     child = os.fork()
     if child == 0:
