@@ -147,7 +147,10 @@ def test_answers_come_first_then_their_figure_and_the_rest_is_folded(
     assert (heading, lead) == ("H2", "DIV") and {*rest} == {"DETAILS"}
     opening = page.value(f"[...{section}.querySelectorAll('.lead h3')].map(e => e.innerText)")
     assert opening[:2] == ["Hypothesis", "Answer"]
-    answer = page.value(f"{section}.querySelector('.lead li').innerText").split("\n")
+    items = page.value(f"[...{section}.querySelectorAll('.lead li')].map(e => e.innerText)")
+    verdicts = [item for item in items if item.startswith("Expected of ")]
+    assert len(verdicts) == 6 and items[:6] == verdicts
+    answer = items[6].split("\n")
     assert answer[0].endswith("against ddp:") and answer[-1].endswith("runs each.")
     assert answer[1].startswith("wall time to accuracy 0.9: ")
     ((_, _, right, foot),) = boxes(page, "[document.querySelector('.lead li')]")
