@@ -31,7 +31,7 @@ from typing import Any
 from harness.core.settings import UserError
 from harness.read.compare.answers import answers
 from harness.read.compare.expected import verdicts
-from harness.read.labels import UNKNOWN, plain_text
+from harness.read.labels import UNKNOWN, has_texts
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
 from harness.read.table import Item, chosen, markdown_lines, markdown_list
 from harness.read.tables.sweep_table import sweep_table
@@ -116,7 +116,7 @@ def _verdicts(sweep: SweepResults) -> Iterator[str]:
 def _of_label(sweep: SweepResults, texts: dict[str, str]) -> dict[str, Any]:
     """The values of a planned run that read like these."""
     for run in sweep.planned:
-        if all(plain_text(run.label.get(axis)) == text for axis, text in texts.items()):
+        if has_texts(run.label, texts):
             return {axis: run.label[axis] for axis in texts}
     named = ", ".join(f"{axis}={text}" for axis, text in texts.items())
     raise UserError(f"{sweep.folder}: no run has {named}")

@@ -133,6 +133,11 @@ def label_text(label: Mapping[str, Any], axes: tuple[str, ...]) -> str:
     )
 
 
+def has_texts(label: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
+    """Whether its values on these axes read so."""
+    return all(plain_text(label.get(axis)) == text for axis, text in texts.items())
+
+
 def group_text(
     label: Mapping[str, Any], axes: tuple[str, ...], machine: str | None = None,
     without: Collection[str] = (),

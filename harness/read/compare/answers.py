@@ -21,6 +21,7 @@ from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
     column_of,
+    has_texts,
     heading_of,
     label_text,
     listed,
@@ -190,7 +191,7 @@ def pairs_by_way(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[st
     """What is compared, by way."""
     pairs: dict[str, list[Pair]] = {}
     for group, base in compared_groups(sweep):
-        if all(plain_text(group.label.get(axis)) == text for axis, text in (only or {}).items()):
+        if has_texts(group.label, only or {}):
             pair = Pair(group, base)
             pairs.setdefault(_way(sweep, group, pair), []).append(pair)
     return pairs

@@ -31,7 +31,7 @@ from harness.read.compare.answers import (
     what_is_compared,
 )
 from harness.read.compare.compare import ComparedMeasure
-from harness.read.labels import STRATEGY, counted, label_text, listed, plain_text
+from harness.read.labels import STRATEGY, counted, has_texts, label_text, listed, plain_text
 from harness.read.records.baseline import baseline_of, is_plain
 from harness.read.records.comparable import QUALITY
 from harness.read.records.sweeps import Expected, SweepResults
@@ -88,10 +88,7 @@ def _pairs(sweep: SweepResults, expected: Expected) -> tuple[list[Pair], list[Ca
     A strategy that is named alone is that without its flags, unless the plan has none without.
     """
     texts = {axis: plain_text(value) for axis, value in expected.of.items()}
-    named = [
-        group for group in sweep.groups
-        if all(plain_text(group.label.get(axis)) == text for axis, text in texts.items())
-    ]  # fmt: skip
+    named = [group for group in sweep.groups if has_texts(group.label, texts)]
     pairs, others = [], []
     for group in [group for group in named if is_plain(expected.of, group)] or named:
         base = baseline_of(sweep, group)
