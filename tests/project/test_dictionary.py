@@ -47,8 +47,6 @@ NOT_WRITTEN_HERE = {
     # tests/train/data/test_splits.py
     "environment.data.unused_test_splits", "environment.data.empty_test_splits",
     # Of links with a delay: tests/train/strategy/test_choice.py
-    "environment.observed.exchange_estimates_s", "environment.observed.exchange_estimates_s.direct",
-    "environment.observed.exchange_estimates_s.backend",
     "environment.observed.exchange_estimates_s.all_to_all", "environment.observed.exchange_early_s",
     # Of runs that wait for a compiler (tests/train/loop/test_compiled.py sees them written).
     "environment.observed.compiled_graphs", "environment.observed.compiled_in_updates",
