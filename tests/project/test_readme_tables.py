@@ -36,7 +36,7 @@ def test_answers_replace_what_was_there(root: Path, tmp_path: Path) -> None:
     first, what, measure, *_, last = file.read_text().splitlines()
     assert first == start.strip() and last == "<!-- end of answers -->"
     assert what == "- diloco h50 first44 lr1 m0.5 against ddp:"
-    assert measure.startswith("  - wall time to accuracy 0.9: 0.71 times as long")
+    assert measure.startswith("  - wall time to accuracy 0.9: 0.70 times as long")
 
 
 def test_answers_against_another_baseline(root: Path) -> None:
@@ -57,7 +57,7 @@ def test_verdicts_replace_what_was_there(root: Path) -> None:
     assert len(others) == 2
     assert first.startswith(
         "- Expected of ddp, exchange direct against ddp, exchange backend: wall time to accuracy "
-        "0.9 at most 0.5 times as long: does not hold, 0.53 (0.52 to 0.55); "
+        "0.9 at most 0.5 times as long: holds, 0.47 (0.45 to 0.48); "
     )
 
 
@@ -103,7 +103,7 @@ def test_runs_of_another_folder_are_the_last_row(root: Path) -> None:
             "no run has strategy=ddp, lr=9",
         ),
         (
-            "<!-- verdicts outputs/published/sweeps/propagation-tiny -->\n"
+            "<!-- verdicts outputs/published/sweeps/prediction-tiny -->\n"
             "<!-- end of verdicts -->\n",
             "expects nothing in numbers",
         ),

@@ -40,6 +40,7 @@ from tests.support.paired import Verb, imported, text_file
 from tests.support.paired import written as record_of
 from tests.support.records import lines, with_epochs, with_ranks
 
+OLDER = Path(__file__).parent / "older.jsonl.gz"
 PUBLISHED = Path(__file__).resolve().parents[2] / "outputs" / "published"
 ONE = breakdown(1, parts={COMPUTE: 0.25, DATA: 0.125, EVALUATION: 0.125})
 
@@ -305,27 +306,35 @@ def test_first_steps_may_be_those_of_a_start_together(
     assert said in explained.in_one_line(two)
 
 
-def published(word: str, near: Sequence[Run] | None = None) -> Explanation:
-    """Of records that were made before ranks recorded their steps."""
-    return explain(read_group("RUN", str(PUBLISHED / word), None), near=near)
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records that were made before ranks recorded their steps."""
+    folder = tmp_path_factory.mktemp("older")
+    assert main(["unpack", str(OLDER), "--out", str(folder)]) == 0
+    return folder
 
 
-def test_a_batch_of_evaluation_named_as_its_default_is_no_difference() -> None:
+def of_older(folder: Path, word: str, near: Sequence[Run] | None = None) -> Explanation:
+    return explain(read_group("RUN", str(folder / word), None), near=near)
+
+
+def test_a_batch_of_evaluation_named_as_its_default_is_no_difference(older: Path) -> None:
     """The run names no --eval_batch, the one on one process names 64: they have one run id's."""
-    text = " ".join(published("vit/1_2:epochs=1").sentences)
+    alone = [run for run in runs_on_one_node(find_runs(PUBLISHED)) if run.devices == 1]
+    text = " ".join(of_older(older, "vit/1_2:epochs=1", near=alone).sentences)
     assert "The baseline is one process with batch 16" in text and "also differ" not in text
 
 
-def test_what_is_hidden_may_be_the_main_cause() -> None:
-    result = published("vit/1_2:epochs=1", near=[])
+def test_what_is_hidden_may_be_the_main_cause(older: Path) -> None:
+    result = of_older(older, "vit/1_2:epochs=1", near=[])
     text = " ".join(result.sentences)
     assert result.main is None and "The main cause is not known" in text
     assert "Nothing stands out" not in text and "Main cause" not in text
 
 
-def test_nodes_are_compared_with_as_many_processes_on_one() -> None:
-    several = [run for run in runs_on_one_node(find_runs(PUBLISHED)) if run.devices == 2]
-    result = published("vit/2_1_20ms", near=several)
+def test_nodes_are_compared_with_as_many_processes_on_one(older: Path) -> None:
+    several = [run for run in runs_on_one_node(find_runs(older)) if run.devices == 2]
+    result = of_older(older, "vit/2_1_20ms", near=several)
     assert result.main == UNSEPARATED
     assert "277 ± 3.34 samples/s (mean and standard deviation of 3 runs)" in result.sentences[0]
     assert "2 processes on one node with batch 16" in result.sentences[1]

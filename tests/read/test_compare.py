@@ -360,7 +360,7 @@ def test_imported_and_measured_runs_are_not_compared(tmp_path: Path, compared: V
 
 
 def test_published_records(root: Path) -> None:
-    sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
+    sweep = root / "records" / "xeon" / "sweeps" / "propagation-tiny"
     near, far = (f"{sweep}:script=vit,setup=2_1,link={link}" for link in ("none", "20ms"))
     comparison = compare(read_group("A", near, None), read_group("B", far, None))
     rows = {row.measure.name: row for row in comparison.rows}
@@ -386,12 +386,12 @@ def test_the_command_in_the_docs_compares_published_records(
 
 
 def test_commands_for_more_seeds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = root / "outputs" / "published" / "sweeps" / "propagation-tiny"
+    sweep = root / "records" / "xeon" / "sweeps" / "propagation-tiny"
     far = read_group("A", f"{sweep}:script=vit,setup=2_1,link=20ms/100mbit", None)
     assert command_for_seeds(far, (1, 3)) == (
         "for seed in 1 3; do OMP_NUM_THREADS=1 python -m harness nodes 2 --link 20ms/100mbit -- "
         "torchrun vit.py --tiny --per_gpu_batch 16 --epochs 1 --setup 2_1_20ms-100mbit "
-        "--output_dir outputs --seed $seed; done"
+        "--exchange backend --output_dir outputs --seed $seed; done"
     )
     near = read_group("B", f"{sweep}:script=vit,setup=2_1,link=1ms/100mbit", None)
     monkeypatch.setattr(compare_module, "SEEDS", 99)

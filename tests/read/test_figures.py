@@ -24,7 +24,8 @@ from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_results
 from tests.support.paired import Verb
 
-PUBLISHED = "outputs/published/sweeps/propagation-tiny"
+DRAWN = ("outputs/published", "records/gallery", "records/limits", "records/xeon")
+PUBLISHED = "records/xeon/sweeps/propagation-tiny"
 FIGURES = {
     "agnews_food101_topologies-tiny": "epoch_time.png",
     "batch_size-tiny": "epoch_time.png",
@@ -87,15 +88,19 @@ def same_picture(one: bytes, other: bytes) -> bool:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published records, where each test may draw its own sweep again."""
     root, copy = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("copy")
-    for place in ("outputs/published", "records/gallery", "records/limits"):
+    for place in DRAWN:
         shutil.copytree(root / place, copy / Path(place).name)
     return copy
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_what_is_published_is_that_of_the_records(name: str, copy: Path) -> None:
-    (sweep,) = copy.glob(f"**/sweeps/{name}")
     drawn = [FIGURES[name], FIGURES[name].replace(".png", "-dark.png")]
+    for sweep in copy.glob(f"**/sweeps/{name}"):
+        assert_drawn(sweep, drawn)
+
+
+def assert_drawn(sweep: Path, drawn: list[str]) -> None:
     assert sorted(file.name for file in sweep.glob("*.png")) == sorted(drawn)
     pictures = [(sweep / file).read_bytes() for file in drawn]
     assert not same_picture(*pictures)
@@ -116,7 +121,8 @@ def test_the_notebook_is_that_of_the_records(root: Path) -> None:
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     drawn = [name for name in ALL if name != "own_metrics"]  # which no published record has
     asked = [
-        re.fullmatch(r'show\("(\w+)", "(outputs/published/[\w/-]+)"\)', cell) for cell in code[3:]
+        re.fullmatch(r'show\("(\w+)", "((?:outputs/published|records)/[\w/-]+)"\)', cell)
+        for cell in code[3:]
     ]
     assert [found and found[1] for found in asked] == drawn  # a figure a cell, no number
     assert sum(isinstance(output, bytes) for output in shown) == len(drawn)
@@ -150,9 +156,8 @@ def outputs(notebook: nbformat.NotebookNode) -> list[str | bytes]:
 
 
 def test_all_published_sweeps_have_their_figure(root: Path) -> None:
-    places = ("outputs/published", "records/gallery", "records/limits")
-    drawn = (p.name for place in places for p in (root / place).glob("**/sweeps/*"))
-    assert sorted(drawn) == sorted(FIGURES)
+    drawn = {p.name for place in DRAWN for p in (root / place).glob("**/sweeps/*")}
+    assert drawn == {*FIGURES}
 
 
 def test_mistakes(
@@ -179,7 +184,7 @@ def test_mistakes(
 
 def test_a_figure_for_a_column_of_a_paper(root: Path, tmp_path: Path, figures: Verb) -> None:
     """As wide as asked for with letters of the usual size: panels stand below each other."""
-    folder = root / "outputs/published/sweeps/propagation-tiny"
+    folder = root / "records/xeon/sweeps/propagation-tiny"
     figures(folder, "--format", "png", "--width", "84mm", "-o", tmp_path)
     picture = Image.open(tmp_path / "propagation.png")
     assert abs(picture.width / PNG_DPI - 84 / 25.4) < 0.02 and picture.height > picture.width
@@ -191,7 +196,7 @@ def test_a_figure_for_a_column_of_a_paper(root: Path, tmp_path: Path, figures: V
     assert float(box) == pytest.approx(3.3 * 72, abs=0.1)
     figures(folder, "--format", "svg", "-o", tmp_path)
     assert {p.name for p in tmp_path.glob("*.svg")} == {"propagation.svg", "propagation-dark.svg"}
-    wide = folder.with_name("slow_links-tiny")
+    wide = root / "outputs/published/sweeps/slow_links-tiny"
     said = figures(wide, "--all", "--format=pdf", "--width=3.3in", "-o", tmp_path / "all")
     left_out = dict(re.findall(r"^not drawn: (.*?): (.*)$", said, re.MULTILINE))
     written = {file.stem for file in (tmp_path / "all").iterdir()}

@@ -13,7 +13,6 @@ from harness.core.records import RunFolder
 from harness.read.predict.phases import (
     EPOCH_END,
     EVALUATION,
-    PROBE,
     SAVING,
     START,
     fit_phases,
@@ -55,7 +54,7 @@ def test_planted_phases_are_found() -> None:
         assert found.spread == pytest.approx(0, abs=1e-6) and found.freedom == 1
     over = phases.at(two, Wire(0.04))
     assert over[EVALUATION].fixed_s == pytest.approx(0.1 + 24 * 0.04)
-    assert over[PROBE].fixed_s == pytest.approx(9.7)
+    assert over[START].fixed_s == pytest.approx(0.3 + 40 * 0.04)  # without measuring
     # Of four nodes nothing was recorded: what two took is the nearest.
     assert phases.recorded(Shape(4)) == two
     assert phases.at(Shape(4), Wire(0.04)) == over
@@ -67,7 +66,6 @@ def test_repeats_over_a_measured_link_are_one_link() -> None:
             for delay_s in (0.001, 0.02, 0.08) for n in noise]  # fmt: skip
     phases = fit_phases(runs)
     assert {each.freedom for each in phases.of[Shape(2)].values()} == {1}
-    assert [*phases.probes[2].by_link] == [Wire(d * 0.98, 25e6 * 0.98) for d in (0.001, 0.02, 0.08)]
 
 
 def test_one_link_is_joined_with_one_machine() -> None:
@@ -85,7 +83,7 @@ def test_without_a_link_messages_of_this_version_count() -> None:
     found = phases.at(Shape(4), Wire(0.02))
     assert found[EVALUATION].fixed_s == pytest.approx(0.1 / 4 + 2 * 0.02)
     assert found[SAVING].fixed_s == pytest.approx(0.05 + 2 * 0.02)
-    assert found[START].fixed_s == pytest.approx(0.3) and PROBE not in found
+    assert found[START].fixed_s == pytest.approx(0.3)
     assert phases.at(Shape(1, 2), Wire())[EVALUATION].fixed_s == pytest.approx(0.05)
 
 

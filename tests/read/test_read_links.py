@@ -12,7 +12,7 @@ from harness.read import load, load_runs
 from harness.read.predict.fitting import wire_between
 from harness.read.records.runs import link_numbers
 from tests.support.paired import Verb
-from tests.support.records import Plan, record, row_of
+from tests.support.records import TARGET, Plan, record, row_of, timed_epochs
 
 WARNING = "the link is not the one that was asked for: between nodes 0 and 1 it carries 9 Mbit/s"
 
@@ -104,3 +104,13 @@ def test_the_table_of_single_runs(tmp_path: Path, table: Verb) -> None:
     runs = load_runs(tmp_path).set_index("seed")
     assert runs.loc[2, "link_rtt_min_ms"] == 40.0 and runs.loc[2, "link_warning"] == WARNING
     assert set(load(tmp_path).dropna(subset="link_rtt_min_ms")["seed"]) == {2}
+
+
+def test_wall_time_to_a_target_leaves_out_what_the_record_measured(plan: Plan) -> None:
+    reaching = timed_epochs(0.5, 0.9)  # 26 s to the target
+    plan.run("2_1", epochs=reaching, environment=two_nodes() | {"comm_probe": {"took_s": 2.5}})
+    plan.run("2_2", epochs=reaching, environment=two_nodes() | {"comm_probe": None})
+    plan.run("1_1", epochs=reaching, environment={"link": None, "comm_probe": {"took_s": None}})
+    both, link, neither = plan.groups(target=TARGET)
+    assert (both["tta_wall_s"], link["tta_wall_s"], neither["tta_wall_s"]) == (20.5, 23, 26)
+    assert {group["tta_train_s"] for group in (both, link, neither)} == {20}

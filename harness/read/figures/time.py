@@ -56,7 +56,7 @@ from harness.read.labels import (
 )
 from harness.read.records.comparable import ACCURACY, QUALITY, TARGET, measured_against, refused
 from harness.read.records.groups import Group
-from harness.read.records.runs import Run, Target
+from harness.read.records.runs import WALL_OF_TRAINING, Run, Target
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import log_axis, named_rows, row_names
 from harness.read.statistics import Noise
@@ -66,7 +66,7 @@ OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the be
 # Measure, title with unit, and the unit in those of the measure.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
-    ("wall_s", "wall time (s)", 1.0),
+    (WALL_OF_TRAINING, "wall time (s)", 1.0),
     ("energy_j", "energy of the devices (kJ)", 1e3),
 )
 

@@ -29,7 +29,6 @@ from harness.read.predict.model import EXCHANGE, Prediction, Scenario, predict
 from harness.read.predict.phases import (
     EPOCH_END,
     EVALUATION,
-    PROBE,
     SAVING,
     START,
     OverLinks,
@@ -245,8 +244,7 @@ def _candidate(
     alone_s = prediction.step_s - prediction.parts[EXCHANGE]
     exchange_s = steps_s - needed * plan.epoch_updates * alone_s
     phases = fitted.phases.at(plan.shape, plan.wire)
-    times = {START: 1.0, PROBE: 1.0, EVALUATION: needed,
-             SAVING: needed - 1, EPOCH_END: needed - 1}  # fmt: skip
+    times = {START: 1.0, EVALUATION: needed, SAVING: needed - 1, EPOCH_END: needed - 1}
     parts = {STEPS: longer * steps_s}
     parts |= {name: times[name] * phase.fixed_s for name, phase in phases.items()}
     epoch_s = parts[STEPS] + sum(parts.get(n, 0.0) for n in (EVALUATION, SAVING, EPOCH_END))

@@ -34,7 +34,7 @@ from harness.read.predict.model import (
     over_nodes,
     predict,
 )
-from harness.read.predict.phases import EPOCH_END, EVALUATION, PROBE, SAVING, START
+from harness.read.predict.phases import EPOCH_END, EVALUATION, SAVING, START
 from harness.read.records.selection import start_on
 from harness.read.scales import doubling_axis, log_axis
 from harness.read.table import Table, screen, show
@@ -73,7 +73,7 @@ class Outcome:
         if self.evaluated_epoch_s is None:
             return None
         between_s = sum(self.phases.get(name, 0.0) for name in (SAVING, EPOCH_END))
-        once_s = sum(self.phases.get(name, 0.0) for name in (START, PROBE))
+        once_s = self.phases.get(START, 0.0)
         again_s = restarts * (once_s + self.evaluated_epoch_s / 2)
         return once_s + epochs * self.evaluated_epoch_s + (epochs - 1) * between_s + again_s
 

@@ -1,4 +1,5 @@
-"""What a run takes beside its steps: beginning, evaluating, saving, and what ends an epoch.
+"""What a run takes beside its steps: beginning, evaluating, saving, and what ends an epoch, without
+what the record itself takes to measure.
 
 Each is a time of its own and so many delays of the link. How many follows from runs over links, so
 it is that of the program that was recorded. Where none crossed a link, it is this program's.
@@ -17,9 +18,9 @@ from harness.core.collectives import Shape, Wire
 from harness.read.predict.exchange import joined
 from harness.read.predict.model import least_squares
 from harness.read.records.groups import with_times_that_count
-from harness.read.records.runs import Run
+from harness.read.records.runs import Run, measuring_s
 
-START, PROBE = "starting", "measuring the link"
+START = "starting"
 EVALUATION, SAVING, EPOCH_END = "evaluation", "saving", "ending an epoch"
 LEAST_LINKS = 3  # of which each is predicted from the others, for an interval
 NEAREST_S = 1e-4  # added to delays: links without any are not infinitely far from those with one
@@ -79,8 +80,6 @@ class Phases:
     """Of the set-ups that were recorded on several nodes, and of one machine (Shape(1))."""
 
     of: Mapping[Shape, Mapping[str, PhaseFit]] = field(default_factory=dict)
-    # Nodes -> seconds of measuring the link, which a run does before its first step.
-    probes: Mapping[int, OverLinks] = field(default_factory=dict)
     over_links: tuple[Run, ...] = ()  # those on which they stand
 
     def recorded(self, shape: Shape) -> Shape | None:
@@ -100,13 +99,10 @@ class Phases:
             }  # fmt: skip
         elif shape.nodes == 1 and EVALUATION in known:
             known[EVALUATION] = PhaseFit(known[EVALUATION].fixed_s / shape.ranks, 0.0)
-        phases = {
+        return {
             name: PhaseFit(each.takes_s(wire.delay_s), 0.0, each.spread, each.freedom)
             for name, each in known.items()
         }
-        if near is not None and (probe := self.probes.get(near.nodes)):
-            phases[PROBE] = PhaseFit(math.exp(probe.at(wire)), 0.0, *probe.spread)
-        return phases
 
 
 def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
@@ -117,19 +113,16 @@ def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
         by_name = samples.setdefault(shape if shape.nodes > 1 else Shape(1), {})
         for name, seconds in (pair for run in alike for pair in _phases_of(run, shape)):
             by_name.setdefault(name, {}).setdefault(over, []).append(seconds)
-    of, probes = {}, {}
+    of = {}
     local = samples.get(Shape(1), {})
     for shape, by_name in samples.items():
-        if taken := by_name.pop(PROBE, None):
-            logs = {link: math.log(statistics.median(many)) for link, many in taken.items()}
-            probes[shape.nodes] = OverLinks(logs)
         of[shape] = {
             name: _fit([(link.delay_s, statistics.median(many)) for link, many in by_link.items()],
                        local.get(name, {}).get(Wire()))
             for name, by_link in by_name.items()
         }  # fmt: skip
     far = (run for (shape, _), those in by_link.items() if shape.nodes > 1 for run in those)
-    return Phases(of, probes, tuple(far))
+    return Phases(of, tuple(far))
 
 
 def _by_link(runs: Sequence[tuple[Shape, Wire | None, Run]]) -> dict[tuple[Shape, Wire], list[Run]]:
@@ -174,10 +167,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
         steps_s = row["timed_s"] / row["timed_steps"] * (row["updates"] - before)
         others.append((row["wall_s"] or 0.0) - steps_s - (row["eval_time_s"] or 0.0))
         before = row["updates"]
-    probe_s = run.measured_link.get("took_s") or 0.0
-    if probe_s:
-        yield PROBE, probe_s
-    if (start_s := others[0] - probe_s) > 0:
+    if (start_s := others[0] - measuring_s(run.environment)) > 0:
         yield START, start_s
     ends = [
         after - (row["wall_s"] or 0.0) - (saving_s or 0.0) / (epochs or 1)

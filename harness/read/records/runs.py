@@ -75,6 +75,7 @@ PER_UPDATE = {
     "payload_mb_per_update": "payload_bytes",
     "network_mb_per_update": "network_sent_bytes",
 }
+WALL_OF_TRAINING = "wall_of_training_s"  # without what the record itself took to measure
 TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
 MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
 
@@ -267,7 +268,8 @@ class Run:
     def toward(self, target: Target) -> Run:
         """With the times to this target, whatever its sweep's is."""
         measures = {n: v for n, v in self.measures.items() if n not in TO_TARGET}
-        for name, value in time_to_target(self.epochs, target).items():
+        reached = time_to_target(self.epochs, target, measuring_s(self.environment))
+        for name, value in reached.items():
             if not (self.other_batches and _depends_on_batch(name, value)):
                 measures[name] = value
         return replace(self, measures=measures)
@@ -387,7 +389,7 @@ def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target
         }
         measures |= link_numbers(environment)
         if record.state == FINISHED:
-            measures |= _derived(record.epochs, summary, target)
+            measures |= _derived(record.epochs, summary, target, measuring_s(environment))
     left_out: tuple[str, ...] = ()
     if other_batches := _other_batches(record):
         left_out = tuple(n for n, v in measures.items() if _depends_on_batch(n, v))
@@ -413,18 +415,20 @@ def _depends_on_batch(measure: str, value: float) -> bool:
 
 
 def _derived(
-    rows: Sequence[EpochRow], summary: Mapping[str, Any], target: Target | None
+    rows: Sequence[EpochRow], summary: Mapping[str, Any], target: Target | None, apart_s: float
 ) -> dict[str, float]:
     derived = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
         derived["epoch_time_s"] = train_s / epochs
+    if is_number(summary.get("wall_s")):
+        derived[WALL_OF_TRAINING] = summary["wall_s"] - apart_s
     for name, total in PER_UPDATE.items():
         if is_number(summary.get(total)) and summary.get("updates"):
             derived[name] = summary[total] / summary["updates"] / 1e6
     derived |= memory_of_devices(rows)
     if target is not None:
-        derived |= time_to_target(rows, target)
+        derived |= time_to_target(rows, target, apart_s)
     return derived
 
 
@@ -437,9 +441,21 @@ def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
     return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
-def time_to_target(rows: Sequence[EpochRow], target: Target) -> dict[str, float]:
+def measuring_s(environment: Mapping[str, Any]) -> float:
+    """What the record itself took of a run's wall time, before and between its first steps: to
+    measure the link, in the last attempt, and what the exchange adds.
+    """
+    parts = (environment.get("link"), environment.get("comm_probe"))
+    times = [part.get("took_s") for part in parts if isinstance(part, Mapping)]
+    return math.fsum(time_s for time_s in times if is_number(time_s))
+
+
+def time_to_target(
+    rows: Sequence[EpochRow], target: Target, apart_s: float = 0.0
+) -> dict[str, float]:
     """At the end of the first epoch that reaches it; a miss is infinity.
 
+    apart_s: seconds of the wall time that are no part of the training (measuring_s).
     Empty where no epoch has the metric: that is unknown, not missed.
     """
     if not any(is_number(row.get(target.metric)) for row in rows):
@@ -450,7 +466,7 @@ def time_to_target(rows: Sequence[EpochRow], target: Target) -> dict[str, float]
         samples += _known(row.get("samples"))
         value = row.get(target.metric)
         if is_number(value) and target.reached(value):
-            wall_s, epoch = _known(row.get("wall_s")), _known(row.get("epoch"))
+            wall_s, epoch = _known(row.get("wall_s")) - apart_s, _known(row.get("epoch"))
             figures = (train_s, wall_s, epoch, samples)
             # A sum with something unknown in it is unknown.
             return {n: v for n, v in zip(TO_TARGET, figures, strict=True) if not math.isnan(v)}

@@ -178,8 +178,8 @@ def legend(sweep: SweepResults, rows: list[Row], columns: list[Column]) -> list[
     if sweep.target is not None:
         lines.append(
             f"target: first epoch with {sweep.target}; target train s: its training and that "
-            "before; target wall s: everything until its row; reached: of the finished runs; a run "
-            "that misses counts as infinite"
+            "before; target wall s: everything until its row but measuring link and exchange; "
+            "reached: of the finished runs; a run that misses counts as infinite"
         )
     return [line for line in lines if line]
 

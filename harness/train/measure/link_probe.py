@@ -103,10 +103,12 @@ def climb(
     the first size on.
 
     once(size) makes one exchange and returns the seconds that count; its whole cost is seen here.
-    The first exchange of a size counts only if there is time for no other: it opens TCP's window.
+    The first exchange of a size counts only if there is time for no other, because it opens TCP's
+    window, and the very first one never.
     """
     size, seconds = 0, 0.0
     larger, cost_s, slope = min(first, target), 0.0, 0.0
+    smallest = larger
     while larger > size and clock() + cost_s + slope * (larger - size) <= until_s:
         before = size, seconds
         began_s = clock()
@@ -117,7 +119,7 @@ def climb(
         larger = size if is_enough(size, seconds) else min(GROWTH * size, target)
     if not size:
         return None
-    samples: list[float] = []
+    samples = [once(size)] if size == smallest else []
     while len(samples) < SAMPLES and sum(samples) < SAMPLES_S and clock() + cost_s <= until_s:
         samples.append(once(size))
     return size, statistics.median(samples or [seconds])
