@@ -3,6 +3,7 @@
     python -m benchmarks.prediction_fresh --write                experiments/prediction_fresh.csv
     python -m benchmarks.prediction_fresh --basis DIR --table FILE --write
     python -m benchmarks.prediction_fresh --measured DIR [--table FILE]
+    python -m benchmarks.prediction_fresh --sweep prediction_same_hour ...     of another sweep
 
 They are made from runs of one machine, published ones or those below DIR, and from what published
 runs say of all-reduces over other links and of the bytes that a compression sends; no step over a
@@ -33,8 +34,8 @@ from harness.read.records.selection import read_selected
 
 ROOT = Path(__file__).resolve().parents[1]
 BASIS = f"{ROOT}/outputs/published:script=vit,dataset=embedded:digits"
-SWEEP = ROOT / "experiments" / "prediction_fresh.yaml"
-TABLE = SWEEP.with_suffix(".csv")
+SWEEPS = ROOT / "experiments"
+SWEEP = "prediction_fresh"
 # A case is what its runs have in common; what is predicted of it are milliseconds.
 KEY = ("setup", "link", "strategy", "compress", "sync_every", "exchange")
 STEP = ("step_ms", "low_ms", "high_ms")
@@ -49,8 +50,8 @@ def fitted_on(basis: str | None) -> Fitted:
     return replace(here, model=replace(here.model, payloads=model.payloads))
 
 
-def predictions(fitted: Fitted) -> Iterator[dict[str, str]]:
-    jobs = plan(load(SWEEP, tiny=True))
+def predictions(fitted: Fitted, sweep: str) -> Iterator[dict[str, str]]:
+    jobs = plan(load(SWEEPS / f"{sweep}.yaml", tiny=True))
     for job in {key(job): job for job in jobs if job.nodes > 1}.values():
         assert isinstance(job.link, Link)
         own, samples = job.settings, job.settings.per_gpu_batch or 0
@@ -122,19 +123,21 @@ def compared(folder: str, file: Path) -> int:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="prediction_fresh")
-    parser.add_argument("--table", type=Path, default=TABLE, help=f"of predictions ({TABLE.name})")
+    parser.add_argument("--sweep", default=SWEEP, help=f"name of a sweep file ({SWEEP})")
+    parser.add_argument("--table", type=Path, help="of predictions (that beside the sweep file)")
     parser.add_argument("--basis", metavar="DIR", help="runs of one machine (published ones)")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--measured", metavar="DIR", help="the records of the runs")
     options = parser.parse_args(argv)
+    table: Path = options.table or SWEEPS / f"{options.sweep}.csv"
     if options.measured:
-        return compared(options.measured, options.table)
-    if options.table.exists():
-        print(f"{options.table.name} is there: predictions are not changed once they are made")
+        return compared(options.measured, table)
+    if table.exists():
+        print(f"{table.name} is there: predictions are not changed once they are made")
         return 1
-    rows = list(predictions(fitted_on(options.basis)))
+    rows = list(predictions(fitted_on(options.basis), options.sweep))
     if options.write:
-        with options.table.open("w", newline="") as file:
+        with table.open("w", newline="") as file:
             writer = csv.DictWriter(file, (*KEY, *STEP), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)

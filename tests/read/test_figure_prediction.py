@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.prediction_fresh import KEY, TABLE, key
+from benchmarks.prediction_fresh import KEY, key
 from harness.core.collectives import GLOO, Shape, allreduce, wire_of
 from harness.core.links import Link
 from harness.launch.plan import axes_of, plan
@@ -316,7 +316,7 @@ def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:
         planned = tuple(PlannedRun(job.label, job.path, None) for job in plan(asked))
         found[file.stem] = figure_for(replace(sweep, axes=tuple(axes_of(asked)), planned=planned))
     predicted = [name for name, figure in found.items() if figure == "prediction"]
-    assert predicted == ["prediction", "prediction_fresh"]
+    assert predicted == ["prediction", "prediction_fresh", "prediction_same_hour"]
     assert found["propagation"] == "propagation" and found["slow_links"] == "strategies"
 
 
@@ -328,11 +328,13 @@ def test_the_sweep_holds_what_its_predictions_need(root: Path) -> None:
     assert {j.settings.save for j in jobs} == {"none"}
 
 
-def test_each_fresh_case_has_its_prediction(root: Path) -> None:
+@pytest.mark.parametrize("name", ["prediction_fresh", "prediction_same_hour"])
+def test_each_fresh_case_has_its_prediction(name: str, root: Path) -> None:
     """Written down before the runs: the table and the sweep name the same cases."""
-    jobs = plan(load(root / "experiments" / "prediction_fresh.yaml", tiny=True))
-    with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    file = root / "experiments" / f"{name}.yaml"
+    jobs = plan(load(file, tiny=True))
+    with file.with_suffix(".csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
     assert len(rows) == 40
     assert {tuple(row[name] for name in KEY) for row in rows} == {
         key(job) for job in jobs if job.nodes > 1
