@@ -18,7 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.core.settings import BEST_METRICS, Settings, UserError, parse_setup, share_of
-from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, Strategy, is_off, with_exchange
+from harness.core.strategies import (
+    OF_ONE_STRATEGY,
+    STRATEGIES,
+    Strategy,
+    is_off,
+    strategy_of,
+    with_exchange,
+)
 from harness.core.tasks import TASKS, task_of
 from harness.core.topology import World, asked_processes, batch_of, own_batch
 
@@ -35,7 +42,7 @@ class Combination:
 
     @property
     def strategy(self) -> Strategy:
-        return STRATEGIES[self.settings.strategy or "single"]
+        return strategy_of(self.settings)
 
     @property
     def passed(self) -> Mapping[str, Any]:
@@ -358,13 +365,14 @@ def place(settings: Settings, world: World, gpus: int | None = None) -> Settings
 def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
     refuse(ELASTIC, Combination(settings, world))
     most = asked_processes(settings) if world.elastic else world.size
-    strategy = settings.strategy or ("ddp" if most > 1 else "single")
-    settings = _with_own_defaults(replace(settings, strategy=strategy))
+    name = settings.strategy or ("ddp" if most > 1 else "single")
+    settings = _with_own_defaults(replace(settings, strategy=name))
+    strategy = strategy_of(settings)
     refuse(PROCESSES + BALANCE, Combination(settings, world))
-    if STRATEGIES[strategy].processes == "peers":
+    if strategy.processes == "peers":
         return _with_peers(settings, world)
     nodes, per_node = world.nodes, world.per_node
-    if STRATEGIES[strategy].needs_gpu:
+    if strategy.needs_gpu:
         if gpus is None:
             return settings  # not counted yet: whoever can see the GPUs calls again
         if gpus == 0:
@@ -373,7 +381,7 @@ def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
     if settings.setup is None:
         return replace(settings, setup=f"{nodes}_{per_node}")
     asked_nodes, asked_per_node, _ = parse_setup(settings.setup)
-    comes_and_goes = world.elastic and STRATEGIES[strategy].processes == "many"
+    comes_and_goes = world.elastic and strategy.processes == "many"
     fewer = comes_and_goes and nodes < asked_nodes
     if asked_per_node != per_node or (asked_nodes != nodes and not fewer):
         raise _mismatch(settings, world, per_node)
@@ -385,7 +393,7 @@ def _with_own_defaults(settings: Settings) -> Settings:
     refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
     if settings.compress == "powersgd:1":
         settings = replace(settings, compress="powersgd")  # one name for one training
-    own = STRATEGIES[str(settings.strategy)].own
+    own = strategy_of(settings).own
     missing = {n: v for n, v in own.items() if is_off(getattr(settings, n))}
     settings = replace(settings, **missing)
     refuse(SCHEDULES, Combination(settings))

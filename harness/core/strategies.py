@@ -112,9 +112,13 @@ def is_off(value: Any) -> bool:
     return value is None or value is False or value == "none"
 
 
+def strategy_of(settings: Settings) -> Strategy:
+    return STRATEGIES[settings.strategy or "single"]
+
+
 def is_apart(settings: Settings) -> bool:
     """Whether weights differ between processes from one exchange to the next."""
-    return STRATEGIES[settings.strategy or "single"].apart
+    return strategy_of(settings).apart
 
 
 def with_exchange(settings: Settings) -> Settings:

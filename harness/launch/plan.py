@@ -16,7 +16,7 @@ from harness.core.links import Link, Network
 from harness.core.records import RunFolder
 from harness.core.rules import place, resolve
 from harness.core.settings import Settings, UserError, parse_setup
-from harness.core.strategies import STRATEGIES
+from harness.core.strategies import strategy_of
 from harness.core.tasks import TASKS
 from harness.core.topology import World, effective_batch
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def survives_node_loss(self) -> bool:
-        return STRATEGIES[str(self.settings.strategy)].survives_node_loss
+        return strategy_of(self.settings).survives_node_loss
 
     @property
     def folder(self) -> RunFolder:
@@ -179,8 +179,7 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
             "push_to_hub does not go with a sweep, whose runs would replace one another on the "
             "Hub: leave it out, and give the command of the run that you choose by hand with it"
         )
-    one_process = typed.strategy is not None and STRATEGIES[typed.strategy].needs_gpu
-    processes = 1 if one_process else devices
+    processes = 1 if strategy_of(typed).needs_gpu else devices
     settings = place(resolve(typed), World(nodes, processes, launched=True))
     argv = tuple(to_argv(typed))
     return Job(label, settings, argv, nodes, devices, processes, link)

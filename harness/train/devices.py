@@ -11,7 +11,7 @@ import torch
 from harness.core.provenance import nvidia_driver, visible_gpus
 from harness.core.rules import DEVICE, Combination, refuse
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import STRATEGIES
+from harness.core.strategies import strategy_of
 from harness.core.topology import World
 
 ON_CPU = "or train on the CPU with --use_cpu"
@@ -33,7 +33,7 @@ def choose_gpus(settings: Settings, world: World) -> int:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mig = gpus > 0 and " MIG " in torch.cuda.get_device_name(0)
     gpus = min(gpus, 1) if mig else gpus
-    if gpus and STRATEGIES[str(settings.strategy)].processes == "many" and world.per_node > gpus:
+    if gpus and strategy_of(settings).processes == "many" and world.per_node > gpus:
         what = "1 GPU: of MIG slices CUDA shows a process one" if mig else f"{gpus} GPU(s)"
         raise UserError(
             f"{world.per_node} processes on this machine and {what}, and NCCL needs one for each: "
@@ -50,7 +50,7 @@ def trains_on_one(settings: Settings) -> bool:
     """Whether a process has one GPU, however many there are: the Trainer would use DataParallel.
     Ranks have theirs from torchrun, and nn.DataParallel is to use them all.
     """
-    return STRATEGIES[str(settings.strategy)].processes != "many" and settings.strategy != "dp"
+    return strategy_of(settings).processes != "many" and settings.strategy != "dp"
 
 
 def _pin(settings: Settings, local_rank: int) -> None:

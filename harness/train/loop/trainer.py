@@ -20,7 +20,7 @@ from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
 from harness.core.records.disk import writing_to
-from harness.core.strategies import STRATEGIES, is_apart
+from harness.core.strategies import is_apart, strategy_of
 from harness.train.context import HALF_PRECISION, Context, autocast
 from harness.train.data import probes, text_layout
 from harness.train.data.samples import EpochOrder, check_model
@@ -112,7 +112,7 @@ class ExactTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         # accelerate wraps one process in DDP on a CPU, and not on a GPU.
         super().create_accelerator_and_postprocess()
-        strategy, device = STRATEGIES[str(self.settings.strategy)], self.args.device
+        strategy, device = strategy_of(self.settings), self.args.device
         if strategy.processes == "many" and strategy.name != "fsdp" and device.type == "cuda":
             self.accelerator.__class__ = host_overhead.Distributed
 

@@ -35,7 +35,7 @@ from harness.core.records.disk import check_writable
 from harness.core.records.locks import Lock
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import STRATEGIES, own_strategy
+from harness.core.strategies import own_strategy, strategy_of
 from harness.core.topology import accumulated, effective_batch, world_of
 from harness.train.context import Context
 from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
@@ -80,7 +80,7 @@ def leave(code: int) -> NoReturn:
 
 def arguments_of(settings: Settings, folder: Path, session: Session) -> TrainingArguments:
     """The TrainingArguments of this process."""
-    if STRATEGIES[str(settings.strategy)].processes != "many":
+    if strategy_of(settings).processes != "many":
         # Hide torchrun with one process: the Trainer would wrap the model in DDP all the same.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)

@@ -19,7 +19,7 @@ from harness.core.collectives import (
     ways,
 )
 from harness.core.links import least_rate_of
-from harness.core.strategies import SENT_DIRECTLY, STRATEGIES, is_apart, is_coded
+from harness.core.strategies import SENT_DIRECTLY, is_apart, is_coded, strategy_of
 from harness.core.topology import World
 from harness.train.context import HALF_PRECISION, Context
 from harness.train.session import broadcast
@@ -33,7 +33,7 @@ def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any
     keeps the way of the attempt before, to whose bits it adds.
     """
     context, settings = exchange.context, exchange.context.settings
-    if not STRATEGIES[str(settings.strategy)].direct or context.world.size == 1:
+    if not strategy_of(settings).direct or context.world.size == 1:
         return {}
     way: dict[str, Any] = {"exchange": settings.exchange}
     if settings.exchange == "auto":
