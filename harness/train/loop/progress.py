@@ -158,7 +158,7 @@ class Console(TrainerCallback):
 
     def _crowded(self, threads: int) -> str | None:
         """A warning where the processes of this machine have more threads than it has cores."""
-        world, how = self.context.recorded_world, launch() or {}
+        world, how = self.context.recorded_world, launch()
         here = world.size if how.get("launcher") in ("local", "netns") else world.per_node
         cores = len(usable_cores())
         if here * threads <= cores:

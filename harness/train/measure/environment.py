@@ -75,19 +75,19 @@ def tcp() -> dict[str, Any] | None:
     return {"congestion_control": control, "slow_start_after_idle": slow_start}
 
 
-def launch() -> dict[str, Any] | None:
-    """How a sweep or `harness nodes` started this run; None where neither did."""
-    launched = os.environ.get("HARNESS_LAUNCH")
-    return json.loads(launched) if launched else None
+def launch() -> dict[str, Any]:
+    """How a sweep or `harness nodes` started this run; empty where neither did."""
+    facts: dict[str, Any] = json.loads(os.environ.get("HARNESS_LAUNCH") or "{}")
+    return facts
 
 
 def _recorded_launch(gpus: int) -> dict[str, Any] | None:
     """`harness nodes` cannot know how many processes its command starts."""
     facts = launch()
-    if facts and facts.get("sweep", "") is None and "WORLD_SIZE" in os.environ and not gpus:
+    if facts.get("sweep", "") is None and "WORLD_SIZE" in os.environ and not gpus:
         processes = int(os.environ["WORLD_SIZE"])
         facts["processes_per_core"] = round(processes / len(usable_cores()), 3)
-    return facts
+    return facts or None
 
 
 def run(options: argparse.Namespace) -> int:

@@ -87,7 +87,7 @@ def measure(
         torch.cuda.empty_cache()  # training finds the memory as it would without this
     if world.rank != 0:
         return None
-    asked = (launch() or {}).get("link")
+    asked = launch().get("link")
     return {
         "asked": asked,
         "interface": interface(device, os.environ),

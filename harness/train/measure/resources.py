@@ -147,7 +147,7 @@ def counts_network(nodes: int, world: World) -> bool:
     """Whether this process reads its node's counter. Nodes of a sweep that are all this machine
     (--launcher local) have none: what its interfaces send is something else.
     """
-    local = (launch() or {}).get("launcher") == "local"
+    local = launch().get("launcher") == "local"
     return nodes > 1 and world.local_rank == 0 and not local
 
 

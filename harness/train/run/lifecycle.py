@@ -98,7 +98,7 @@ class Lifecycle:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
             trainer.close()
-        if context.is_rank0 and not (launch() or {}).get("sweep"):
+        if context.is_rank0 and not launch().get("sweep"):
             if (folder := trainer.observations.model) is not None:
                 print(f"  the trained model is in {folder}")
                 length = context.data_facts.get("max_length")

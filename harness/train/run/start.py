@@ -335,7 +335,7 @@ def _watch(context: Context) -> dict[str, Any] | None:
     """
     settings, world = context.settings, context.world
     alone = world.launched and world.size == 1 and context.session.ends_when_silent
-    if not (alone and settings.hang_after) or (launch() or {}).get("sweep"):
+    if not (alone and settings.hang_after) or launch().get("sweep"):
         return None
     goes_on = context.launch is not None and context.launch.restarts_left > 0
     folder = str(context.folder.path.absolute())
