@@ -16,8 +16,7 @@ from transformers import TrainingArguments
 
 from harness.core.attempts import Opened
 from harness.core.identity import identity
-from harness.core.records import COMPLETE as COMPLETE
-from harness.core.records import RunFolder, read_json
+from harness.core.records import COMPLETE, RunFolder, read_json
 from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes, batch_of_trainer
 from harness.train.session import Session
@@ -34,6 +33,11 @@ def autocast(settings: Settings, device: torch.device) -> torch.autocast:
     """
     dtype = HALF_PRECISION.get(settings.precision)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def mark_of(checkpoint: Path) -> dict[str, Any]:
+    """What says that a checkpoint is complete; empty where nothing does."""
+    return read_json(checkpoint / COMPLETE) or {}
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,10 @@ class Context:
     @property
     def opened(self) -> Opened:
         """What the record keeps of how this process came to start or resume the run."""
-        mark = read_json(self.checkpoint / COMPLETE) if self.checkpoint else None
+        mark = mark_of(self.checkpoint) if self.checkpoint else {}
         return Opened(
             unix=time.time() - self.wall_s,
-            counted_unix=(mark or {}).get(COMPLETE_UNIX),
+            counted_unix=mark.get(COMPLETE_UNIX),
             launcher_unix=self.launch.unix if self.launch else None,
         )
 

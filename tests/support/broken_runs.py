@@ -14,9 +14,8 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from harness.core.records import RunFolder, read_rows
+from harness.core.records import COMPLETE, RunFolder, read_rows
 from harness.core.topology import World, world_of
-from harness.train.context import COMPLETE
 from tests.support.ranks import Done, ran, run_script, script
 from tests.support.sweeps import untimed_rows
 

@@ -23,12 +23,12 @@ from typing import Any
 from torch import nn
 from transformers import TrainerState
 
-from harness.core.records import RunFolder, read_json, update_of
+from harness.core.records import COMPLETE, RunFolder, update_of
 from harness.core.records.checksums import OWN, changed_row
 from harness.core.records.disk import DiskError, draft_of, sync
 from harness.core.settings import UserError
 from harness.core.topology import World
-from harness.train.context import COMPLETE, COMPLETE_UNIX, Context
+from harness.train.context import COMPLETE_UNIX, Context, mark_of
 from harness.train.manifest import FILES, checksum, damage, write_manifest
 from harness.train.session import barrier, broadcast, broadcast_object, gather
 
@@ -51,9 +51,7 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     require_unchanged(RunFolder(folder))
     checkpoints, rows = complete_checkpoints(folder), _recorded(folder)
     damaged = {path.name: damage(path / COMPLETE) for path in checkpoints}
-    marks = {
-        path: read_json(path / COMPLETE) or {} for path in checkpoints if not damaged[path.name]
-    }
+    marks = {path: mark_of(path) for path in checkpoints if not damaged[path.name]}
     for path, mark in marks.items():
         _refuse_changed(RunFolder(folder).epochs, path.name, mark.get(ROWS, []), rows)
     sound = []
@@ -134,8 +132,7 @@ def _damaged_here(checkpoint: Path, world: World) -> str | None:
     """
     if world.nodes == 1 or world.local_rank or not world.rank:
         return None
-    mark = read_json(checkpoint / COMPLETE) or {}
-    for name, (length, written) in mark.get(ELSEWHERE, {}).items():
+    for name, (length, written) in mark_of(checkpoint).get(ELSEWHERE, {}).items():
         file = checkpoint / name
         if file.is_file() and (file.stat().st_size, checksum(file)) != (length, written):
             return str(name)
@@ -281,7 +278,7 @@ def _keep(last: Path, count: int, best: str | None) -> None:
     """
     others = RunFolder(last.parent).checkpoints()
     kept = [path for path in others if update_of(path) <= update_of(last)][-count:]
-    bests = [best, *((read_json(path / COMPLETE) or {}).get("best") for path in kept)]
+    bests = [best, *(mark_of(path).get("best") for path in kept)]
     for other in others:
         if other not in kept and other.name not in bests:
             shutil.rmtree(other, ignore_errors=True)
@@ -315,7 +312,7 @@ def hand_out(checkpoints: list[Path], world: World) -> None:
         return
     files: list[tuple[Path, str]] = []
     for checkpoint in checkpoints if world.rank == 0 else ():
-        content = (read_json(checkpoint / COMPLETE) or {})[FILES].items()
+        content = mark_of(checkpoint)[FILES].items()
         files += [(checkpoint / name, written) for name, (_, written) in content]
     manifests = [each / COMPLETE for each in checkpoints if world.rank == 0]
     files += [(manifest, checksum(manifest)) for manifest in manifests]

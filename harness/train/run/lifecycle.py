@@ -20,11 +20,11 @@ import torch.distributed as dist
 from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
 from harness.core.process import ending_signals, forked, restore_excepthook
-from harness.core.records import read_json
+from harness.core.records import COMPLETE, read_json
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.settings import UserError
-from harness.train.context import COMPLETE, Context, Position
+from harness.train.context import Context, Position
 from harness.train.data.models import loading
 from harness.train.measure.environment import launch
 from harness.train.run.checkpoints import remove_broken, usable_checkpoint

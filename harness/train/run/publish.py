@@ -16,12 +16,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCardData, constants, get_token
 
-from harness.core.records import RunFolder, read_json
+from harness.core.records import COMPLETE, RunFolder, update_of
 from harness.core.records.archives import SUFFIX, Files, files_of, write_archive
 from harness.core.records.redact import first_line, redacted
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_of
-from harness.train.context import COMPLETE, Context
+from harness.train.context import Context, mark_of
 from harness.train.data.models import from_hub
 from harness.train.manifest import damage
 from harness.train.run.checkpoints import complete_checkpoints
@@ -136,7 +136,7 @@ def _without_places(folder: RunFolder, settings: Settings) -> Files:
 def _kept(folder: Path) -> Path:
     """The best checkpoint where one was asked for, else the last."""
     for last in reversed(complete_checkpoints(folder)):
-        model = last.with_name((read_json(last / COMPLETE) or {}).get("best") or last.name)
+        model = last.with_name(mark_of(last).get("best") or last.name)
         if problem := damage(model / COMPLETE):
             raise UserError(f"{model.name} is damaged: {problem}")
         return model
@@ -147,7 +147,7 @@ def card_of(settings: Settings, folder: RunFolder, model: Path, name: str) -> st
     """Drawn from the record; what is unknown is left out."""
     summary: dict[str, Any] = dict(folder.read_summary() or {})
     environment: dict[str, Any] = dict(folder.read_environment() or {})
-    update = int(model.name.rpartition("-")[2])
+    update = update_of(model)
     rows = [dict(row) for row in folder.read_epochs()[0] if row.get("updates") == update]
     quality = _quality(summary, rows[-1] if rows else {})
     cost = {

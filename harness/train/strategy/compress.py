@@ -19,10 +19,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from harness.core.records import read_json
 from harness.core.settings import UserError
 from harness.core.strategies import GRADIENT_CODES
-from harness.train.context import COMPLETE, HALF_PRECISION, Context
+from harness.train.context import HALF_PRECISION, Context, mark_of
 from harness.train.measure.communication import uncompiled
 from harness.train.session import broadcast_object, gather
 from harness.train.strategy.base import Exchange
@@ -130,8 +129,7 @@ def _mean_state(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     that their mean over ranks, which is what the weights lack, stays the same. The residual of a
     node that is gone with its disk is lost.
     """
-    mark = read_json(folder / COMPLETE) or {}
-    files = [folder / memory_file(kind, rank) for rank in range(mark["processes"])]
+    files = [folder / memory_file(kind, rank) for rank in range(mark_of(folder)["processes"])]
     read = {file: safetensors.torch.load_file(file) for file in files if file.is_file()}
     states = list(read.values())
     result = {

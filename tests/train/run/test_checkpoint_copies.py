@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import TrainerState
 
-from harness.core.records import RunFolder, read_rows
-from harness.train.context import COMPLETE
+from harness.core.records import COMPLETE, RunFolder, read_rows
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import (
     Written,

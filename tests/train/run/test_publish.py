@@ -16,11 +16,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification
 
 from harness.core.command_line import parse
-from harness.core.records import RunFolder, write_json
+from harness.core.records import COMPLETE, RunFolder, write_json
 from harness.core.records.redact import redacted_command, settings_of
 from harness.core.settings import UserError
 from harness.read.records.frames import load_runs
-from harness.train.context import COMPLETE
 from harness.train.manifest import write_manifest
 from harness.train.run.publish import RECORD, _kept, _upload, card_of, check_hub
 from tests.support.broken_runs import only_run

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from harness.core.command_line import parse
-from harness.core.records import write_json
+from harness.core.records import COMPLETE, write_json
 from harness.core.settings import UserError
-from harness.train.context import COMPLETE
 from harness.train.strategy.coded import CODECS, Coded, coded_bytes
 from harness.train.strategy.compress import _mean_state, memory_file
 from harness.train.strategy.direct_allreduce import coded_mean

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.core.records import read_json, read_rows, write_json
+from harness.core.records import COMPLETE, read_json, read_rows, write_json
 from harness.core.settings import UserError
-from harness.train.context import COMPLETE
 from harness.train.strategy.compress import PowerSGD, _mean_state, memory_file
 from tests.support.broken_runs import alone, assert_same_training, broken_off, only_run
 from tests.support.exchanges import SHAPES, Arm, Given, drawn, exact, flat, group
