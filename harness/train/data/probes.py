@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+BATCHNORM = nn.modules.batchnorm._BatchNorm
+
 
 def twin(model: nn.Module, device: Any = None, dtype: torch.dtype | None = None) -> Any:
     """A copy of the model in evaluation mode. It shares its tensors with the model, unless it is
@@ -48,7 +50,7 @@ def unused_parameters(
     model = twin(model)
     for module in model.modules() if skipping else ():
         # On a single sample BatchNorm has no statistics.
-        module.training = not isinstance(module, nn.modules.batchnorm._BatchNorm)
+        module.training = not isinstance(module, BATCHNORM)
     with torch.enable_grad(), _Skipping() if skipping else nullcontext():
         nodes = [model(**batch)["loss"].grad_fn]
     seen, used = set(nodes), set()

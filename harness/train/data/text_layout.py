@@ -121,7 +121,7 @@ def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -
         return "nn.DataParallel splits batches by rows"
     if args.neftune_noise_alpha is not None:
         return "the noise of --neftune_noise_alpha depends on the size of a padded batch"
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+    if any(isinstance(m, probes.BATCHNORM) for m in model.modules()):
         return "BatchNorm mixes the texts of a batch"
     return None
 

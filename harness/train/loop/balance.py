@@ -19,7 +19,6 @@ from harness.train.context import Context, autocast
 from harness.train.data import probes
 from harness.train.measure.calibration import pass_s
 from harness.train.session import barrier, gather
-from harness.train.strategy.sharding import BATCHNORM
 
 SECONDS = 1.0  # of passes: a quota of processor time shows in its mean over several periods
 
@@ -78,7 +77,7 @@ def _agreed(
     """
     if (asked := context.settings.balance) is None:
         return []
-    if any(isinstance(m, BATCHNORM) for m in model.modules()):
+    if any(isinstance(m, probes.BATCHNORM) for m in model.modules()):
         raise UserError(
             f"--balance {asked}: {type(model).__name__} has BatchNorm, whose statistics depend on "
             "the size of each rank's batch; leave --balance out"

@@ -31,12 +31,11 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from harness.core.settings import Settings, UserError
 from harness.train.context import HALF_PRECISION
 from harness.train.data import lora
-from harness.train.data.probes import skips_layers
+from harness.train.data.probes import BATCHNORM, skips_layers
 from harness.train.session import is_alone
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

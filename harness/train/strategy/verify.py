@@ -21,9 +21,9 @@ from harness.core.settings import Settings, UserError
 from harness.core.strategies import is_apart, own_strategy
 from harness.core.topology import World
 from harness.train.data import lora
+from harness.train.data.probes import BATCHNORM
 from harness.train.measure.communication import uncompiled
 from harness.train.session import gather
-from harness.train.strategy.sharding import BATCHNORM
 
 # What torch says of a model that a strategy cannot train, and what that means.
 UNFIT = {
