@@ -35,6 +35,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -228,29 +229,28 @@ class _Reader:
     source: YamlSource
     tiny: bool
     installed: Callable[[str], object]
+    points: list[Point] = field(default_factory=list)  # what grid and runs vary
 
     @property
     def content(self) -> dict[str, Any]:
         return self.source.content
 
     def sweep(self) -> Sweep:
-        scripts = self._scripts()
-        grid = self._grid(scripts)
+        scripts = self.scripts
+        grid = self._grid()
         runs = [self._point(scripts, run, where) for run, where in self._entries("runs")]
         settings = {script: self._settings(script) for script in scripts}
         if "seeds" in self.content:
             if "seed" in grid:
                 raise self._wrong("seeds", "seed is in grid already")
-            grid["seed"] = self._values(scripts, "seed", self.content["seeds"], ("seeds",))
+            grid["seed"] = self._values("seed", self.content["seeds"], ("seeds",))
         varied = {"script", *grid, *(key for run in runs for key in run)}
         if twice := sorted(set(grid) & {key for run in runs for key in run}):
             raise self._wrong("runs", f"{twice[0]} is in grid already")
         for script in scripts:
             if twice := sorted(set(settings[script]) & set(grid)):
                 raise self._wrong("grid", f"{twice[0]} is in settings already")
-        points = [*_values_of(grid), *runs]
-        baseline = self._baseline(scripts, points)
-        target = self._target()
+        self.points = [*_values_of(grid), *runs]
         return Sweep(
             name=self.source.path.stem + ("-tiny" if self.tiny else ""),
             file=str(self.source.path),
@@ -258,14 +258,11 @@ class _Reader:
             settings=settings,
             grid=grid,
             runs=runs,
+            baseline=self._baseline(),
+            target=self._target(),
             exclude=[self._point(scripts, e, where) for e, where in self._entries("exclude")],
             order=self._order(varied),
-            baseline=baseline,
-            target=target,
-            expect=[
-                self._expected(scripts, points, entry, where, baseline is None, target is None)
-                for entry, where in self._entries("expect")
-            ],
+            expect=[self._expected(entry, where) for entry, where in self._entries("expect")],
             hold=self._choice("hold", HOLDS),
             lr_rule=self._choice("lr_rule", LR_RULES),
             columns=self._columns(),
@@ -277,7 +274,9 @@ class _Reader:
     def _wrong(self, key: str, message: object, *deeper: Any) -> UserError:
         return self.source.wrong((key, *deeper), message)
 
-    def _scripts(self) -> tuple[str, ...]:
+    @cached_property
+    def scripts(self) -> tuple[str, ...]:
+        """All that the file names; each is a script of a task."""
         named = self.content.get("script")
         if named is None:
             raise self._wrong("script", f"script is missing: one or several of {names()}")
@@ -342,24 +341,24 @@ class _Reader:
             raise self.source.wrong(where, error) from None
         return setting or name, typed_value
 
-    def _grid(self, scripts: tuple[str, ...]) -> dict[str, list[Any]]:
+    def _grid(self) -> dict[str, list[Any]]:
         axes = self.content.get("grid") or {}
         if not isinstance(axes, dict):
             raise self._wrong("grid", "expected names and lists of values")
         grid: dict[str, list[Any]] = {}
         for name, values in axes.items():
             first = values[0] if isinstance(values, list) and values else values
-            key, _ = self._typed(scripts, name, first, ("grid", name))
+            key, _ = self._typed(self.scripts, name, first, ("grid", name))
             if key in grid:
                 raise self._wrong("grid", f"{key} is given twice", name)
-            grid[key] = self._values(scripts, name, values, ("grid", name))
+            grid[key] = self._values(name, values, ("grid", name))
         return grid
 
-    def _values(self, scripts: tuple[str, ...], name: str, values: Any, where: Where) -> list[Any]:
+    def _values(self, name: str, values: Any, where: Where) -> list[Any]:
         """The values of an axis, each once."""
         axis: list[Any] = []
         for number, value in enumerate(values if isinstance(values, list) else [values]):
-            _, typed_value = self._typed(scripts, name, value, (*where, number))
+            _, typed_value = self._typed(self.scripts, name, value, (*where, number))
             if typed_value in axis:
                 raise self.source.wrong((*where, number), f"{name} {value} is given twice")
             axis.append(typed_value)
@@ -382,34 +381,29 @@ class _Reader:
                 raise self._wrong("order", f"unknown key {name}: {hint}", number)
         return tuple(order)
 
-    def _baseline(self, scripts: tuple[str, ...], points: list[Point]) -> Point | None:
+    def _baseline(self) -> Point | None:
         if "baseline" not in self.content:
             return None
-        return self._way(scripts, points, self.content["baseline"], ("baseline",))
+        return self._way(self.content["baseline"], ("baseline",))
 
-    def _way(
-        self, scripts: tuple[str, ...], points: list[Point], entry: Any, where: Where
-    ) -> Point:
+    def _way(self, entry: Any, where: Where) -> Point:
         """A point that tells some of the runs from others, without those flags of its strategy that
         it turns off and no run turns off by name: runs name the strategy alone.
         """
-        way = self._point(scripts, entry, where)
-        varied = {name for point in points for name in point} - {*REPETITIONS}
+        way = self._point(self.scripts, entry, where)
+        varied = {name for point in self.points for name in point} - {*REPETITIONS}
         for name in way:
-            if name not in varied and (name != "script" or len(scripts) == 1):
+            if name not in varied and (name != "script" or len(self.scripts) == 1):
                 text = f"{name} does not vary: {where[-1]} names values of grid or runs"
                 raise self.source.wrong(where, text)
         unnamed = {
             name for name, value in way.items()
             if STRATEGY in way and name in OF_ONE_STRATEGY and is_off(value)
-            and all(point.get(name) != value for point in points)
+            and all(point.get(name) != value for point in self.points)
         }  # fmt: skip
         return {name: value for name, value in way.items() if name not in unnamed}
 
-    def _expected(
-        self, scripts: tuple[str, ...], points: list[Point], entry: Any, where: Where,
-        no_baseline: bool, no_target: bool,
-    ) -> dict[str, Any]:  # fmt: skip
+    def _expected(self, entry: Any, where: Where) -> dict[str, Any]:
         """One entry of `expect`; what it does not give is None."""
         if not isinstance(entry, dict) or not {"of", "measure"} <= entry.keys() <= {*EXPECT_KEYS}:
             keys = "{of: {setup: 1_2}, measure: accuracy, at_least: -1}; against and at_most beside"
@@ -418,25 +412,22 @@ class _Reader:
         if measure not in EXPECTED_MEASURES:
             hint = nearest(measure, EXPECTED_MEASURES)
             raise self.source.wrong((*where, "measure"), f"unknown measure {measure}: {hint}")
-        if measure.startswith("tta_") and no_target:
+        if measure.startswith("tta_") and self.content.get("target") is None:
             raise self.source.wrong((*where, "measure"), f"{measure} needs a target: there is none")
-        if "against" not in entry and no_baseline:
+        if "against" not in entry and "baseline" not in self.content:
             raise self.source.wrong(where, "there is no baseline: name against, too")
         ways = {
-            key: self._planned_way(scripts, points, entry[key], (*where, key))
-            if key in entry else None
+            key: self._planned_way(entry[key], (*where, key)) if key in entry else None
             for key in ("of", "against")
-        }  # fmt: skip
+        }
         return {**ways, "measure": measure, **self._bounds(entry, measure in BY_RATIO, where)}
 
-    def _planned_way(
-        self, scripts: tuple[str, ...], points: list[Point], entry: Any, where: Where
-    ) -> Point:
-        way = self._way(scripts, points, entry, where)
+    def _planned_way(self, entry: Any, where: Where) -> Point:
+        way = self._way(entry, where)
         if not way:
             raise self.source.wrong(where, f"{where[-1]} names no value of grid or runs")
         for name, value in way.items():
-            if name != "script" and all(point.get(name) != value for point in points):
+            if name != "script" and all(point.get(name) != value for point in self.points):
                 raise self.source.wrong((*where, name), f"no run has {name} {value}")
         return way
 
@@ -466,7 +457,7 @@ class _Reader:
             raise self._wrong(
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
             ) from None
-        if target["metric"] not in QUALITY_FIELDS and TASKS.keys() >= {*self._scripts()}:
+        if target["metric"] not in QUALITY_FIELDS and TASKS.keys() >= {*self.scripts}:
             hint = nearest(str(target["metric"]), QUALITY_FIELDS)
             raise self._wrong("target", f"unknown metric {target['metric']}: {hint}", "metric")
         return target
