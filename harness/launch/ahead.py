@@ -34,9 +34,8 @@ def check_start(
     expected_s = _expected_s(sweep) if chosen == states else None
     line, left_s = ahead(chosen, place.options.rerun, expected_s)
     print(line, flush=True)
-    in_turn = isinstance(place, Machines)  # a cluster runs many at a time
     person = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-    if in_turn and left_s > LONG_S and person and not yes and not _agreed():
+    if place.in_turn and left_s > LONG_S and person and not yes and not _agreed():
         raise UserError("not started; --select and --limit choose fewer runs, --yes does not ask")
 
 
