@@ -19,6 +19,7 @@ from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train import rendezvous
 from harness.train.context import Launch
+from harness.train.run.watchdog import launcher_has_store
 from harness.train.session import gather
 
 
@@ -34,8 +35,7 @@ def launch_of(world: World) -> Launch | None:
 def warn(settings: Settings) -> None:
     """Warn of what would go wrong only once a node is lost."""
     warnings = [topology.warning(settings)]
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if shared and dist.is_initialized() and dist.get_backend() == "gloo":
+    if launcher_has_store() and dist.is_initialized() and dist.get_backend() == "gloo":
         warnings.append(
             "restarts fail on gloo, because the processes find the addresses of the attempt "
             "before: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on every node"
