@@ -144,11 +144,11 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
         write_json(folder.failure(rank), row)
         report_to_torchrun(f"{outcome}: {reason}")
     restarts = _restarts(context.launch, error)
-    hung = isinstance(error, Hung)
-    if not (error.records if isinstance(error, Hung) else context.is_rank0):
+    hang = error if isinstance(error, Hung) else None
+    if not (hang.records if hang else context.is_rank0):
         if not restarts:
             # After a hang the one that records may have read the verdict later than this one.
-            settle_s = error.settle_s if isinstance(error, Hung) else 0.0
+            settle_s = hang.settle_s if hang else 0.0
             # From another thread the main one still waits in the group.
             waits = threading.current_thread() is not threading.main_thread()
             _let_rank0_record(folder, leave_group=not waits, within_s=5.0 + settle_s)
@@ -156,11 +156,11 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
     follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
     first = _first_failure(context, wait_s=2.0 if follows and many else 0.0)
-    if first is not None and not hung:
+    if first is not None and hang is None:
         outcome, in_step = first["outcome"], first.get("in_step")
         reason = attempts.with_rank(first) if many else first["reason"]
     cpu_time = (recorder.cpu or CpuTime.of(context)).per_rank()
-    begun = begun or (hung and attempts.unended(folder) is not None)
+    begun = begun or (hang is not None and attempts.unended(folder) is not None)
     update = recorder.update if begun else None
     batch = context.args.per_device_train_batch_size
     attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun, batch, in_step)
