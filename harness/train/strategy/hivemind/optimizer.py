@@ -326,13 +326,9 @@ class PeerOptimizer(hivemind.Optimizer):
 
 def sent_bytes(averager: Any) -> int:
     """Bytes that a peer hands to one average, in the format in which they are sent."""
-    compression = averager.allreduce_kwargs["compression"]
-    ratio = [
-        compression.estimate_compression_ratio(CompressionInfo.from_tensor(t))
-        for t in averager._averaged_tensors
-    ]
-    tensors = zip(averager._averaged_tensors, ratio, strict=True)
-    return sum(int(t.nbytes * share) for t, share in tensors)
+    share_of = averager.allreduce_kwargs["compression"].estimate_compression_ratio
+    tensors = averager._averaged_tensors
+    return sum(int(t.nbytes * share_of(CompressionInfo.from_tensor(t))) for t in tensors)
 
 
 def compressions(name: str) -> tuple[CompressionBase, CompressionBase]:
