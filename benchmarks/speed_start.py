@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from harness.core.process import end_at_once
 from harness.train.run.warm import free_port
 
 LOADED = [
@@ -110,9 +110,7 @@ def _enter(
     except BaseException as error:
         traceback.print_exc()
         sender.send((f"{type(error).__name__}: {error}"[:300], None))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # threads of gloo that are still there may abort a process that is taken apart
+    end_at_once(0)  # threads of gloo that are still there may abort a process that is taken apart
 
 
 def _use(env: Mapping[str, str]) -> None:

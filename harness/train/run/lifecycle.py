@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
-from harness.core.process import ending_signals, forked, restore_excepthook
+from harness.core.process import end_at_once, ending_signals, forked, restore_excepthook
 from harness.core.records import COMPLETE, read_json
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
@@ -125,9 +125,7 @@ class Lifecycle:
             for pid in forked():  # a loader of data that is stopped would stay
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1 if isinstance(error, Hung) else 128 + error.signum)
+            end_at_once(1 if isinstance(error, Hung) else 128 + error.signum)
 
     def _listen(self, signals: int) -> None:
         """A main thread that waits in native code, as for NCCL, never comes to handle a signal."""
@@ -201,16 +199,13 @@ class Lifecycle:
             self._restore_signals()
         if isinstance(error, Stopped):
             # Without waiting for other processes that may be gone already.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(128 + error.signum)
+            end_at_once(128 + error.signum)
         if isinstance(error, UserError) and not begun:
             # A hivemind peer has a terminal of its own.
             refuse(context.settings.script, error, context.is_rank0 or not context.world.launched)
         if isinstance(error, (DiskError, OtherFailed, UserError)):
-            sys.exit(
-                2 if isinstance(error, UserError) else 1
-            )  # the line that says it has been printed
+            # The line that says it has been printed.
+            sys.exit(2 if isinstance(error, UserError) else 1)
         if error is None:
             self._end_together()
             publish(context)

@@ -28,7 +28,7 @@ from harness.core import attempts
 from harness.core.attempts import larger_is_better, metric_name
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
-from harness.core.process import end_work
+from harness.core.process import end_at_once, end_work
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
 from harness.core.records import FINISHED, RunFolder, read_json
 from harness.core.records.disk import check_writable
@@ -73,9 +73,7 @@ def leave(code: int) -> NoReturn:
     the process there, and a finished run would end with an error.
     """
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end_at_once(code)
 
 
 def arguments_of(settings: Settings, folder: Path, session: Session) -> TrainingArguments:
