@@ -84,8 +84,8 @@ class Node:
 
     @property
     def mark(self) -> str:
-        """The prefix of every line that the node prints."""
-        return f"[{self.name}] "
+        """The prefix of every line that the node prints; none on this machine's disk."""
+        return f"[{self.name}] " if self.remote else ""
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
@@ -302,7 +302,7 @@ class WarmAgent(Agent):
     def last_line(self) -> str:
         """Why it ended, as far as it printed anything."""
         self._join_printer()
-        return last_line(_marked(self.log, self.node.mark if self.node.remote else ""))
+        return last_line(_marked(self.log, self.node.mark))
 
 
 def is_event(row: Mapping[str, Any]) -> bool:
@@ -388,7 +388,7 @@ class TorchrunAgent(Agent):
         self.process = None
         if code < 0 or (self.node.remote and code == SSH_FAILED):
             return [{"event": "died", "code": code}]
-        failures = failures_in(self.run_log, self.node.mark if self.node.remote else "")
+        failures = failures_in(self.run_log, self.node.mark)
         if not self.node.remote:
             no_memory, limited = self.memory.since(), limits_memory()
             for failure in failures:
