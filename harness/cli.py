@@ -43,7 +43,6 @@ from harness.core.process import (
 from harness.core.records.disk import one_line
 from harness.core.refused import MEANT, REFUSED
 from harness.core.settings import UserError, nearest
-from harness.core.strategies import EXCHANGES
 
 LONG_USAGE = 300  # characters
 FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -269,10 +268,10 @@ def predict(parser: Parser) -> None:
     add("--batch", type=integer, help="samples per process and forward pass (the largest measured)")
     add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
     add("--compress", default="none", help="bf16, int8 or int4; with ddp also fp16, powersgd")
-    add("--exchange", type=one_of(*EXCHANGES), default="auto", help="as of a run (auto)")
+    add("--exchange", type=setting("exchange"), default="auto", help="as of a run (auto)")
     add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")
     add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
-    scopes = one_of("node", "rank")
+    scopes = setting("sync_scope")
     add("--sync_scope", type=scopes, default="node", help="node or rank: what trains apart (node)")
     add("--fragments", type=integer, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")

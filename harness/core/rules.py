@@ -20,6 +20,7 @@ from typing import Any
 from harness.core.settings import BEST_METRICS, Settings, UserError, parse_setup, share_of
 from harness.core.strategies import (
     OF_ONE_STRATEGY,
+    SENT_DIRECTLY,
     STRATEGIES,
     Strategy,
     is_off,
@@ -198,7 +199,7 @@ FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
     (lambda s, c: s.precision == "fp16" and s.compress != "none" and s.sync_first,
      "--compress {s.compress} with --sync_first {s.sync_first} does not go with --precision fp16: "
      "what gradients carry over would have another scale in the next update; use --precision bf16"),
-    *_where(lambda s, c: s.exchange not in ("auto", "backend"), (
+    *_where(lambda s, c: s.exchange in SENT_DIRECTLY, (
         (lambda s, c: not c.strategy.direct,
          "--exchange {s.exchange} does not go with --strategy {c.strategy.name}, but with "
          f"{SENDING_DIRECTLY}"),
@@ -328,7 +329,7 @@ WITHOUT_A_GPU: tuple[Rule, ...] = (
 # The device, which is known once torch is loaded.
 DEVICE: tuple[Rule, ...] = (
     *_where(lambda s, c: not c.cuda, WITHOUT_A_GPU),
-    (lambda s, c: s.exchange not in ("auto", "backend") and c.cuda and not c.passed.get("use_cpu"),
+    (lambda s, c: s.exchange in SENT_DIRECTLY and c.cuda and not c.passed.get("use_cpu"),
      "--exchange {s.exchange} is for gloo, which CPUs use: leave it out on GPUs (NCCL), or add "
      "--use_cpu"),
     (lambda s, c: s.precision == "tf32" and not c.ampere,

@@ -102,7 +102,6 @@ def is_coded(compress: str, apart: bool) -> bool:
 
 # Ways of --exchange without the backend.
 SENT_DIRECTLY = ("direct", "all_to_all")
-EXCHANGES = ("auto", "backend", *SENT_DIRECTLY)
 # Flags that mean something with some strategies only.
 OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
 
