@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from harness.core.settings import BEST_METRICS, Settings, UserError, parse_setup, share_of
 from harness.core.strategies import (
@@ -44,11 +43,6 @@ class Combination:
     @property
     def strategy(self) -> Strategy:
         return strategy_of(self.settings)
-
-    @property
-    def passed(self) -> Mapping[str, Any]:
-        """Flags that are passed through to the Trainer."""
-        return dict(self.settings.trainer)
 
     @property
     def compress(self) -> str:
@@ -159,9 +153,9 @@ BLIND_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 CONTRADICTIONS: tuple[Rule, ...] = (
     (lambda s, c: s.max_length is not None and s.max_length < 3,
      "--max_length {s.max_length}: must be at least 3 (start, word, end)"),
-    (lambda s, c: c.passed.get("max_steps", 1) in (0, None),
+    (lambda s, c: s.passed.get("max_steps", 1) in (0, None),
      "--max_steps 0: must be at least 1; leave it out to train whole epochs"),
-    (lambda s, c: s.strategy == "fsdp" and c.passed.get("optim") == "adafactor",
+    (lambda s, c: s.strategy == "fsdp" and s.passed.get("optim") == "adafactor",
      "--optim adafactor does not go with --strategy fsdp: it keeps rows and columns of whole "
      "tensors, and here each process has a part of them; use adamw_torch"),
     (lambda s, c: s.fsdp_offload and s.precision == "fp16",
@@ -258,7 +252,7 @@ NOT_ELASTIC: tuple[Rule, ...] = (
 )
 
 ELASTIC: tuple[Rule, ...] = (
-    (lambda s, c: s.elastic_batch == "scale" and "max_steps" in c.passed,
+    (lambda s, c: s.elastic_batch == "scale" and "max_steps" in s.passed,
      "--max_steps counts updates, and --elastic_batch scale changes what one is: use --epochs, "
      "or --elastic_batch hold"),
     *_where(lambda s, c: c.world.elastic, (
@@ -295,17 +289,17 @@ PEERS: tuple[Rule, ...] = (
     (lambda s, c: s.local_updates and s.compress == "int8",
      "--compress int8 does not go with --local_updates: weights are averaged, and 8 bits lose "
      "what an update changes; use fp16"),
-    (lambda s, c: "save_steps" in c.passed,
+    (lambda s, c: "save_steps" in s.passed,
      "--save_steps does not go with --strategy hivemind: checkpoints are made where all peers "
      "have the same weights, at the end of an epoch"),
     (lambda s, c: s.tail == "pad",
      "--tail pad does not go with --strategy hivemind: each peer takes the samples in an order "
      "of its own, without an end; use --tail cut"),
-    (lambda s, c: c.passed.get("optim", PEER_OPTIMIZERS[0]) not in PEER_OPTIMIZERS,
-     "--optim {c.passed[optim]} does not go with --strategy hivemind: a peer that joins takes "
+    (lambda s, c: s.passed.get("optim", PEER_OPTIMIZERS[0]) not in PEER_OPTIMIZERS,
+     "--optim {s.passed[optim]} does not go with --strategy hivemind: a peer that joins takes "
      f"the state over, which works with {', '.join(PEER_OPTIMIZERS)}"),
-    (lambda s, c: c.passed.get("lr_scheduler_type") in BLIND_SCHEDULES,
-     "--lr_scheduler_type {c.passed[lr_scheduler_type]} does not go with --strategy hivemind: "
+    (lambda s, c: s.passed.get("lr_scheduler_type") in BLIND_SCHEDULES,
+     "--lr_scheduler_type {s.passed[lr_scheduler_type]} does not go with --strategy hivemind: "
      "each peer must know the learning rate from the number of the update"),
     (lambda s, c: s.target_batch and s.target_batch < c.own_batch,
      "--target_batch {s.target_batch}: one peer alone brings {c.own_batch} samples at a time "
@@ -329,7 +323,7 @@ WITHOUT_A_GPU: tuple[Rule, ...] = (
 # The device, which is known once torch is loaded.
 DEVICE: tuple[Rule, ...] = (
     *_where(lambda s, c: not c.cuda, WITHOUT_A_GPU),
-    (lambda s, c: s.exchange in SENT_DIRECTLY and c.cuda and not c.passed.get("use_cpu"),
+    (lambda s, c: s.exchange in SENT_DIRECTLY and c.cuda and not s.passed.get("use_cpu"),
      "--exchange {s.exchange} is for gloo, which CPUs use: leave it out on GPUs (NCCL), or add "
      "--use_cpu"),
     (lambda s, c: s.precision == "tf32" and not c.ampere,

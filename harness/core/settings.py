@@ -226,6 +226,11 @@ class Settings:
         "run again although finished; the old record is kept aside", identity=False)
     # Flags of transformers' TrainingArguments, passed through: ((name, value), ...), sorted.
     trainer: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """Flags that are passed through to the Trainer, by name."""
+        return dict(self.trainer)
 # fmt: on
 
 
@@ -244,7 +249,7 @@ def flag_fields() -> dict[str, Any]:
 def as_mapping(settings: Settings) -> dict[str, Any]:
     """Settings as they stand in settings.json and as a settings file can give them back."""
     values = {name: getattr(settings, name) for name in flag_fields()}
-    return {"script": settings.script, **values, "trainer": dict(settings.trainer)}
+    return {"script": settings.script, **values, "trainer": settings.passed}
 
 
 def share_of(split: str) -> float | None:

@@ -39,7 +39,7 @@ class Machine:
 
     def of(self, job: Job) -> Machine:
         """The machine as a run sees it: without GPUs if it uses the CPU."""
-        return replace(self, gpus=()) if dict(job.settings.trainer).get("use_cpu") else self
+        return replace(self, gpus=()) if job.settings.passed.get("use_cpu") else self
 
     @property
     def threads(self) -> int:

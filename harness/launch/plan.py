@@ -174,7 +174,7 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
     if sweep.tiny:
         values["tiny"] = True
     typed = bare(script, values)
-    if dict(typed.trainer).get("push_to_hub"):
+    if typed.passed.get("push_to_hub"):
         raise UserError(
             "push_to_hub does not go with a sweep, whose runs would replace one another on the "
             "Hub: leave it out, and give the command of the run that you choose by hand with it"

@@ -43,7 +43,7 @@ def choose_gpus(settings: Settings, world: World) -> int:
 
 
 def uses_cpu(settings: Settings) -> bool:
-    return bool(dict(settings.trainer).get("use_cpu"))
+    return bool(settings.passed.get("use_cpu"))
 
 
 def trains_on_one(settings: Settings) -> bool:

@@ -175,7 +175,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
     _refuse_other_inputs(settings, model)
     if getattr(config, "cifar_stem", False):
         _cifar_stem(model)
-    checkpointing = dict(settings.trainer).get("gradient_checkpointing")
+    checkpointing = settings.passed.get("gradient_checkpointing")
     if checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
         raise UserError(
             f"--gradient_checkpointing: {config.model_type} does not support it; leave it out, or "

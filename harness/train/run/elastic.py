@@ -51,7 +51,7 @@ def limit_collectives(settings: Settings, elastic: bool) -> None:
     itself ignores the flag on gloo.
     """
     default = topology.COLLECTIVE_TIMEOUT_S if elastic else None
-    seconds = dict(settings.trainer).get("ddp_timeout", default)
+    seconds = settings.passed.get("ddp_timeout", default)
     if seconds is not None:
         _set_pg_timeout(timedelta(seconds=seconds))
 

@@ -62,7 +62,7 @@ Download it and name its folder: `python -m harness table FOLDER`.
 
 def check_hub(settings: Settings) -> None:
     """Say now what would fail at the end."""
-    if not dict(settings.trainer).get("push_to_hub"):
+    if not settings.passed.get("push_to_hub"):
         return
     if settings.save == "none":
         raise UserError("--push_to_hub uploads a saved model: use --save last or best")
@@ -76,7 +76,7 @@ def check_hub(settings: Settings) -> None:
 
 def publish(context: Context) -> None:
     """Upload a finished run once, if asked to. What fails is one line, and the record stays."""
-    if not (dict(context.settings.trainer).get("push_to_hub") and context.is_rank0):
+    if not (context.settings.passed.get("push_to_hub") and context.is_rank0):
         return
     try:
         repo = _upload(context.settings, context.folder)
@@ -95,8 +95,7 @@ def publish(context: Context) -> None:
 
 
 def _upload(settings: Settings, folder: RunFolder) -> str:
-    passed: dict[str, Any] = dict(settings.trainer)
-    model = _kept(folder.path)
+    passed, model = settings.passed, _kept(folder.path)
     api = HfApi(token=get_token())
     name = passed.get("hub_model_id") or folder.path.name
     created = api.create_repo(name, private=passed.get("hub_private_repo"), exist_ok=True)
@@ -124,7 +123,7 @@ def _without_places(folder: RunFolder, settings: Settings) -> Files:
     """
     command = shlex.split(str(dict(folder.read_environment() or {}).get("command") or ""))
     named = [settings.model, settings.dataset, settings.strategy, settings.output_dir,
-             *dict(settings.trainer).values(), *command, *(w.partition("=")[2] for w in command),
+             *settings.passed.values(), *command, *(w.partition("=")[2] for w in command),
              Path.cwd() / "file"]  # fmt: skip
     texts = {form for name in map(str, named) for form in (name, redacted(name))}
     parents = {str(Path(text).parent) for text in texts if text.startswith(("/", "~/"))} - {"/"}

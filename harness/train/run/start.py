@@ -115,7 +115,7 @@ class _Parser(HfArgumentParser):
 
 def training_arguments(settings: Settings, folder: Path, world: int) -> TrainingArguments:
     """Our arguments, then those that were passed through; the two share no flag."""
-    passed, cuda = dict(settings.trainer), torch.cuda.is_available()
+    passed, cuda = settings.passed, torch.cuda.is_available()
     trackers = passed.get("report_to")
     if isinstance(trackers, tuple):  # the Trainer's parser takes one alone
         others = tuple(pair for pair in settings.trainer if pair[0] != "report_to")
