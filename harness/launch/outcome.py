@@ -14,7 +14,7 @@ from harness.core import attempts
 from harness.core.attempts import with_smaller_batch, write_summary
 from harness.core.process import NO_MEMORY, last_line, text_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
-from harness.core.records.locks import Lock
+from harness.core.records.locks import is_free
 from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.checks import believable
 from harness.core.schema.rows import SummaryRecord
@@ -150,10 +150,7 @@ def _with_cause(job: Job, summary: SummaryRecord, began: Began) -> str:
 
 def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
     """Whether a process is writing this record; a killed one may take a moment to disappear."""
-    lock = Lock(folder.lock("run"))
-    free = lock.take(wait_s)
-    lock.release()
-    return not free
+    return not is_free(folder.lock("run"), wait_s)
 
 
 def _from_outside(run_exit: Exit, stopped: tuple[str, str] | None) -> tuple[str, str] | None:

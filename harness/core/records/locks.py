@@ -32,6 +32,14 @@ def is_held(path: Path) -> bool:
     return re.search(rf": FLOCK .*:{number} 0 EOF$", held, re.MULTILINE) is not None
 
 
+def is_free(path: Path, wait_s: float = 0.0) -> bool:
+    """Whether no process, of any machine, holds the lock: it is tried, and held for that moment."""
+    lock = Lock(path)
+    free = lock.take(wait_s)
+    lock.release()
+    return free
+
+
 def _no_folder(path: Path) -> bool:
     """Whether something else has this name: a file, or a link to nothing."""
     try:

@@ -22,7 +22,7 @@ from transformers import IntervalStrategy, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from harness.core.records import FINISHED, RunFolder
-from harness.core.records.locks import Lock
+from harness.core.records.locks import is_free
 from harness.core.rules import addresses_to_join
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.topology import World, asked_processes
@@ -158,10 +158,7 @@ class Peers(Session):
         """Whether the record on this disk is one that its process could not finish."""
         if not self.folder.attempts.is_file() or self.folder.outcome() == FINISHED:
             return False
-        lock = Lock(self.folder.lock("run"))
-        free = lock.take()
-        lock.release()
-        return free
+        return is_free(self.folder.lock("run"))
 
     def _choose_number(self) -> int:
         """A number that no peer has or had; of two that chose the same, one chooses again."""
