@@ -35,17 +35,13 @@ from harness.launch.sweepfile import load
 from harness.read import load as load_records
 from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import Recorded, recorded
-from harness.read.records.sweeps import read_sweep
 from harness.train.context import Position
 from harness.train.manifest import write_manifest
 from harness.train.run.checkpoints import sound_checkpoints
 from tests.support.mutants import VALUES, WHOLE, amount, mutated, planted
+from tests.support.published import DEMO, PUBLISHED, ROOT, copied
 from tests.support.sweeps import jobs_of
 
-ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = ROOT / "outputs" / "published"
-# Real ones: a process and two, one epoch and several.
-DEMO = PUBLISHED / "sweeps" / "demo-tiny"
 FILES = ("settings.json", "environment.json", "summary.json", "epochs.jsonl", "attempts.jsonl",
          "ranks/rank_0.jsonl")  # fmt: skip
 
@@ -98,16 +94,6 @@ def verbs(root: Path) -> Iterator[list[str]]:
     yield ["compare", f"{sweep}:script=vit,setup=1_1", f"{sweep}:script=vit,setup=1_2"]
     yield ["batches", str(root), "--target", "accuracy=0.5"]
     yield ["predict", f"{root}:script=vit", "--setup", "2_1", "--link", "20ms"]
-
-
-def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
-    """The records of the demonstration, and its sweep."""
-    root = tmp_path / "outputs"
-    for run in read_sweep(DEMO).runs:
-        write_folder(root / str(run.path), texts(run.recorded_folder))
-    (root / "sweeps" / DEMO.name).mkdir(parents=True)
-    shutil.copy(DEMO / "sweep.json", root / "sweeps" / DEMO.name)
-    return root, [run.path for run in find_runs(root)]
 
 
 def each_trial(count: int, trial: Callable[[random.Random], None]) -> None:

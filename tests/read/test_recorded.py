@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,8 @@ from harness.read import load, load_runs
 from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import recorded, telemetry_of
 from harness.read.records.sweeps import read_sweep
+from tests.support.published import PUBLISHED, copied
 from tests.support.records import Plan, epochs, record, with_ranks
-
-ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = ROOT / "outputs" / "published"
-# Real ones: a process and two, one epoch and several.
-DEMO = PUBLISHED / "sweeps" / "demo-tiny"
 
 Change = Callable[[Path], None]
 
@@ -314,16 +309,6 @@ def test_no_control_character_reaches_the_terminal(
     assert main(["table", str(tmp_path / f"none{evil}")]) == 2
     told = "".join(capsys.readouterr())
     assert r"\x1b[2J" in told and not {*"\x1b\x07\x9b\u202e"} & {*told}
-
-
-def copied(tmp_path: Path) -> tuple[Path, list[Path]]:
-    """The records of the demonstration, and its sweep."""
-    root = tmp_path / "outputs"
-    for run in read_sweep(DEMO).runs:
-        write_folder(root / str(run.path), texts(run.recorded_folder))
-    (root / "sweeps" / DEMO.name).mkdir(parents=True)
-    shutil.copy(DEMO / "sweep.json", root / "sweeps" / DEMO.name)
-    return root, [run.path for run in find_runs(root)]
 
 
 def test_a_target_is_not_reached_by_rows_of_another(plan: Plan) -> None:
