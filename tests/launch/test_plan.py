@@ -310,7 +310,7 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
 
 
 # They compare speed and memory, show the path, or choose one setting for a sweep with seeds.
-ONE_SEED = {"demo", "strategies", "news_learning_rate"}
+ONE_SEED = {"demo", "strategies", "news_learning_rate", "prediction_same_hour"}
 
 
 @pytest.mark.parametrize("tiny", [False, True])
