@@ -73,10 +73,10 @@ def victims(pid: int, draw: random.Random) -> list[psutil.Process]:
     return draw.sample(processes[kind], 1) if processes[kind] else []
 
 
-def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
+def kill_until_done(file: Path, out: Path, kills: int, seed: int, begin: Any) -> int:
     """Kill at random moments and start again, until all is measured; how many were killed."""
     draw = random.Random(seed)
-    killed, process = 0, start(file, out, "--tiny")
+    killed, process = 0, begin(file, out, "--tiny")
     next_s = time.monotonic() + draw.uniform(0.2, 6)
     calls = 1
     while True:
@@ -87,7 +87,7 @@ def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
                 return killed
             calls += 1
             assert calls < 3 * kills + 3, error
-            process = start(file, out, "--tiny")
+            process = begin(file, out, "--tiny")
         if killed < kills and time.monotonic() >= next_s:
             everyone = [p for kind in family(process.pid).values() for p in kind]
             for victim in victims(process.pid, draw):
@@ -101,19 +101,26 @@ def kill_until_done(file: Path, out: Path, kills: int, seed: int) -> int:
         time.sleep(0.02)
 
 
-def check_trials(tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: int) -> None:
+def check_trials(
+    tmp_path: Path, undisturbed: dict[str, Any], kills: int, seed: int, begin: Any
+) -> None:
     file = sweep_file(tmp_path, SIX)
     # A sweep may be done before it has been killed often enough: then another one.
     killed = sweeps = 0
     while killed < kills:
         out = tmp_path / f"out{sweeps}"
-        killed += kill_until_done(file, out, kills - killed, seed + sweeps)
+        killed += kill_until_done(file, out, kills - killed, seed + sweeps, begin)
         sweeps += 1
         assert set(outcomes(out).values()) == {"finished"}
         # No row lost, none twice, and every number as if nothing had happened.
         assert whole_sweep(out) == undisturbed
 
 
-@pytest.mark.parametrize("seed", [1, 100])
-def test_killed_at_random_moments(seed: int, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    check_trials(tmp_path, undisturbed, kills=amount(8, 50), seed=seed)
+# One that loads its libraries for most of its time, and one that has loaded them.
+@pytest.mark.parametrize(
+    ("seed", "begin"), [(1, start), (100, warm_sweeps.start)], ids=["1", "100"]
+)
+def test_killed_at_random_moments(
+    seed: int, begin: Any, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    check_trials(tmp_path, undisturbed, kills=amount(8, 50), seed=seed, begin=begin)

@@ -39,6 +39,7 @@ from tests.support.sweeps import (
     untimed_rows,
     wait_for,
 )
+from tests.support.warm_python import Python
 
 TWO = Machine((), (0, 1))
 SMALL = "{epochs: 2, per_gpu_batch: 16, train_size: 256, test_size: 64}"
@@ -151,9 +152,12 @@ def test_other_programs_are_named_before_the_command_starts(
     assert order == ["looked", "opened", "0.9"]
 
 
+COMMAND = [sys.executable, "-m", "harness", "nodes"]
+
+
 def nodes(*words: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness", "nodes", *words],
+        [*COMMAND, *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -163,7 +167,7 @@ def nodes(*words: str) -> subprocess.Popen[str]:
     return process
 
 
-def end_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+def end_of(process: subprocess.Popen[str] | Python) -> tuple[str, str]:
     """What it prints until it ends, without what it says of a machine on which others are busy."""
     out, err = process.communicate(timeout=120)
     return out, re.sub(r"^warning: others use \d+% of the cores: .*\n", "", err)
@@ -228,7 +232,8 @@ def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
     out, err = end_of(done)
     assert done.returncode == 0 and "Traceback" not in out and "exit barrier" not in out, out
     assert err == ""
-    stopped = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "900")
+    lasting = ["2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "900"]
+    stopped = Python([*COMMAND, *lasting])
     wait_for(lambda: list(tmp_path.glob("vit/*/*_e900_*/epochs.jsonl")))
     stopped.send_signal(signal.SIGINT)
     out, err = end_of(stopped)
@@ -265,7 +270,7 @@ def test_the_same_sweep_on_one_node_and_on_two(tmp_path: Path) -> None:
         "runs: [{setup: 1_2}, {setup: 2_1, link: none}, {setup: 2_1, link: 10ms/100mbit}]",
     )
     with sockets.watched() as seen:
-        done = sweep(file, tmp_path / "out", "--tiny", "--launcher", "netns")
+        done = warm_sweeps.sweep(file, tmp_path / "out", "--tiny", "--launcher", "netns")
     assert done.returncode == 0, done.stdout + done.stderr
     # The set-up of one node runs on the first emulated one.
     assert seen.addresses <= {"10.117.0.1", "10.117.0.2", "127.0.0.1"} and not seen.secrets

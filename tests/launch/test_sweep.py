@@ -22,7 +22,7 @@ from harness.launch import runner
 from harness.launch import sweep as sweep_module
 from harness.launch.runner import Runner, Running
 from harness.launch.slurm.cluster import Submitted
-from tests.support import sockets, warm_sweeps
+from tests.support import sockets, warm_python, warm_sweeps
 from tests.support.memory import CGROUP, limited_group
 from tests.support.ranks import ranks
 from tests.support.sweeps import ROOT, SMALL, outcomes, sweep, sweep_file, untimed_rows
@@ -266,7 +266,7 @@ def failing_sweeps(folder: str, skipped: list[str]) -> dict[str, Any]:
     os.chdir(folder)
     sys.path.insert(0, folder)
     del sys.modules["vit"]  # the launchers load that of the folder
-    warm_sweeps.fork_launchers()
+    warm_python.fork_pythons()
     file, out = sweep_file(Path(folder), FAILING), Path(folder, "out")
     mended = Path(folder, "mended")
     put_clocks_forward(Path(folder, "asleep"), by_s=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -47,8 +46,8 @@ from tests.support.explained import written
 from tests.support.ranks import ranks
 from tests.support.records import Plan, lines, with_ranks
 from tests.support.toys import Net, Points, ours
+from tests.support.warm_python import Python
 
-ROOT = Path(__file__).resolve().parents[2]
 BATCH, UPDATES = 4, 10
 # Runs whose speeds are compared have to be longer, and so has one in which nothing may stand out:
 # on a busy machine an evaluation takes as long as a step, and now and then all stands still for
@@ -275,7 +274,7 @@ def test_all_of_an_update_is_one_part_or_another(planted: Path) -> None:
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
-    """Two emulated nodes and torchrun, as a person types it.
+    """Two emulated nodes and torchrun.
 
     The link is so far that its round trips cost more than a busy machine's other delays: without
     other programs an update computes for some 10 ms.
@@ -283,8 +282,9 @@ def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
     nodes = [sys.executable, "-m", "harness", "nodes", "2", "--link", "100ms", "--", "torchrun"]
     small = ["--tiny", "--train_size", "960", "--test_size", "32", "--epochs", "1", "--b", "16"]
     command = [*nodes, "vit.py", *small, "--save", "none", "--output_dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = Python(command)
+    printed, error = process.communicate(timeout=150)
+    assert process.returncode == 0, printed + error
     explanation = explained(tmp_path / "vit" / "2_1")
     assert explanation.main == COMMUNICATION
     assert (

@@ -23,7 +23,8 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 ROOT = Path(__file__).resolve().parents[2]
-PRELOAD = ["bert", "vit", "tests.support.ranks", "tests.support.frozen"]
+PRELOAD = ["bert", "vit", "tests.support.ranks", "tests.support.warm_python",
+           "tests.support.frozen"]  # fmt: skip
 
 multiprocessing.set_forkserver_preload(PRELOAD)
 SERVER = multiprocessing.get_context("forkserver")

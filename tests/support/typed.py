@@ -19,6 +19,7 @@ from harness.cli import main
 from harness.core.tasks import TASKS
 from tests.support.pages import SHELL, commands_of
 from tests.support.ranks import ran, run_script
+from tests.support.warm_python import Python
 
 PARSED = {
     r"--launcher (ssh|slurm)(?!.*--dry_run)": "a cluster",
@@ -37,6 +38,7 @@ LATER = re.compile(r"-m harness report|--all|outputs/own|outputs/vit/2_1")
 OWN = re.compile(r" outputs( |$)")  # reads what a reader has measured
 SCRIPT = re.compile(r"^([A-Z_]+=\S+ )*(python|torchrun --standalone --nproc_per_node=2) \w+\.py ")
 VERB, NODES = re.compile("-m harness "), re.compile("-m harness nodes ")
+NONE = re.compile("(?!)")
 TRAINS = ("sweep", "nodes", "link", "store")
 # Epochs of a tiny training in the clone, by script: unlike those that pages name for the same
 # settings, so that no command finds its run finished by another.
@@ -108,11 +110,11 @@ def to_type(page: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def type_all(commands: Iterable[str], clone: Path, in_a_shell: re.Pattern[str] = NODES) -> None:
+def type_all(commands: Iterable[str], clone: Path, in_a_shell: re.Pattern[str] = NONE) -> None:
     """One after the other.
 
-    Verbs run in this process and scripts in warm ones, which saves imports; in a shell only what
-    this pattern finds, and what is not ours.
+    Verbs run in this process, scripts and emulated nodes in warm ones, which saves imports; in a
+    shell only what this pattern finds, and what is not ours.
     """
     for command in commands:
         print(f"{time.strftime('%X')} {command}")
@@ -126,8 +128,13 @@ def type_all(commands: Iterable[str], clone: Path, in_a_shell: re.Pattern[str] =
             assert done.code == 0, f"{command}\n{done.err}"
         elif VERB.search(command) and not in_a_shell.search(command):
             argv = words[words.index("harness") + 1 :]
-            with chdir(clone):  # warm processes begin elsewhere
-                assert main(argv) == 0, command
+            if NODES.search(command):
+                process = Python([sys.executable, "-m", "harness", *argv], cwd=clone)
+                said = process.communicate(timeout=150)
+                assert process.returncode == 0, (command, said)
+            else:
+                with chdir(clone):  # warm processes begin elsewhere
+                    assert main(argv) == 0, command
         else:
             shell([f"{command} >>out.log 2>err.log"], clone)
 

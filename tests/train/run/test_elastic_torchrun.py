@@ -1,9 +1,10 @@
-"""Real torchrun agents on emulated nodes: killed, cut off the network, late and back again."""
+"""Real torchrun agents on emulated nodes: killed, cut off the network, late and back again.
+
+They and their ranks are forked; test_netns.py has some that are not.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ from harness.core.links import Link
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.launch.netns.emulation import EmulatedNodes
 from tests.support.broken_runs import attempts_of, only_run, weights_of
-from tests.support.ranks import ROOT, script
+from tests.support.ranks import script
 from tests.support.sweeps import untimed_rows, wait_for
+from tests.support.warm_python import Python
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +29,6 @@ ARGV = [
     "--exchange", "backend",
 ]  # fmt: skip
 PORT = 29400
-# A node that is back loads its libraries for half a minute on a busy machine.
 PATIENCE_S = 150
 RENDEZVOUS = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=4,read_timeout=20"
 
@@ -41,25 +42,22 @@ class Nodes:
         self.folder, self.emulated = folder, emulated
         self.planted = folder / "planted"
         self.planted.mkdir()
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[Python] = []
         store = self._start("store", ["-m", "harness", "store", f"{self.address('store')}:{PORT}"])
         wait_for(lambda: "meets here" in self.log("store"))
         assert store.poll() is None
 
     def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
+        log = self.folder / f"{name}.log"
+        return log.read_text(errors="replace") if log.exists() else ""
 
-    def _start(self, node: str, arguments: list[str], **env: str) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{node}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*self.emulated.enter(self.numbers[node]), sys.executable, *arguments],
-                cwd=ROOT, env={**os.environ, **env, "GLOO_SOCKET_IFNAME": "link0"},
-                stdout=log, stderr=log,
-            )  # fmt: skip
-        self.started.append(process)
-        return process
+    def _start(self, node: str, arguments: list[str], **env: str) -> Python:
+        words = [*self.emulated.enter(self.numbers[node]), sys.executable, *arguments]
+        env["GLOO_SOCKET_IFNAME"] = "link0"
+        self.started.append(Python(words, env, log=self.folder / f"{node}.log"))
+        return self.started[-1]
 
-    def agent(self, node: str, *argv: str, **env: str) -> subprocess.Popen[bytes]:
+    def agent(self, node: str, *argv: str, **env: str) -> Python:
         return self._start(
             node,
             ["-m", "harness.train.torchrun", "--nnodes=1:2", "--nproc_per_node=1",
