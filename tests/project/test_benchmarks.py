@@ -410,7 +410,7 @@ def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
     few = ["--rounds=1", "--epochs=1", "--link=1ms", "--out", str(tmp_path / "found.json")]
-    subprocess.run([sys.executable, "-m", "benchmarks.overlap", *few], check=True)
+    benchmark("overlap", *few)
     seconds = json.loads((tmp_path / "found.json").read_text())["seconds"]
     assert len(seconds) == 7 and all(len(found) == 1 and found[0] > 0 for found in seconds.values())
     assert cells((tmp_path / "found.md").read_text(), "it waits")[2] == "1.00 (1.00 to 1.00)"

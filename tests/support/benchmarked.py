@@ -1,10 +1,13 @@
-"""Benchmarks run as a user types them, in a warm process, and the tables that they print."""
+"""Benchmarks run as a user types them, in a warm process that forks those it starts, and the tables
+that they print.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.support.ranks import Done, ran
+from tests.support.warm_python import fork_pythons
 
 
 def run_benchmark(name: str, argv: list[str]) -> int:
@@ -12,18 +15,19 @@ def run_benchmark(name: str, argv: list[str]) -> int:
     return int(module.main(argv))
 
 
-def run_without(skipped: str, name: str, argv: list[str]) -> int:
-    """In a process of its own, which then lacks this function of the benchmark."""
+def run_warm(name: str, argv: list[str], skipped: str) -> int:
+    """In a process of its own, which may lack a function of the benchmark."""
+    fork_pythons()
     module: Any = __import__(f"benchmarks.{name}", fromlist=["main"])
-    assert callable(getattr(module, skipped))
-    setattr(module, skipped, lambda *given: None)
+    if skipped:
+        assert callable(getattr(module, skipped))
+        setattr(module, skipped, lambda *given: None)
     return run_benchmark(name, argv)
 
 
 def benchmark(name: str, *argv: str, without: str = "") -> Done:
     """without: a function that takes its time, and of which the result does not depend."""
-    of = (run_without, without) if without else (run_benchmark,)
-    done = ran(1, *of, name, list(argv), env={"OMP_NUM_THREADS": "1"})
+    done = ran(1, run_warm, name, list(argv), without, env={"OMP_NUM_THREADS": "1"})
     assert done.code == 0, done.err
     return done
 

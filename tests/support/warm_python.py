@@ -35,7 +35,8 @@ from tests.support.sweeps import LAUNCHER, STARTED
 NAME_PROCESS = 15  # PR_SET_NAME of linux/prctl.h
 ENDS_WITH = [sys.executable, "-m", "harness.core.process"]
 # What loads libraries for seconds: other processes of Python's are small, and begin as always.
-HEAVY = (["-u"], ["-c", SERVE], ["-m", "harness"], ["-m", "harness.train.torchrun"])
+HEAVY = (["-u"], ["-c", SERVE], ["-m", "harness"], ["-m", "harness.train.torchrun"],
+         ["-m", "torch.distributed.run"])  # fmt: skip
 # As a new process has them, and Python ignores the last two.
 SIGNALS = {
     signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,

@@ -28,7 +28,7 @@ def three_peers(folder: Path, **more: object) -> Path:
 def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ("--tiny", "--launcher", "netns", "--oversubscribe")
-    runner = start(three_peers(tmp_path, epochs=6, link="2ms"), out, *flags)
+    runner = start(three_peers(tmp_path, epochs=4, link="2ms"), out, *flags)
     assert wait_for(lambda: list(out.glob("vit/*/*/ranks/rank_2.jsonl")), 120)
     everyone = psutil.Process(runner.pid).children(recursive=True)
     third = max(launchers(runner.pid), key=lambda p: p.pid)
@@ -43,8 +43,8 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     summary, environment = read_json(folder.summary) or {}, read_json(folder.environment) or {}
     rows, _ = read_rows(folder.epochs)
     assert summary["outcome"] == "finished" and environment["nodes"] == 3
-    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row["peers"] for row in rows][::5] == [3, 2]
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert [row["peers"] for row in rows][::3] == [3, 2]
     # All samples of all peers, whoever is there: as many as the updates that were planned.
     whole = rows[0]["updates"] * 192
     assert all(whole <= row["samples"] < 1.6 * whole for row in rows)
@@ -55,7 +55,7 @@ def test_three_nodes_are_three_peers_and_a_lost_one_ends_nothing(tmp_path: Path)
     assert all(row["payload_bytes"] < row["network_sent_bytes"] for row in rows)
     # Each has its own file; evaluated was on one.
     ranks = [read_rows(folder.rank(rank))[0] for rank in range(3)]
-    assert len(ranks[0]) == len(ranks[1]) == 6 and 1 <= len(ranks[2]) < 6
+    assert len(ranks[0]) == len(ranks[1]) == 4 and 1 <= len(ranks[2]) < 4
     assert "eval_accuracy" in ranks[0][0] and "eval_accuracy" not in ranks[1][0]
 
 
