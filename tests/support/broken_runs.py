@@ -59,11 +59,14 @@ def stop_at(name: str, argv: list[str], cwd: str, update: int, how: str) -> Any:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, at_once)
 
         def wait_for_checkpoint(self) -> None:
-            """A rank that trains apart may be ahead of rank 0, which marks it as whole."""
+            """A rank that trains apart may be ahead of rank 0, which marks it as whole: on its own
+            disk, where each has one (trained_on_own_disk).
+            """
             every, until_s = int(self.context.args.save_steps), time.monotonic() + 60
-            whole = Path(f"checkpoint-{(update - 1) // every * every}", COMPLETE)
+            marked = f"checkpoint-{(update - 1) // every * every}"
+            whole = self.context.folder.path / marked / COMPLETE
             apart = self.context.settings.strategy in ("local_sgd", "diloco") and every < update
-            while apart and not (self.context.folder.path / whole).exists():
+            while apart and not (whole.exists() or Path("..", "0", whole).exists()):
                 assert time.monotonic() < until_s, whole
                 time.sleep(0.01)
 

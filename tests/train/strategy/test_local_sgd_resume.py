@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,8 @@ def test_on_disks_of_their_own_each_node_finds_what_it_has_written(tmp_path: Pat
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir(), broken.mkdir()
     assert ran(2, trained_on_own_disk, str(whole), DISKS, 0, "").code == 0
-    assert ran(2, trained_on_own_disk, str(broken), DISKS, 13, "kill").code
+    done = ran(2, trained_on_own_disk, str(broken), DISKS, 13, "kill")
+    assert done.code == -signal.SIGKILL, done.err
     own = next((broken / "1").glob("out/vit/2_1/*/checkpoint-12/apart_1.pt"))
     assert not (own.parent / "apart_0.pt").exists()
     assert ran(2, trained_on_own_disk, str(broken), DISKS, 0, "").code == 0
