@@ -74,6 +74,7 @@ def test_held_it_is_the_training_of_the_whole_set_up(tmp_path: Path) -> None:
     With fsdp, whose weights and optimizer are split over the processes.
     """
     argv = [*SMALL, "--train_size", "256", "--setup", "2_1", "--strategy", "fsdp"]
+    argv[argv.index("--save_steps") + 1] = "5"
     whole = script("vit", *argv, "--o", str(tmp_path / "w"), count=2, env={"LOCAL_WORLD_SIZE": "1"})
     assert whole.code == 0, whole.err
     argv += ["--o", str(tmp_path / "e")]
