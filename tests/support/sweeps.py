@@ -41,7 +41,7 @@ seeds: [2, 4]
 baseline: {setup: 1_1}
 """
 STARTED: list[Any] = []  # runners; conftest ends those that a failed test leaves
-LAUNCHER = "launcher"  # the name of a process that warm_sweeps.py has forked
+LAUNCHER = "launcher"  # the name of a launcher that warm_python.py has forked
 
 
 def sweep_file(folder: Path, text: str, name: str = "mine") -> Path:
