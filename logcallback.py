@@ -31,7 +31,7 @@ from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import rows
-from harness.train.measure.clock import StepClock
+from harness.train.measure.clock import MEASURING, StepClock
 from harness.train.measure.environment import environment, recorded_settings
 from harness.train.measure.resources import CpuTime, Memory, over_ranks, traffic_of
 from harness.train.measure.telemetry import Telemetry
@@ -107,13 +107,15 @@ class LogCallback(Recorder):
         self.at_exit: weakref.finalize[Any, Any] | None = None  # likewise: while it trains
         self.save_time_s = self.ended_s = self.reported_s = 0.0
         self.earlier_wall_s: float | None = 0.0
+        # Of its wall time what measuring took: in earlier attempts, and of this process before.
+        self.earlier_measuring_s, self.measured_s = 0.0, MEASURING.total_s
         self.rest_only = False  # of an epoch is trained: nobody knows the part before
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.clock.marks:  # train() once more
-            self.began_s = time.perf_counter()
+            self.began_s, self.measured_s = time.perf_counter(), MEASURING.total_s
             self.cpu.restart()
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; none on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
@@ -152,6 +154,8 @@ class LogCallback(Recorder):
         self.row.begin()
         self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
         self.earlier_wall_s = attempts.wall_s_before(self.folder)
+        earlier, _ = self.folder.read_epochs()
+        self.earlier_measuring_s = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
         if self.context is None:
             self.at_exit = weakref.finalize(
                 self, _broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
@@ -410,7 +414,9 @@ class LogCallback(Recorder):
             self._report_progress(state)  # a killed attempt took no less than its rows say
         earlier_s, own_s = self.earlier_wall_s, time.perf_counter() - self.began_s
         wall_s = None if earlier_s is None else earlier_s + own_s
-        more = {"attempt": self.attempt, "wall_s": wall_s, "unix": time.time()}
+        measuring_s = self.earlier_measuring_s + MEASURING.total_s - self.measured_s
+        more = {"attempt": self.attempt, "wall_s": wall_s, "measuring_s": measuring_s,
+                "unix": time.time()}  # fmt: skip
         if (row := self.row.write(self.quality, more)) is not None:
             self.quality, self.last_row = {}, row
 

@@ -66,7 +66,8 @@ class Parser(argparse.ArgumentParser):
         """The options; what stands after -- is a command of its own, the option `command`."""
         at = argv.index("--") if "--" in argv else len(argv)
         arguments = [_with_underscores(word) for word in argv[:at]]
-        if at == len(argv) and self.get_default("takes_command"):
+        takes_command = self.get_default("takes_command")
+        if at == len(argv) and takes_command:
             self._refuse_joined(argv)
         for word in arguments:
             name = word.partition("=")[0]
@@ -77,8 +78,8 @@ class Parser(argparse.ArgumentParser):
                     hint = _of_runs(name.lstrip("-")) or hint
                 raise UserError(f"unknown flag {name}: {hint}")
         options = self.parse_intermixed_args(arguments)
-        if "--" in argv and not self.get_default("takes_command"):
-            raise UserError("no command is expected after --")
+        if "--" in argv and not (takes_command and argv[at + 1 :]):
+            raise UserError(f"{'a' if takes_command else 'no'} command is expected after --")
         options.command, options.argv = [*argv[at + 1 :]], [*argv]
         return options
 
@@ -264,7 +265,7 @@ def predict(parser: Parser) -> None:
     add("records", metavar="RECORDS", help="a folder with runs of one process and of several on "
         "one machine; also FOLDER:NAME=VALUE,NAME=VALUE")
     add("--setup", required=True, help="N_M: N nodes of M processes")
-    add("--link", help="between nodes, one way: 25gbit,0.1ms or 20ms/200mbit or a name")
+    add("--link", help="between nodes, one way: 0.1ms/25gbit or a name")
     add("--batch", type=integer, help="samples per process and forward pass (the largest measured)")
     add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
     add("--compress", default="none", help="bf16, int8 or int4; with ddp also fp16, powersgd")

@@ -43,7 +43,7 @@ from typing import Any
 from harness.core.command_line import field_of, reading_yaml, texts_of, typed
 from harness.core.identity import REPETITIONS
 from harness.core.links import link_of
-from harness.core.records.summary import QUALITY_FIELDS
+from harness.core.records.summary import QUALITY_FIELDS, beyond_a_share
 from harness.core.schema.environment import BY_RATIO, EXPECTED_MEASURES
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
@@ -243,7 +243,10 @@ class _Reader:
         if "seeds" in self.content:
             if "seed" in grid:
                 raise self._wrong("seeds", "seed is in grid already")
-            grid["seed"] = self._values("seed", self.content["seeds"], ("seeds",))
+            if not isinstance(seeds := self.content["seeds"], list):
+                raise self._wrong("seeds", f"seeds {seeds}: write [{seeds}] for this seed alone, "
+                                  "or [1, 2, 3] for three")  # fmt: skip
+            grid["seed"] = self._values("seed", seeds, ("seeds",))
         varied = {"script", *grid, *(key for run in runs for key in run)}
         if twice := sorted(set(grid) & {key for run in runs for key in run}):
             raise self._wrong("runs", f"{twice[0]} is in grid already")
@@ -405,7 +408,10 @@ class _Reader:
 
     def _expected(self, entry: Any, where: Where) -> dict[str, Any]:
         """One entry of `expect`; what it does not give is None."""
-        if not isinstance(entry, dict) or not {"of", "measure"} <= entry.keys() <= {*EXPECT_KEYS}:
+        if isinstance(entry, dict) and (unknown := sorted(entry.keys() - {*EXPECT_KEYS})):
+            hint = nearest(str(unknown[0]), EXPECT_KEYS)
+            raise self.source.wrong((*where, unknown[0]), f"unknown key {unknown[0]}: {hint}")
+        if not isinstance(entry, dict) or not {"of", "measure"} <= entry.keys():
             keys = "{of: {setup: 1_2}, measure: accuracy, at_least: -1}; against and at_most beside"
             raise self.source.wrong(where, f"expected {keys}")
         measure = str(entry["measure"])
@@ -460,6 +466,8 @@ class _Reader:
         if target["metric"] not in QUALITY_FIELDS and TASKS.keys() >= {*self.scripts}:
             hint = nearest(str(target["metric"]), QUALITY_FIELDS)
             raise self._wrong("target", f"unknown metric {target['metric']}: {hint}", "metric")
+        if problem := beyond_a_share(str(target["metric"]), float(target["value"])):
+            raise self._wrong("target", problem, "value")
         return target
 
     def _choice(self, key: str, choices: tuple[str, ...]) -> str:

@@ -184,6 +184,7 @@ WRONG = {
         "line 2: lr is in settings already",
     ),
     "seeds": ("script: vit\nseeds: [1, x]", "line 2: --seed x: expected a whole number"),
+    "one seed": ("script: vit\nseeds: 3", "line 2: seeds 3: write [3] for this seed alone, or"),
     "seeds twice": ("script: vit\nseeds: [1]\ngrid: {seed: [2]}", "line 2: seed is in grid"),
     "order": (
         "script: vit\ngrid: {setup: [1_1]}\norder: [steup]",
@@ -192,6 +193,10 @@ WRONG = {
     "baseline": ("script: vit\nbaseline: {setup: 1_1}", "line 2: setup does not vary"),
     "target": ("script: vit\ntarget: 0.9", "line 2: expected {metric: accuracy, value: 0.9}"),
     "target value": ("script: vit\ntarget: {metric: f1, value: x}", "line 2: expected {metric"),
+    "target in per cent": (
+        "script: vit\ntarget: {metric: accuracy, value: 90}",
+        "line 2: accuracy lies between 0 and 1, not at 90: for 90 % write 0.9",
+    ),
     "target metric": (
         "script: vit\ntarget:\n  value: 1\n  metric: acuracy",
         "line 4: unknown metric acuracy: did you mean accuracy?",
@@ -201,7 +206,7 @@ WRONG = {
     "expect of what": (f"{EXPECT}expect: [{{measure: f1, at_most: 1}}]", "line 4: expected {of: "),
     "expect key": (
         f"{EXPECT}expect:\n  - {{of: {{setup: 1_2}}, measure: f1, at_last: 1}}",
-        "line 5: expected {of: ",
+        "line 5: unknown key at_last: did you mean at_least?",
     ),
     "expect measure": (
         f"{EXPECT}expect:\n  - of: {{setup: 1_2}}\n    at_most: 1\n    measure: acuracy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -121,3 +122,29 @@ def test_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main([]) == 2 and main([str(tmp_path / "none.md")]) == 2
     usage, missing = capsys.readouterr().err.splitlines()
     assert "usage: " in usage and "none.md cannot be read" in missing
+
+
+def test_times_on_the_pages_are_those_of_the_records(root: Path) -> None:
+    def walls(sweep: str) -> dict[tuple[str, str], list[float]]:
+        found: dict[tuple[str, str], list[float]] = {}
+        with (root / f"outputs/published/sweeps/{sweep}/runs.csv").open(newline="") as file:
+            for run in csv.DictReader(file):
+                found.setdefault((run["script"], run["setup"]), []).append(float(run["wall_s"]))
+        return found
+
+    demo = {key: sum(times) for key, times in walls("demo-tiny").items()}
+    four, vit = f"{sum(demo.values()):.0f} s", f"{demo['vit', '1_1']:.0f} s"
+    of_vit = [time for key, times in walls("batch_size-tiny").items() if "vit" in key
+              for time in times]  # fmt: skip
+    many = f"{sum(of_vit):.0f} s"
+    readme, guide = (
+        " ".join((root / page).read_text().split()) for page in ("README.md", "docs/guide.md")
+    )
+    assert len(demo) == 4 and f"the four runs took {four}." in readme
+    assert f"the four published runs took {four} of wall" in guide
+    assert f"| {four} for its four published runs" in guide
+    assert f"this took {vit} on 2 cores." in readme
+    assert f"| {vit} and {demo['bert', '1_1']:.0f} s on 2 cores, by" in guide
+    assert f"| {demo['bert', '1_2']:.0f} s on 2 cores, by" in guide
+    assert len(of_vit) == 18 and f"18 published ViT runs took {many}:" in readme
+    assert f"| {many} for its 18 published runs of ViT" in guide

@@ -36,6 +36,14 @@ def test_the_baseline_has_the_batch_of_a_device_or_else_that_of_all(tmp_path: Pa
     assert f"one process with batch 32 ({same}, found beside it)" in told(run)
 
 
+def test_runs_of_the_same_sweep_are_the_baseline_where_there_are_some(tmp_path: Path) -> None:
+    swept = {"launch": {"sweep": "mine"}}
+    run = on_two(tmp_path, **swept)
+    on_one(tmp_path, 32, 1.0)
+    one = on_one(tmp_path, 32, 8.0, seed=2, **swept)
+    assert f"one process with batch 32 ({one}, found beside it). It reaches 8 samples" in told(run)
+
+
 def test_another_batch_is_no_substitute_for_a_disturbed_baseline(tmp_path: Path) -> None:
     """What it would say is of another question."""
     run = on_two(tmp_path)

@@ -334,6 +334,10 @@ def test_mistakes(tmp_path: Path, compared: Verb, capsys: pytest.CaptureFixture[
         ([folder, f"{folder}:lr="], "expected FOLDER:NAME=VALUE"),
         ([folder, folder, "--anyway"], "unknown flag --anyway"),
         ([folder, folder, "--target", "high"], "--target high: expected METRIC=VALUE"),
+        (
+            [folder, folder, "--target", "f1=-1"],
+            "--target f1=-1: f1 lies between 0 and 1, not at -1",
+        ),
         ([folder, folder, "--target"], "--target needs a value"),
     ):
         assert text in compared.refused(*arguments)

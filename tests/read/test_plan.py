@@ -454,6 +454,11 @@ def test_runs_without_rows_of_their_updates_are_not_planned_with(
     with_epochs(folder, [{"epoch": 1.0, "accuracy": 0.95}])
     text = plan.refused(tmp_path, *TO_ASK)
     assert "cannot be predicted: ddp on 4_1: updates of an epoch are in no record" in text
+    # It reached the target, whatever another strategy missed.
+    reaching(tmp_path, "diloco", 20.0, EPOCHS + 1)
+    assert f"{text.strip()}; all else missed accuracy at least 0.9" in plan.refused(
+        tmp_path, *TO_ASK
+    )
 
 
 def test_what_links_say_of_another_by_hand() -> None:

@@ -114,3 +114,14 @@ def test_wall_time_to_a_target_leaves_out_what_the_record_measured(plan: Plan) -
     both, link, neither = plan.groups(target=TARGET)
     assert (both["tta_wall_s"], link["tta_wall_s"], neither["tta_wall_s"]) == (20.5, 23, 26)
     assert {group["tta_train_s"] for group in (both, link, neither)} == {20}
+
+
+def test_each_row_says_how_long_was_measured_until_then(plan: Plan) -> None:
+    """By the row that reaches the target: what is measured later is no part of its time."""
+    said = [row | {"measuring_s": 2.0 * n} for n, row in enumerate(timed_epochs(0.5, 0.9, 0.9))]
+    plan.run("2_1", epochs=said, environment=two_nodes())
+    more = [row | {"measuring_s": 99.0} for row in timed_epochs(0.5, 0.9)]
+    plan.run("2_2", epochs=more, environment=two_nodes())
+    by_rows, longer = plan.groups(target=TARGET)
+    assert by_rows["tta_wall_s"] == 24
+    assert longer["tta_wall_s"] is None and longer["tta_train_s"] == 20  # unknown, not negative

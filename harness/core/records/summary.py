@@ -24,6 +24,14 @@ MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
 SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 
 
+def beyond_a_share(metric: str, value: float) -> str | None:
+    """Why no run can reach this value of a metric; None where one can, as far as that is known."""
+    if metric not in QUALITY_FIELDS or metric.endswith("_loss") or 0 <= value <= 1:
+        return None
+    meant = f": for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
+    return f"{metric} lies between 0 and 1, not at {value:g}{meant}"
+
+
 def of_rows(rows: Rows) -> dict[str, Any]:
     """The fields of a summary that are computed from the rows alone."""
     last: Mapping[str, Any] = rows[-1] if rows else {}

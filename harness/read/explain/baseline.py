@@ -57,8 +57,11 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
     counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
     like = [run for run in near if run.devices in counts and _fixed(run) == fixed]
     alike = by_key(like, lambda run: (*run.identity.items(), run.machine_kind, run.threads))
-    groups = [Group((*runs,), name="the other", selector=_selector(runs))
-              for runs in alike.values()]  # fmt: skip
+    sweep = first.launch.get("sweep")
+    groups = []
+    for runs in alike.values():
+        own = [run for run in runs if sweep and run.launch.get("sweep") == sweep]
+        groups.append(Group((*(own or runs),), name="the other", selector=_selector(own or runs)))
     return [each for each in groups if each.finished]
 
 

@@ -192,7 +192,7 @@ def group_breakdown(group: Group) -> TimeBreakdown:
 def _alone(run: Group, refused: Group | None) -> str:
     if all_beside_others(run):
         return (
-            "It ran beside other programs, so its times are not compared with any run on one "
+            "It ran beside other programs, so its times are not compared with quiet runs on one "
             "process: when nothing else runs, repeat its command with --rerun added."
         )
     why = ""

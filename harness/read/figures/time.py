@@ -66,7 +66,7 @@ OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the be
 # Measure, title with unit, and the unit in those of the measure.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
-    (WALL_OF_TRAINING, "wall time (s)", 1.0),
+    (WALL_OF_TRAINING, "wall time, measuring aside (s)", 1.0),
     ("energy_j", "energy of the devices (kJ)", 1e3),
 )
 

@@ -128,8 +128,9 @@ def _nothing(choices: Candidates, asked: str, target: Target, runs: Iterable[Run
     best = [float(value) for value in values if isinstance(value, (int, float))]
     if not best:
         return f"--target {target}: no run on {asked} nodes has {target.metric}"
-    if not choices.missed:
-        return f"runs on {asked} nodes cannot be predicted: {choices.left_out[0]}"
+    if choices.left_out:
+        missed = f"; all else missed {target} in some run" if choices.missed else ""
+        return f"runs on {asked} nodes cannot be predicted: {choices.left_out[0]}{missed}"
     value = min(best) if target.smaller_is_better else max(best)
     return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the "
             f"best epoch has {value:.4g}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""python -m harness predict RECORDS --setup 16_8 --link 25gbit,0.1ms: what a step, epochs, energy
+"""python -m harness predict RECORDS --setup 16_8 --link 0.1ms/25gbit: what a step, epochs, energy
 and cost come to there, and from how many nodes on efficiency is below 0.5.
 """
 
@@ -360,7 +360,7 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
     if nodes > 1 and options.link is None:
         raise UserError(
             f"--setup {options.setup} has {nodes} nodes and the link between them is not known: "
-            "give --link, for example 25gbit,0.1ms; torchrun ... -m harness link measures one"
+            "give --link, for example 0.1ms/25gbit; torchrun ... -m harness link measures one"
         )
     if options.sync_every % options.fragments:
         raise UserError(f"--fragments {options.fragments}: must divide --sync_every")

@@ -199,8 +199,8 @@ def fit_on(
         )
     if not singles:
         raise UserError(
-            f"{selector}: no finished run of one process, from which computing would be known: "
-            f"{_command(runs, '1_1', None)}"
+            f"{selector}: no finished run of one process, from which computing would be known, is "
+            f"below this folder and in this choice: {_command(runs, '1_1', None)}"
         )
     basis = [r for r in basis if shape_of(r).ranks > 1 or r in singles]
     _check_one_kind(selector, basis, singles)

@@ -18,7 +18,8 @@ from harness.core.collectives import Shape, Wire
 from harness.read.predict.exchange import joined
 from harness.read.predict.model import least_squares
 from harness.read.records.groups import with_times_that_count
-from harness.read.records.runs import Run, measuring_s
+from harness.read.records.recorded import measuring_s
+from harness.read.records.runs import Run
 
 START = "starting"
 EVALUATION, SAVING, EPOCH_END = "evaluation", "saving", "ending an epoch"
@@ -167,7 +168,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
         steps_s = row["timed_s"] / row["timed_steps"] * (row["updates"] - before)
         others.append((row["wall_s"] or 0.0) - steps_s - (row["eval_time_s"] or 0.0))
         before = row["updates"]
-    if (start_s := others[0] - measuring_s(run.environment)) > 0:
+    if (start_s := others[0] - measuring_s(rows[0], run.environment)) > 0:
         yield START, start_s
     ends = [
         after - (row["wall_s"] or 0.0) - (saving_s or 0.0) / (epochs or 1)

@@ -271,6 +271,17 @@ def _is_next(epoch: float, number: int, last: bool) -> bool:
     return math.isclose(epoch, number, abs_tol=1e-6) or (last and number - 1 < epoch < number)
 
 
+def measuring_s(row: Mapping[str, Any], environment: Mapping[str, Any]) -> float:
+    """What the record itself took of the wall time of a row. Older rows do not say: then it is what
+    the link took to measure, in the last attempt, and what the exchange adds.
+    """
+    if is_number(row.get("measuring_s")):
+        return float(row["measuring_s"])
+    parts = (environment.get("link"), environment.get("comm_probe"))
+    times = [part.get("took_s") for part in parts if isinstance(part, Mapping)]
+    return math.fsum(time_s for time_s in times if is_number(time_s))
+
+
 def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
     """Whether summary, rows and environment are of one run, as far as they say."""
     if summary.get("outcome") == FINISHED:
@@ -287,6 +298,12 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
     if ours and total_s is not None and wall_s is not None and wall_s < total_s * NEARLY:
         raise UserError(
             f"summary.json: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
+        )
+    apart_s = measuring_s(rows[-1], record.environment) if rows else 0.0
+    if total_s is not None and wall_s is not None and wall_s < (total_s + apart_s) * NEARLY:
+        raise UserError(
+            f"measuring took {apart_s:g} s: with train_time_s ({total_s:g}) that is more than "
+            f"wall_s ({wall_s:g}) of summary.json"
         )
     by_rows = of_rows(rows)
     if rows:

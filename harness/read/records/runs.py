@@ -20,6 +20,7 @@ from harness.core.records import FAILURES, FINISHED, RUNNING, SKIPPED, WAITING, 
 from harness.core.records.locks import is_held
 from harness.core.records.summary import (
     QUALITY_FIELDS,
+    beyond_a_share,
     disturbance,
     mean_of,
     others_share_of_run,
@@ -42,6 +43,7 @@ from harness.read.records.recorded import (
     Recorded,
     is_number,
     is_ours,
+    measuring_s,
     processes_of,
     recorded,
     uniform_link,
@@ -112,9 +114,12 @@ def parse_target(text: str) -> Target:
     """accuracy=0.9, as on the command line."""
     metric, _, value = text.partition("=")
     try:
-        return Target("eval_loss" if metric == "loss" else metric, float(value))
+        target = Target("eval_loss" if metric == "loss" else metric, float(value))
     except ValueError:
         raise UserError(f"--target {text}: expected METRIC=VALUE, such as accuracy=0.9") from None
+    if problem := beyond_a_share(target.metric, target.value):
+        raise UserError(f"--target {text}: {problem}")
+    return target
 
 
 def check_target(target: Target, runs: Iterable[Run]) -> None:
@@ -268,7 +273,7 @@ class Run:
     def toward(self, target: Target) -> Run:
         """With the times to this target, whatever its sweep's is."""
         measures = {n: v for n, v in self.measures.items() if n not in TO_TARGET}
-        reached = time_to_target(self.epochs, target, measuring_s(self.environment))
+        reached = time_to_target(self.epochs, target, self.environment)
         for name, value in reached.items():
             if not (self.other_batches and _depends_on_batch(name, value)):
                 measures[name] = value
@@ -389,7 +394,7 @@ def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target
         }
         measures |= link_numbers(environment)
         if record.state == FINISHED:
-            measures |= _derived(record.epochs, summary, target, measuring_s(environment))
+            measures |= _derived(record.epochs, summary, target, environment)
     left_out: tuple[str, ...] = ()
     if other_batches := _other_batches(record):
         left_out = tuple(n for n, v in measures.items() if _depends_on_batch(n, v))
@@ -415,20 +420,21 @@ def _depends_on_batch(measure: str, value: float) -> bool:
 
 
 def _derived(
-    rows: Sequence[EpochRow], summary: Mapping[str, Any], target: Target | None, apart_s: float
-) -> dict[str, float]:
+    rows: Sequence[EpochRow], summary: Mapping[str, Any], target: Target | None,
+    environment: Mapping[str, Any],
+) -> dict[str, float]:  # fmt: skip
     derived = {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     if epochs and is_number(train_s):
         derived["epoch_time_s"] = train_s / epochs
-    if is_number(summary.get("wall_s")):
-        derived[WALL_OF_TRAINING] = summary["wall_s"] - apart_s
+    if is_number(summary.get("wall_s")) and rows:
+        derived[WALL_OF_TRAINING] = summary["wall_s"] - measuring_s(rows[-1], environment)
     for name, total in PER_UPDATE.items():
         if is_number(summary.get(total)) and summary.get("updates"):
             derived[name] = summary[total] / summary["updates"] / 1e6
     derived |= memory_of_devices(rows)
     if target is not None:
-        derived |= time_to_target(rows, target, apart_s)
+        derived |= time_to_target(rows, target, environment)
     return derived
 
 
@@ -441,21 +447,12 @@ def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
     return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
-def measuring_s(environment: Mapping[str, Any]) -> float:
-    """What the record itself took of a run's wall time, before and between its first steps: to
-    measure the link, in the last attempt, and what the exchange adds.
-    """
-    parts = (environment.get("link"), environment.get("comm_probe"))
-    times = [part.get("took_s") for part in parts if isinstance(part, Mapping)]
-    return math.fsum(time_s for time_s in times if is_number(time_s))
-
-
 def time_to_target(
-    rows: Sequence[EpochRow], target: Target, apart_s: float = 0.0
+    rows: Sequence[EpochRow], target: Target, environment: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
     """At the end of the first epoch that reaches it; a miss is infinity.
 
-    apart_s: seconds of the wall time that are no part of the training (measuring_s).
+    The wall time is that of the training: without what the record took to measure.
     Empty where no epoch has the metric: that is unknown, not missed.
     """
     if not any(is_number(row.get(target.metric)) for row in rows):
@@ -466,8 +463,9 @@ def time_to_target(
         samples += _known(row.get("samples"))
         value = row.get(target.metric)
         if is_number(value) and target.reached(value):
-            wall_s, epoch = _known(row.get("wall_s")) - apart_s, _known(row.get("epoch"))
-            figures = (train_s, wall_s, epoch, samples)
+            wall_s = _known(row.get("wall_s")) - measuring_s(row, environment or {})
+            wall_s = wall_s if wall_s > 0 else math.nan
+            figures = (train_s, wall_s, _known(row.get("epoch")), samples)
             # A sum with something unknown in it is unknown.
             return {n: v for n, v in zip(TO_TARGET, figures, strict=True) if not math.isnan(v)}
     return dict.fromkeys(TO_TARGET, math.inf)

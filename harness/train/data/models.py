@@ -35,7 +35,7 @@ NO_NETWORK = (
 )
 OFFLINE = (
     "--{kind} {name} is not in the cache, there is no folder of that name here, and HF_HUB_OFFLINE "
-    "forbids to ask the Hub: load it once without, or use --tiny or a local folder"
+    "forbids asking the Hub: load it once without, or use --tiny or a local folder"
 )
 MISSING = (
     "--{kind} {name} is neither a local folder nor on the Hub (if it is private, set HF_TOKEN): "

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from harness.core.process import lacks_memory
+from harness.train.measure.clock import MEASURING
 
 # Passes are timed after so many updates without compiling: each way so often, as long as there is
 # time; the first of each is left out.
@@ -89,6 +90,7 @@ class Compiled(TrainerCallback):
                 self._try_both()
         self.batch = None
 
+    @MEASURING.counted()
     def _try_both(self) -> None:
         """Seconds of a pass forward and backward over one batch, compiled and not."""
         self.tried = True

@@ -231,6 +231,8 @@ def best_epoch(settings: Settings, rows: Rows) -> str | None:
     if best["best_epoch"] is None or not (kept or settings.best_metric != default):
         return None
     hint = "" if kept else "; --save best keeps its weights"
+    if kept and not settings.validation_split:
+        hint = "; chosen on the test set, which flatters it: --validation_split 0.1 avoids that"
     # Of a metric of one's own it is easily forgotten (NAME:min).
     which = "largest" if larger_is_better(settings.best_metric) else "smallest"
     return (

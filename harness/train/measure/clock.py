@@ -31,6 +31,32 @@ def seconds_between(before: Any, after: Any) -> float:
     return float(before.elapsed_time(after) / 1000 if is_event else after - before)
 
 
+class Measuring:
+    """How long this process has measured for the record alone, which a plain training would not;
+    what is measured within another measurement counts once.
+    """
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self.running = False
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Around a measurement, also as the decorator of its function."""
+        if self.running:
+            yield
+            return
+        self.running, began_s = True, time.perf_counter()
+        try:
+            yield
+        finally:
+            self.running = False
+            self.total_s += time.perf_counter() - began_s
+
+
+MEASURING = Measuring()
+
+
 class StepClock:
     """The marks of one epoch. A mark costs microseconds and never waits for the GPU."""
 

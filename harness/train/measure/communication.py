@@ -31,7 +31,7 @@ from transformers import TrainerCallback
 from harness.core.attempts import probe_of
 from harness.core.settings import Settings
 from harness.train.context import Context
-from harness.train.measure.clock import seconds_between, stamp
+from harness.train.measure.clock import MEASURING, seconds_between, stamp
 from harness.train.measure.rows import GIB, EpochMeasure
 from harness.train.session import barrier, gather
 
@@ -210,6 +210,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
             self._measure()
         self.batch = None
 
+    @MEASURING.counted()
     def _measure(self) -> None:
         sharded = self.context.settings.strategy == "fsdp"
         if sharded and (missing := _too_large(self.model, self.context)) is not None:

@@ -29,6 +29,7 @@ from harness.train.data import lora, probes
 from harness.train.data.models import first_position
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.calibration import bf16_gain, calibration
+from harness.train.measure.clock import MEASURING
 from harness.train.measure.rows import EpochMeasure
 from harness.train.session import broadcast, gather
 
@@ -290,6 +291,7 @@ def peak_of(
     return fmean(known), source
 
 
+@MEASURING.counted()
 def _processors(
     context: Context, model: nn.Module, one_batch: Callable[[], Mapping[str, torch.Tensor]]
 ) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from harness.core.links import rate_of
 from harness.core.process import end_with_parent
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
+from harness.train.measure.clock import MEASURING
 from harness.train.measure.environment import launch
 from harness.train.measure.link_probe import measure_allreduce, measure_pairs
 from harness.train.rendezvous import OUTSIDE, address_towards
@@ -54,6 +55,7 @@ LEGEND = (
 )
 
 
+@MEASURING.counted()
 def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[str, Any] | None:
     """Measure the links at the size of this model's gradient; every rank calls this.
 

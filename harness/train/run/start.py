@@ -278,7 +278,7 @@ def _refuse_changed_inputs(context: Context) -> None:
         threads = environment.get("threads")
         of_cpu = context.args.device.type == "cpu"
         if of_cpu and threads not in (None, torch.get_num_threads()):
-            unlike += f"with OMP_NUM_THREADS={threads}, "
+            unlike += f"measured with OMP_NUM_THREADS={threads}, "
         asked, recorded = context.settings, read_json(folder.settings) or {}
         # Both are no part of a run's name unless they choose the weights that are tested.
         if (metric := recorded.get("best_metric", asked.best_metric)) != asked.best_metric:

@@ -63,6 +63,7 @@ def of_a_run(folder: str, name: str, *more: str) -> dict[str, Any]:
         outcome |= {
             "rows": untimed_rows(run.context.folder),
             "timed": read_rows(run.context.folder.epochs)[0][0]["timed_steps"],
+            "measuring_s": read_rows(run.context.folder.epochs)[0][0]["measuring_s"],
             "probe": environment["comm_probe"],
             "missing": environment["comm_probe_missing"],
         }
@@ -101,6 +102,7 @@ def test_the_training_is_the_same_to_the_bit(both: list[Any], name: str) -> None
     assert plain["probe"] is None and plain["missing"] == "--comm_probe off"
     probe = probed["probe"]
     assert probed["missing"] is None and probe["took_s"] > sum(probe["with_s"])
+    assert probed["measuring_s"] >= probe["took_s"] and plain["measuring_s"] >= 0
     assert 1 <= len(probe["with_s"]) == len(probe["without_s"]) <= communication.PAIRS
     differences = np.subtract(probe["with_s"], probe["without_s"])
     share = np.median(differences) / probe["step_s"]

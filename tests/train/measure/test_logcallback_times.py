@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, Trainer, TrainerCallback
 
 from harness.core.records import RunFolder
 from harness.read.records.recorded import recorded
+from harness.train.measure.clock import MEASURING
 from tests.support.recorded import (
     alone,
     environment_of,
@@ -99,6 +100,21 @@ def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
     assert summary["train_samples_per_s"] == pytest.approx(44 / both_s)
     assert summary["train_time_s"] == pytest.approx(sum(row["epoch_time_s"] for row in rows))
     assert summary["wall_s"] >= summary["train_time_s"]
+
+
+def measured_before(folder: str) -> tuple[float, float]:
+    began_s = time.perf_counter()
+    with MEASURING.counted(), MEASURING.counted():
+        time.sleep(0.05)
+    took_s = time.perf_counter() - began_s
+    train(folder)
+    return MEASURING.total_s, took_s
+
+
+def test_what_was_measured_before_a_run_is_none_of_its_time(tmp_path: Path) -> None:
+    folder, (counted_s, took_s) = alone(tmp_path, measured_before)
+    assert 0.05 <= counted_s <= took_s  # once, though one was within the other
+    assert [row["measuring_s"] for row in rows_of(folder)] == [0, 0]
 
 
 class SlowSave(Trainer):

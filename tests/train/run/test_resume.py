@@ -84,6 +84,8 @@ def test_a_broken_run_goes_on(
     undisturbed = whole(name, count, [*SHORT, *more])
     assert folder.epochs.read_text().startswith(before)  # no row was touched
     assert_same_training(folder, undisturbed)
+    measuring = [row["measuring_s"] for row in read_rows(folder.epochs)[0]]
+    assert measuring == sorted(measuring) and measuring[0] >= 0  # as far as both attempts did
     for rank in range(count):  # one row an epoch, however often the epoch was begun
         for row, one in zip(rank_rows(folder, rank), rank_rows(undisturbed, rank), strict=True):
             assert row == one
@@ -243,7 +245,7 @@ def test_a_finished_run_does_not_answer_for_other_data(count: int, tmp_path: Pat
     environment = json.loads(folder.environment.read_text())
     environment["inputs"]["code"] = "another"
     folder.environment.write_text(json.dumps(environment | {"threads": 7}))
-    unlike = "(with other code than now, with OMP_NUM_THREADS=7, --rerun"
+    unlike = "(with other code than now, measured with OMP_NUM_THREADS=7, --rerun"
     assert unlike in script("bert", *argv, count=count).out
 
 
