@@ -41,6 +41,7 @@ FIGURES = {
     "news": "epoch_time.png",
     "pictures": "epoch_time.png",
     "prediction-tiny": "prediction.png",
+    "prediction_same_hour-tiny": "prediction.png",
     "propagation-tiny": "propagation.png",
     "slow_link_exchange-tiny": "time_to_accuracy.png",
     "slow_link_ways-tiny": "time_to_accuracy.png",
