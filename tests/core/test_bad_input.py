@@ -211,7 +211,7 @@ MISTAKES: dict[str, list[str]] = {
     f"{TEXT}/two.csv": ["two.csv", "several columns of text", "(a, b)", "or a pair, as a,b"],
     f"{TEXT}/twolabels.csv": ["label, target", "--label_column"],
     f"{TEXT}/nolabel.csv": ["nolabel.csv", "text, score", "--label_column"],
-    f"{TEXT}/oneclass.csv": ["label", "one class"],
+    f"{TEXT}/oneclass.csv": ["label", "one class, ", "--train_size all"],
     f"{TEXT}/hole.csv": ["label", "no class"],
     f"{TEXT}/hidden --test_split test": ["--test_split test", "no class"],
     f"{TEXT}/barelabel --test_split test": ["--test_split test", "label"],

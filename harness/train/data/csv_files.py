@@ -36,6 +36,8 @@ def csv_options(files: list[Path]) -> dict[str, Any]:
     for file in sorted(files):
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
             text = opened.read(2**16)
+        if not text.strip():
+            raise UserError(f"--dataset {file} cannot be read: it is empty")
         sep = "\t" if file.suffix == ".tsv" else _separator(text)
         heads[file] = sep, next(csv.reader(io.StringIO(text, newline=""), delimiter=sep), [])
         _check_rows(file, sep, "tabs" if file.suffix == ".tsv" else ANY)

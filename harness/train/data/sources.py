@@ -316,7 +316,10 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
         names = [str(kind) for kind in kinds]
         position = {kind: i for i, kind in enumerate(kinds)}
     if len(set(columns["training"])) < 2:
-        raise UserError(f"column {label}: all training samples are of one class")
+        raise UserError(
+            f"column {label}: all training samples are of one class, {columns['training'][0]}: "
+            "take more of the data (--train_size all), or name another with --label_column"
+        )
     drawn = min(len(columns["training"]), len(columns["test"]))  # of many classes a few miss most
     if drawn >= 2 * len(names) and not set(columns["training"]) & set(columns["test"]):
         shown = [names[position[columns[which][0]]] for which in ("test", "training")]

@@ -30,6 +30,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         load(settings(file))
 
 
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(" \n")
+    with pytest.raises(UserError, match=r"a\.csv cannot be read: it is empty"):
+        load(settings(tmp_path / "a.csv"))
+
+
 def test_semicolons_separate_columns_too(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [{**row, "text": f"{row['text']}, so"} for row in rows(20)], ";")
     assert sorted(load(settings(tmp_path / "a.csv")).train["text"])[0] == "text 0, so"
