@@ -80,13 +80,19 @@ ARMS = {
     "loop": Arm("loop", "(c) a loop by hand, the same batches ready in memory"),
     "ideal": Arm("loop", "(c) the same, texts of one length in a batch: the limit",
                  {"batches": "ideal"}, exact=False),
+    "bf16": Arm("ours", "bert.py or vit.py with --precision bf16, where the others are in fp32",
+                {"precision": "bf16"}, exact=False),
     "ours": Arm("ours", "bert.py or vit.py"),
 }  # fmt: skip
 
 
 def arms_of(case: Case, asked: list[str]) -> list[str]:
-    """Those that there are for this kind: pictures are all of one length."""
-    return [name for name in asked if case.kind == TEXT or name != "ideal"]
+    """Those that there are for this case: pictures are all of one length, and some in bf16."""
+    none = {
+        *(["ideal"] if case.kind == IMAGE else []),
+        *(["bf16"] if case.precision == "bf16" else []),
+    }
+    return [name for name in asked if name not in none]
 
 
 def is_exact(case: Case, arm: str, processes: int) -> bool:
