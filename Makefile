@@ -22,7 +22,7 @@ demo: .venv/ready
 	@echo "open $(DEMO)/report/report.html: its first lines say what was found"
 
 test: .venv/ready-dev lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 faults: .venv/ready-dev
 	HARNESS_FAULTS=whole $(BIN)/python -m pytest -n 2 --dist load --timeout 3600 -m 'slow or not slow' tests/faults

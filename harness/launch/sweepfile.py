@@ -458,17 +458,17 @@ class _Reader:
         if entry is None:
             return None
         try:
-            target = {"metric": str(entry["metric"]), "value": float(entry["value"])}
+            metric, value = str(entry["metric"]), float(entry["value"])
         except (TypeError, KeyError, ValueError):
             raise self._wrong(
                 "target", "expected {metric: accuracy, value: 0.9} or the like"
             ) from None
-        if target["metric"] not in QUALITY_FIELDS and TASKS.keys() >= {*self.scripts}:
-            hint = nearest(str(target["metric"]), QUALITY_FIELDS)
-            raise self._wrong("target", f"unknown metric {target['metric']}: {hint}", "metric")
-        if problem := beyond_a_share(str(target["metric"]), float(target["value"])):
+        if metric not in QUALITY_FIELDS and TASKS.keys() >= {*self.scripts}:
+            hint = nearest(metric, QUALITY_FIELDS)
+            raise self._wrong("target", f"unknown metric {metric}: {hint}", "metric")
+        if problem := beyond_a_share(metric, value):
             raise self._wrong("target", problem, "value")
-        return target
+        return {"metric": metric, "value": value}
 
     def _choice(self, key: str, choices: tuple[str, ...]) -> str:
         value = self.content.get(key, choices[0])

@@ -80,7 +80,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "rows that nobody counted": (lambda p: none_counted(p), "epochs.jsonl has no row beside the"),
     "less than its part": (edit("summary.json", wall_s=0.001), "wall_s (0.001) is less than its"),
     "measuring for longer": (
-        edit("environment.json", link={"took_s": 600.0}), "measuring took 600 s: with train_time_s",
+        edit("environment.json", link={"took_s": 600.0}), "measuring took 600 s: with train_time",
     ),
     "another run's rows": (in_row(epoch_time_s=99.0), "do not belong together: train_time_s is 1"),
     "another accuracy": (edit("summary.json", accuracy=0.5), "together: accuracy is 0.936"),

@@ -300,9 +300,10 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
             f"summary.json: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
         )
     apart_s = measuring_s(rows[-1], record.environment) if rows else 0.0
-    if total_s is not None and wall_s is not None and wall_s < (total_s + apart_s) * NEARLY:
+    parts_s = (total_s or 0.0) + apart_s
+    if ours and apart_s and wall_s is not None and wall_s < parts_s * NEARLY:
         raise UserError(
-            f"measuring took {apart_s:g} s: with train_time_s ({total_s:g}) that is more than "
+            f"measuring took {apart_s:g} s: with train_time_s that is {parts_s:g}, more than the "
             f"wall_s ({wall_s:g}) of summary.json"
         )
     by_rows = of_rows(rows)
