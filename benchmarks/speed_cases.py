@@ -88,11 +88,8 @@ ARMS = {
 
 def arms_of(case: Case, asked: list[str]) -> list[str]:
     """Those that there are for this case: pictures are all of one length, and some in bf16."""
-    none = {
-        *(["ideal"] if case.kind == IMAGE else []),
-        *(["bf16"] if case.precision == "bf16" else []),
-    }
-    return [name for name in asked if name not in none]
+    there = {"ideal": case.kind == TEXT, "bf16": case.precision != "bf16"}
+    return [name for name in asked if there.get(name, True)]
 
 
 def is_exact(case: Case, arm: str, processes: int) -> bool:

@@ -14,9 +14,8 @@ import pytest
 from benchmarks.regret import took, wire_over
 from harness.core.collectives import GLOO, Shape, Wire, allreduce, wire_of
 from harness.core.links import Link
-from harness.read.predict.candidates import STEPS, Candidate
+from harness.read.predict.candidates import STEPS, Candidate, OverLinks
 from harness.read.predict.model import Model, Scenario, fit_line, predict
-from harness.read.predict.phases import OverLinks
 from harness.read.predict.plan import reasons
 from harness.read.records.runs import Run, Target
 from harness.read.records.selection import read_selected

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from harness.core.collectives import Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
@@ -31,7 +33,6 @@ from harness.read.predict.phases import (
     EVALUATION,
     SAVING,
     START,
-    OverLinks,
     PhaseFit,
 )
 from harness.read.records.groups import by_seed, with_times_that_count
@@ -46,7 +47,42 @@ NOT_REACHED = ("diverged", "failed", "oom")
 # alone, and --exchange auto chooses it by the link.
 ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange")
 SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # by their names
+LEAST_LINKS = 3  # of which each is predicted from the others, for an interval
+NEAREST_S = 1e-4  # added to delays: links without any are not infinitely far from those with one
 MINOR = 0.05  # of the whole: a part whose error is not known counts as exact below this
+
+
+@dataclass(frozen=True)
+class OverLinks:
+    """Logarithms of what was measured over links, and what they say of another link."""
+
+    by_link: Mapping[Wire, float]
+
+    def at(self, wire: Wire, without: Wire | None = None) -> float:
+        """For a link, interpolated over log delays; at each delay the nearest rate counts."""
+        known = {link: log for link, log in self.by_link.items() if link != without}
+        nearest: dict[float, tuple[float, float]] = {}
+        for link, log in known.items():
+            off = abs(_log_rate(link) - _log_rate(wire))
+            nearest[link.delay_s] = min(nearest.get(link.delay_s, (math.inf, 0.0)), (off, log))
+        delays = sorted(nearest)
+        if not delays:
+            return 0.0
+        places = [math.log(delay + NEAREST_S) for delay in delays]
+        logs = [nearest[delay][1] for delay in delays]
+        return float(np.interp(math.log(wire.delay_s + NEAREST_S), places, logs))
+
+    @property
+    def spread(self) -> tuple[float | None, int]:
+        """How far each link is from what the others say of it, and the degrees of freedom."""
+        if len(self.by_link) < LEAST_LINKS:
+            return None, 0
+        off = [log - self.at(link, without=link) for link, log in self.by_link.items()]
+        return math.sqrt(statistics.mean(each**2 for each in off)), len(off) - 1
+
+
+def _log_rate(wire: Wire) -> float:
+    return math.log(min(wire.bytes_per_s, 1e12))
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ from harness.read.records.runs import Run
 
 START = "starting"
 EVALUATION, SAVING, EPOCH_END = "evaluation", "saving", "ending an epoch"
-LEAST_LINKS = 3  # of which each is predicted from the others, for an interval
-NEAREST_S = 1e-4  # added to delays: links without any are not infinitely far from those with one
 # Delays that this program waits for: an evaluation adds up counts in one round trip, and a save
 # takes two messages of each rank to all.
 COUNTED = {EVALUATION: 2.0, SAVING: 2.0}
@@ -41,39 +39,6 @@ class PhaseFit:
 
     def takes_s(self, delay_s: float) -> float:
         return self.fixed_s + self.delays * delay_s
-
-
-@dataclass(frozen=True)
-class OverLinks:
-    """Logarithms of what was measured over links, and what they say of another link."""
-
-    by_link: Mapping[Wire, float]
-
-    def at(self, wire: Wire, without: Wire | None = None) -> float:
-        """For a link, interpolated over log delays; at each delay the nearest rate counts."""
-        known = {link: log for link, log in self.by_link.items() if link != without}
-        nearest: dict[float, tuple[float, float]] = {}
-        for link, log in known.items():
-            off = abs(_log_rate(link) - _log_rate(wire))
-            nearest[link.delay_s] = min(nearest.get(link.delay_s, (math.inf, 0.0)), (off, log))
-        delays = sorted(nearest)
-        if not delays:
-            return 0.0
-        places = [math.log(delay + NEAREST_S) for delay in delays]
-        logs = [nearest[delay][1] for delay in delays]
-        return float(np.interp(math.log(wire.delay_s + NEAREST_S), places, logs))
-
-    @property
-    def spread(self) -> tuple[float | None, int]:
-        """How far each link is from what the others say of it, and the degrees of freedom."""
-        if len(self.by_link) < LEAST_LINKS:
-            return None, 0
-        off = [log - self.at(link, without=link) for link, log in self.by_link.items()]
-        return math.sqrt(statistics.mean(each**2 for each in off)), len(off) - 1
-
-
-def _log_rate(wire: Wire) -> float:
-    return math.log(min(wire.bytes_per_s, 1e12))
 
 
 @dataclass(frozen=True)
