@@ -62,7 +62,7 @@ n: runs finished/planned; numbers are means over the finished ones; ±: sample s
 
 base: setup 1_1 with the same batch per GPU; vs base: samples/s, ratio of geometric means (those shown are harmonic); ¶ 1 row: by 1 pair with the same seed alone, beside means of all that count; eff.: scaling efficiency, weak X_N/(N X_1) of samples/s at equal batch per device; † other number of updates than the baseline: not the same training; held fixed: batch per GPU; learning-rate rule: none
 
-target: first epoch with accuracy at least 0.9; target train s: its training and that before; target wall s: everything until its row but measuring link and exchange; reached: of the finished runs; a run that misses counts as infinite
+target: first epoch with accuracy at least 0.9; target train s: its training and that before; target wall s: everything until its row but the measuring; reached: of the finished runs; a run that misses counts as infinite
 
 Environment: a-cpux2 (A CPU, 2 cores, 8 GiB); torch 2.13.0; transformers 5.23.0; commit 0123456789ab
 

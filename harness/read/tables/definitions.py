@@ -58,9 +58,8 @@ OF_REPORT = {
     "scaling efficiency": f"{WEAK_SCALING}, strong "
     "T_1/(N T_N) of training time at equal effective batch; in figures 1 is one device, and what "
     "has no run on one is not drawn; in tables 1 is the baseline, and N counts its devices as one.",
-    "time to accuracy": "wall time, but for what the record took to measure link and exchange, and "
-    "training time, to the end of the first epoch that reaches the target; a miss is infinite, and "
-    "is counted.",
+    "time to accuracy": "wall time, but for what the record took to measure, and training time, "
+    "to the end of the first epoch that reaches the target; a miss is infinite, and is counted.",
     "where the time went": "of the median rank, means over the seeds; what the records do not "
     "separate is one part.",
 }

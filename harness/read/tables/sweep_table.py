@@ -178,7 +178,7 @@ def legend(sweep: SweepResults, rows: list[Row], columns: list[Column]) -> list[
     if sweep.target is not None:
         lines.append(
             f"target: first epoch with {sweep.target}; target train s: its training and that "
-            "before; target wall s: everything until its row but measuring link and exchange; "
+            "before; target wall s: everything until its row but the measuring; "
             "reached: of the finished runs; a run that misses counts as infinite"
         )
     return [line for line in lines if line]
