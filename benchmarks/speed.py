@@ -123,7 +123,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="torch's, a process (1)")
     parser.add_argument("--data", type=Path, help="folder with ag_news and cifar10")
     parser.add_argument("--limit_s", type=float, help="begin no run after so many seconds")
-    parser.add_argument("--flags", default="", help="more flags for our arm, as one word")
+    parser.add_argument("--flags", default="", help="more flags for ours and bf16, as one word")
     parser.add_argument("--size", action="append", default=[], metavar="CASE.FIELD=NUMBER",
                         help="another size, such as text.train=1024")  # fmt: skip
     parser.add_argument("--dry_run", action="store_true", help="print the commands")

@@ -104,5 +104,5 @@ def task_of(case: Case, arm: str, folder: Path, out: Path, flags: list[str]) -> 
         "kind": case.kind, "model": str(folder / "model"), "data": str(folder / "data"),
         "out": str(out), "batch": case.batch, "epochs": case.epochs, "lr": case.lr,
         "precision": case.precision, **ARMS[arm].changed,
-        "flags": tuple(flags) if arm == "ours" else (),
+        "flags": tuple(flags) if ARMS[arm].recipe == "ours" else (),
     }  # fmt: skip

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -165,6 +165,7 @@ def run_script(name: str, argv: list[str], cwd: str) -> int:
     return int(module.main(command_line(name, argv)))
 
 
+@record  # so that what failed stands in ChildFailedError, not only among what the rank printed
 def _one_rank(env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     os.environ.update(env)
     return function(*args)
