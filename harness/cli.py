@@ -305,7 +305,7 @@ def plan(parser: Parser) -> None:
     add("--target", required=True, metavar="METRIC=VALUE", help="for example accuracy=0.9")
     add("--effective_batch", type=integer, help="only of trainings with this one")
     add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
-    add("--deadline", type=positive, help="hours: the fewest node-hours within it")
+    add("--deadline", type=positive, metavar="HOURS", help="the fewest node-hours within it")
     add("--budget", type=positive, help="node-hours, or money with --cost_per_gpu_hour")
     add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
     not_recorded(parser)

@@ -488,9 +488,9 @@ def reading_yaml(name: str) -> Iterator[None]:
     except RecursionError:
         raise UserError(f"{name}: not readable as YAML: nested too deeply") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"{name}{line}: not readable as YAML") from None
+        line = f" line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        reason = getattr(error, "problem", None) or getattr(error, "reason", "unknown why")
+        raise UserError(f"{name}{line}: not readable as YAML: {reason}") from None
 
 
 def _add(settings: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:

@@ -139,6 +139,8 @@ def _yaml(path: Path) -> Any:
 
     if not path.exists():
         raise UserError(f"{path} does not exist{_nearest_file(path)}")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: sweep takes a file, such as experiments/demo.yaml")
     with reading_yaml(str(path)):
         return yaml.compose(path.read_text("utf-8"), Loader=yaml.BaseLoader)
 

@@ -140,7 +140,9 @@ EXPECT = "script: vit\ngrid: {setup: [1_1, 1_2]}\nbaseline: {setup: 1_1}\n"
 WRONG = {
     "nothing": ("", "expected keys such as script and grid"),
     "a list": ("- script", "expected keys"),
-    "broken": ("script: [vit", "line 1: not readable as YAML"),
+    "broken": ("script: [vit", "line 1: not readable as YAML: expected ',' or ']', but got"),
+    "a tab": ("script: vit\ngrid:\n\tlr: [1]", "line 3: not readable as YAML: found character"),
+    "no text": ("script: \x07", "not readable as YAML: special characters are not allowed"),
     "no script": ("grid: {}", "script is missing"),
     "a script with a long name": (f"script: {'a' * 300}", f"line 1: unknown script {'a' * 300}"),
     "unknown script": ("script: vitt", "line 1: unknown script vitt: did you mean vit?"),
@@ -290,6 +292,8 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
         load(Path("batch_size"))
     with pytest.raises(UserError, match=r"quite_another.yaml does not exist$"):
         load(tmp_path / "quite_another.yaml")
+    with pytest.raises(UserError, match=rf"^{tmp_path} is a folder: sweep takes a file"):
+        load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes("# é".encode("latin-1"))
     with pytest.raises(UserError, match="it is not UTF-8"):
         load(tmp_path / "latin.yaml")

@@ -417,6 +417,17 @@ def test_overlap_compares_the_same_updates(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_unequal_compares_equal_and_measured_shares(tmp_path: Path) -> None:
+    few = ["--rounds=1", "--flags=--tiny --epochs 1", "--out", str(tmp_path / "found.json")]
+    benchmark("unequal", *few)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["equal shares"][0] > 0 < found["--balance measured"][0]
+    (shares,) = found["shares"]
+    assert sum(shares) == 16 and 0 < shares[1] < shares[0]
+    assert cells((tmp_path / "found.md").read_text(), "equal shares")[2] == "1.00 (1.00 to 1.00)"
+
+
+@pytest.mark.process
 def test_loader_compares_itself_with_the_model(tmp_path: Path) -> None:
     benchmark("loader", "--quick", "--out", str(tmp_path / "found.json"))
     (of,) = json.loads((tmp_path / "found.json").read_text())["cases"].values()

@@ -1,0 +1,101 @@
+"""What --balance gains where one of two processes has half a core: equal shares against measured.
+
+    python -m benchmarks.unequal                           bert.py --tiny, 5 rounds
+    python -m benchmarks.unequal --rounds 3 --flags "--model FOLDER --dataset FILE.csv"
+
+Each process keeps to a core of its own, and the second one shares its core with a process that
+only computes. Every round trains once with equal and once with measured shares, in the same two
+processes; what is compared is the time of the updates alone, round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.results import OUT_HELP, ratios, show, spread, tell, told_by
+
+WAYS: dict[str, list[str]] = {"equal shares": [], "--balance measured": ["--balance", "measured"]}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="unequal")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--flags", default="--tiny", help="of bert.py, as one word")
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.inside:
+        inside(options)
+        return 0
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        parser.error("two processes need a core each, and this machine has one")
+    words = [f"--rounds={options.rounds}", f"--flags={options.flags}", "--inside"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    with busy(cores[1]):
+        found = told_by([*command, "-m", "benchmarks.unequal", *words])
+    show(table(found), options.out, {"flags": options.flags, **found})
+    return 0
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """A process on this core that never waits."""
+    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def table(found: dict[str, list[float]]) -> str:
+    first = next(iter(WAYS))
+    lines = ["| | updates take, s | times as fast, by round |", "|---|--:|--:|"]
+    for name in WAYS:
+        seconds = found[name]
+        lines.append(f"| {name} | {spread(seconds)} | {ratios(found[first], seconds)} |")
+    return "\n".join(lines)
+
+
+def inside(options: argparse.Namespace) -> None:
+    """What each of the two processes does."""
+    rank = int(os.environ["RANK"])
+    os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    shares: list[list[int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(-1, options.rounds):
+            for name, flags in WAYS.items():
+                took_s, observed = train(f"{folder}/{number}", shlex.split(options.flags) + flags)
+                if number < 0:
+                    continue  # once in advance, to warm up
+                found[name].append(took_s)
+                if flags:
+                    shares.append(observed)
+    tell({**found, "shares": shares})
+
+
+def train(folder: str, flags: list[str]) -> tuple[float, list[int]]:
+    """Seconds of all updates and the shares of the ranks, on rank 0."""
+    from benchmarks.prepared import prepared
+    from harness.core.records import read_rows
+    from logcallback import LogCallback
+
+    run = prepared("bert", ["--strategy=ddp", f"--o={folder}", *flags])
+    trainer = run.trainer(LogCallback(run.context))
+    trainer.train()
+    rows = read_rows(run.context.folder.epochs)[0] if run.context.is_rank0 else []
+    return sum(row["epoch_time_s"] for row in rows), trainer.balance.shares
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
