@@ -123,6 +123,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="torch's, a process (1)")
     parser.add_argument("--data", type=Path, help="folder with ag_news and cifar10")
     parser.add_argument("--limit_s", type=float, help="begin no run after so many seconds")
+    parser.add_argument("--seed", type=int, default=42, help="of the order of samples (42)")
     parser.add_argument("--flags", default="", help="more flags for ours and bf16, as one word")
     parser.add_argument("--size", action="append", default=[], metavar="CASE.FIELD=NUMBER",
                         help="another size, such as text.train=1024")  # fmt: skip
@@ -195,7 +196,8 @@ def _prepare(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any
         name: {
             "case": asdict(case), "facts": facts[name], "threads": options.threads,
             "roofline": limits[case.precision], "arms": options.arms,
-            "processes": options.processes, "flags": options.flags, "runs": [],
+            "processes": options.processes, "flags": options.flags, "seed": options.seed,
+            "runs": [],
         }
         for name, case in options.cases.items()
         if facts[name]
@@ -206,7 +208,8 @@ def _measure(turn: Turn, options: argparse.Namespace, work: Path) -> dict[str, A
     """One arm, on its own cache: what it prepares is found again from its second round on."""
     out = work / "out"
     case, label = options.cases[turn.case], f"{turn.arm}-{turn.processes}"
-    task = task_of(case, turn.arm, work / turn.case, out, shlex.split(options.flags))
+    flags = shlex.split(options.flags)
+    task = task_of(case, turn.arm, work / turn.case, out, flags) | {"seed": options.seed}
     env = {"HF_HOME": str(work / "cache" / turn.case / label)}
     found: dict[str, Any] = {**asdict(turn), "failed": None}
     recipe = f"benchmarks.recipes.{ARMS[turn.arm].recipe}"

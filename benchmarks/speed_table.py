@@ -115,7 +115,8 @@ def _section(name: str, found: dict[str, Any], processes: int) -> Iterator[str]:
         f"{case.model}{_changed(case)}, {facts['parameters'] / 1e6:.2f} M "
         f"parameters; {facts['data']}, {_data(case, facts)}; {case.train} training and {case.test} "
         f"test samples; batch {case.batch} a process, {_updates(case, processes)} updates an epoch,"
-        f" {case.epochs} epochs; {case.precision}, {found['threads']} thread(s) a process"
+        f" {case.epochs} epochs; {case.precision}, {found['threads']} thread(s) a process, seed "
+        f"{found['seed']}"
         f"{'; ours with ' + found['flags'] if found['flags'] else ''}."
     )
     if flop:

@@ -21,7 +21,8 @@ from harness.read.labels import SIGN, UNKNOWN, heading_of
 
 GAP = 2  # spaces between columns on a terminal
 NUMBER = re.compile(r"^[-+]?[\d.,]+")
-NO_NUMBER = (UNKNOWN, "base", "not reached", "infinite")  # where a column has numbers
+# Where a column has numbers.
+NO_NUMBER = re.compile(rf"{UNKNOWN}|base|not reached|missed by \d+ of \d+|infinite")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    return all(NUMBER.match(cell) or cell in NO_NUMBER for cell in cells)
+    return all(NUMBER.match(cell) or NO_NUMBER.fullmatch(cell) for cell in cells)
 
 
 class PlainConsole(Console):

@@ -331,7 +331,7 @@ def a_record(runs: list[dict[str, Any]], processes: list[int]) -> dict[str, Any]
     facts = {"parameters": 10_000_000, "data": "AG News", "mean_tokens": 50.0, "longest": 128,
              "gflop_per_sample": 2.0}  # fmt: skip
     case = {
-        "case": {**TEXT.__dict__}, "facts": facts, "threads": 1, "flags": "",
+        "case": {**TEXT.__dict__}, "facts": facts, "threads": 1, "flags": "", "seed": 42,
         "roofline": {"matmul_tflops": 1.024, "copy_gb_per_s": 28.0},
         "arms": ["examples", "ours"], "processes": processes, "runs": runs,
     }  # fmt: skip

@@ -212,7 +212,9 @@ def _target_text(name: str, row: Row, with_count: bool) -> str:
         return spread_text(name, row)
     count = f" ({row['reached']}/{row['finished']})" if with_count else ""
     if median is None or math.isinf(median):
-        return f"not reached{count}"
+        if not row.get("reached"):
+            return f"not reached{count}"
+        return f"missed by {row['finished'] - row['reached']} of {row['finished']}"
     return f"median {number_text(name, median)}{count}"
 
 

@@ -19,7 +19,7 @@ from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.data.samples import cut_tail
 from tests.support import peers, sockets
-from tests.support.ranks import ran, run_script
+from tests.support.ranks import ran, ranks, run_script
 from tests.support.sweeps import command, gone, wait_for
 
 pytest.importorskip("hivemind")
@@ -191,6 +191,29 @@ def test_a_peer_that_does_not_fit_is_refused_and_one_that_is_late(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+def goes_at_once(folder: str) -> list[bool]:
+    """Whether the other peer knows the outcome of a recorder that published it and was gone."""
+    from harness.train.strategy.hivemind.network import DhtState, addresses, open_dht
+
+    known = []
+    for _ in range(5):
+        recorder = DhtState(open_dht("127.0.0.1", []))
+        other = DhtState(open_dht("127.0.0.1", [addresses(recorder.dht)[0]]))
+        other.publish_own({"number": 1})  # it has been used, as in a run
+        recorder.publish_outcome({"outcome": "finished"})
+        recorder.dht.shutdown()
+        other.refresh()
+        known.append(other.outcome == {"outcome": "finished"})
+        other.dht.shutdown()
+    return known
+
+
+@pytest.mark.process
+def test_the_outcome_outlives_a_recorder_that_goes_at_once(tmp_path: Path) -> None:
+    """Or the others end with code 1, as if the run had not finished."""
+    assert ranks(1, goes_at_once, str(tmp_path)) == [[True] * 5]
+
+
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(400)
@@ -206,8 +229,8 @@ def test_one_that_joins_late_and_one_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: list(out.glob("*/*/*/epochs.jsonl")))
     second = vit(tmp_path / "second", *flags, *join, out=out)
     third = vit(tmp_path / "third", *flags, *join, out=tmp_path / "elsewhere")
-    ranks = [out, tmp_path / "elsewhere"]
-    wait_for(lambda: [p for o in ranks for p in o.glob("*/*/*/ranks/rank_[12].jsonl")])
+    places = [out, tmp_path / "elsewhere"]
+    wait_for(lambda: [p for o in places for p in o.glob("*/*/*/ranks/rank_[12].jsonl")])
     family = third.family()
     third.kill()
     assert family

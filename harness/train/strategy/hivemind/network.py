@@ -186,9 +186,13 @@ class DhtState:
         self.publish(PEERS, own, self.id)
 
     def publish_outcome(self, outcome: dict[str, Any]) -> None:
-        """Publish how the run has ended, for peers that come too late as well."""
+        """Publish how the run has ended, for peers that come too late as well.
+
+        Others hold it on return, so that this peer may go.
+        """
         self.outcome = outcome
-        self._store(OUTCOME, outcome, None, OUTCOME_KEPT_S)
+        with suppress(FutureTimeout, OSError, RuntimeError):
+            self._store(OUTCOME, outcome, None, OUTCOME_KEPT_S).result(ANSWER_S)
 
     def get(self, key: str) -> Any:
         """The value published last; None if there is none or no peer answers."""
@@ -242,9 +246,10 @@ class DhtState:
                     self._store(key, value, subkey, EXPIRE_S)
                 self.refresh()
 
-    def _store(self, key: str, value: Any, subkey: str | None, kept_s: float) -> None:
+    def _store(self, key: str, value: Any, subkey: str | None, kept_s: float) -> Any:
+        """The future of whether some peer keeps it."""
         until = get_dht_time() + kept_s
-        self.dht.store(key, value, until, subkey=subkey, return_future=True)
+        return self.dht.store(key, value, until, subkey=subkey, return_future=True)
 
 
 def _without_expiration(value: Any) -> Any:

@@ -284,7 +284,6 @@ class Peers(Session):
         """End the run for all only by a failure that the recorder would meet again."""
         if self.is_recorder and not interrupted and self._state is not None:
             self._state.publish_outcome({"outcome": outcome})
-            self._state.closed.wait(1.0)
         self.close()
 
     def close(self) -> None:
