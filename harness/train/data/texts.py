@@ -150,6 +150,7 @@ class Layout:
     attention: str = ""  # of packed texts: runs, padded or kernel (text_layout.py)
     first_position: int = 0  # where a model begins to count positions
     few_shapes: bool = False  # round sizes up, because every new shape is compiled
+    row_step: int = 1  # fill packed rows up to a multiple of it: a new length costs some preparing
 
 
 def split_by_length(lengths: np.ndarray) -> Parts:
@@ -263,6 +264,7 @@ class TextBatches:
         ends = np.cumsum(ordered)
         begins, tokens = ends - ordered, int(ends[-1])
         total = self._rounded_up(tokens, len(samples))
+        total = -(-total // self.layout.row_step) * self.layout.row_step
         shape, inside = (1, total), np.s_[0, :tokens]
         positions = np.full(shape, self.layout.first_position, dtype=np.int64)
         positions[inside] += np.arange(tokens) - np.repeat(begins, ordered)
@@ -270,7 +272,8 @@ class TextBatches:
         first[order] = begins  # in the order of the samples, as the results have to be
         attention, few_shapes = self.layout.attention, self.layout.few_shapes
         bound = self._longest_gap(len(samples)) if few_shapes else int(ordered[-1])
-        inputs = attention_inputs(attention, ordered, bound, total if few_shapes else None)
+        filled_to = total if few_shapes or total > tokens else None
+        inputs = attention_inputs(attention, ordered, bound, filled_to)
         squares = int((ordered * ordered).sum()) + (total - tokens) ** 2
         if attention == "padded":
             squares = len(samples) * int(ordered[-1]) ** 2
@@ -348,7 +351,8 @@ def attention_inputs(
             "back": torch.from_numpy(np.flatnonzero(inside)),
         }
     sizes, counts = np.unique(lengths, return_counts=True)
-    return {"runs": list(zip(counts.tolist(), sizes.tolist(), strict=True))}
+    runs = list(zip(counts.tolist(), sizes.tolist(), strict=True))
+    return {"runs": runs if filled_to is None else [*runs, (1, filled_to - int(ends[-1]))]}
 
 
 def for_model(inputs: dict[str, Any]) -> dict[str, Any]:

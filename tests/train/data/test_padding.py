@@ -97,18 +97,47 @@ def test_a_row_of_texts_is_read_like_padded_ones(
     monkeypatch.setattr(text_layout, "kernel_attention", by_each_text)
     again = outcome(model, batches(samples))  # it still takes padded texts
     assert torch.equal(again[0], scores) and torch.equal(again[1], gradient)
-    kinds = [("runs", False), ("padded", False)]
+    kinds = [("runs", False, 1), ("runs", False, 32), ("padded", False, 1)]
     if text_layout.has_windows(model):
         near = 1e-5  # another kernel where there is a mask, and rotary positions in float32
     else:
-        near, kinds = 1e-6, [*kinds, ("kernel", False), ("kernel", True)]
-    for attention, few in kinds:
-        batches.layout = Layout("packed", attention, first, few)
+        near, kinds = 1e-6, [*kinds, ("kernel", False, 1), ("kernel", True, 1)]
+    for attention, few, step in kinds:
+        batches.layout = Layout("packed", attention, first, few, step)
         batch = batches(samples)
         assert batch["input_ids"].shape == (1, batch[SHAPE].tokens)
+        assert batch[SHAPE].tokens % step == 0 or step == 1
         result = outcome(model, batch)
         torch.testing.assert_close(result[0], scores, rtol=near, atol=near / 10)
-        assert (result[1] - gradient).norm() < near * gradient.norm(), (attention, few)
+        assert (result[1] - gradient).norm() < near * gradient.norm(), (attention, few, step)
+
+
+def test_in_half_precision_attention_is_trained_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its gradient is slow in bfloat16; scores alone are computed in bfloat16."""
+    used: list[torch.dtype] = []
+
+    def attend(query: torch.Tensor, *given: Any, **more: Any) -> torch.Tensor:
+        result = torch.nn.functional.scaled_dot_product_attention(query, *given, **more)
+        used.append(result.dtype)
+        return result
+
+    monkeypatch.setattr(text_layout, "scaled_dot_product_attention", attend)
+    batches, model, samples = text_batches(tmp_path, lengths()), small("bert"), np.arange(16)
+    scores, gradient = outcome(model, batches(samples))
+    text_layout.accept_packed(model)
+    batches.layout = Layout("packed", "runs", row_step=32)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = outcome(model, batches(samples))
+        assert {*used} == {torch.float32}
+        used.clear()
+        with torch.no_grad():
+            again = model(**for_model(batches(samples))).logits
+    assert {*used} == {torch.bfloat16}
+    torch.testing.assert_close(rounded[0].float(), scores, rtol=0.05, atol=0.01)
+    torch.testing.assert_close(again, rounded[0], rtol=0.05, atol=0.01)
+    assert 0 < (rounded[1] - gradient).norm() < 0.05 * gradient.norm()
 
 
 def test_texts_in_a_row_do_not_see_each_other(tmp_path: Path) -> None:
@@ -282,11 +311,15 @@ def chosen(folder: str, name: str, *argv: str, **more: Any) -> tuple[str, str | 
     how = f"{batches.layout.kind} {batches.layout.attention}".strip()
     assert seen["padding"] == how.replace(" ", ", ")
     assert batches.layout.few_shapes == run.context.args.torch_compile
+    in_half = settings.precision == "bf16" and how == "packed runs"
+    assert batches.layout.row_step == (text_layout.CPU_ROW_STEP if in_half else 1)
     return how, seen["padding_reason"]
 
 
 CHOICES: list[tuple[str, list[str], dict[str, Any], str, str]] = [
     ("bert", [], {}, "packed runs", "needs CUDA"),
+    ("bert", ["--precision", "bf16"], {}, "packed runs", "needs CUDA"),
+    ("mpnet", ["--precision", "bf16"], {}, "parts", "mpnet"),
     ("modernbert", [], {}, "packed runs", "windows"),
     ("bert", ["--padding", "batch"], {}, "batch", "asked for"),
     ("bert", ["--neftune_noise_alpha", "5"], {}, "batch", "neftune"),
