@@ -206,7 +206,8 @@ def prediction_lines(
             f"{fitted.train_samples:,}: choose fewer processes or a smaller --batch"
         )
     run_time = _duration(result.run_s(epochs, restarts))
-    yield f"  {epochs:>3} {'epochs' if epochs > 1 else 'epoch '}   {run_time}, all that is known included"
+    several = "epochs" if epochs > 1 else "epoch "
+    yield f"  {epochs:>3} {several}   {run_time}, all that is known included"
     beside = [
         f"{name} {_ms(seconds)}{BETWEEN if name in (SAVING, EPOCH_END) else ''}"
         for name, seconds in result.phases.items()
