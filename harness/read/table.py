@@ -22,7 +22,7 @@ from harness.read.labels import SIGN, UNKNOWN, heading_of
 GAP = 2  # spaces between columns on a terminal
 NUMBER = re.compile(r"^[-+]?[\d.,]+")
 # Where a column has numbers.
-NO_NUMBER = re.compile(rf"{UNKNOWN}|base|not reached|missed by \d+ of \d+|infinite")
+NO_NUMBER = re.compile(rf"{UNKNOWN}|base|not reached|missed \d+ of \d+|infinite")
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ const UNITS = { "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, B: 1, kB: 1e3, MB
 const NUMBER = /^(?:median )?([-+]?\d*\.?\d+(?:e[-+]?\d+)?) ?%?$/i;
 const MEASURED = /([\d.]+) ?([µa-zA-Z]+)/g;
 const MISSING = ["", "-", "base"];
-const MISSED = ["not reached", "infinite"];
+const MISSED = /^(?:not reached|infinite|missed .*)$/;
 function worth(text) {
   const whole = text.trim().replace(/(\d),(?=\d{3})/g, "$1").replace(/[†‡§¶]+$/, "");
   if (MISSING.includes(whole)) return null;
-  if (MISSED.includes(whole)) return Infinity;
+  if (MISSED.test(whole)) return Infinity;
   const value = whole.split(/ ?± | \(/)[0]; // without its spread
   if (NUMBER.test(value)) return Number(value.match(NUMBER)[1]);
   const amounts = [...value.matchAll(MEASURED)];

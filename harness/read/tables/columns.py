@@ -214,7 +214,7 @@ def _target_text(name: str, row: Row, with_count: bool) -> str:
     if median is None or math.isinf(median):
         if not row.get("reached"):
             return f"not reached{count}"
-        return f"missed by {row['finished'] - row['reached']} of {row['finished']}"
+        return f"missed {row['finished'] - row['reached']} of {row['finished']}"
     return f"median {number_text(name, median)}{count}"
 
 
