@@ -36,10 +36,11 @@ from harness.train.run.checkpoints import remove_broken
 from harness.train.run.recorder import Recorder
 from harness.train.run.watchdog import Hung, is_beside_steps
 from harness.train.session import OtherFailed, end_group
+from harness.train.strategy.base import Exchange
 
 PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
 LOOK_EVERY_S = 1.0
-AHEAD = 3  # updates; the ranks of one run are never more than one apart
+AHEAD = 2  # updates, beyond those that ranks may be apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
 
 
@@ -231,17 +232,22 @@ class Preemption(TrainerCallback):
 
     Whoever started the run names a file, and creates it when the time has come. All ranks write the
     checkpoint at the same update, on which they agree through the store in which they met: no step
-    waits for the agreement, and until the file is there nothing is exchanged.
+    waits for the agreement, and until the file is there nothing is exchanged. No rank may be past
+    the update when rank 0 chooses it: it would save later than the others, or wait for them in an
+    exchange while they wait for it to save.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, exchange: Exchange) -> None:
+        self.file, self.exchange = file, exchange
         self.looked_s = 0.0
-        self.announced = self.saving = False
+        self.announced = self.ready = self.saving = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.announced and not self._look():
             return
+        if args.device.type == "cuda":
+            # A host that runs ahead of its device is held by no exchange.
+            torch.cuda.synchronize(args.device)
         update = self._agreed_update(args.process_index, args.world_size, state.global_step)
         # At the end of an epoch its row comes first.
         inside = abs(state.epoch - round(state.epoch)) > 1e-6
@@ -259,23 +265,27 @@ class Preemption(TrainerCallback):
             return False
         self.looked_s = now_s
         self.announced = self.file.exists()
-        if self.announced and dist.is_initialized():
-            _get_default_store().add(READY_RANKS, 1)
         return self.announced
 
     def _agreed_update(self, rank: int, world: int, update: int) -> int | None:
         """The update at which all save; rank 0 chooses it once all ranks have seen the file."""
         if world == 1:
             return update
+        apart = self.exchange.updates_apart()
+        if apart is None:
+            return None  # no update is known that none has passed
         store = _get_default_store()
+        if not self.ready:
+            self.ready = store.add(READY_RANKS, 1) > 0
         if store.check([UPDATE]):
             return int(store.get(UPDATE))
         if rank == 0 and store.add(READY_RANKS, 0) == world:
-            store.set(UPDATE, str(update + AHEAD))
+            store.set(UPDATE, str(update + apart + AHEAD))
+            store.get(UPDATE)  # once it answers, all others see it
         return None
 
 
-def preemption() -> Preemption | None:
+def preemption(exchange: Exchange) -> Preemption | None:
     """The callback; None where no file announces preemptions."""
     file = os.environ.get(PREEMPTION)
-    return Preemption(Path(file)) if file else None
+    return Preemption(Path(file), exchange) if file else None

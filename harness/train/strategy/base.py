@@ -59,6 +59,12 @@ class Exchange:
         optimizer; both have the state of the checkpoint if there is one.
         """
 
+    def updates_apart(self) -> int | None:
+        """By how many updates a rank may be ahead of another, as none waits for it sooner; None:
+        not known, and a run that nears its time limit is not saved inside an epoch.
+        """
+        return None if self.apart else 1
+
     def begin(self, updates: int) -> None:
         """Training begins or goes on, and ends after this update."""
 

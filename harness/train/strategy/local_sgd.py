@@ -300,6 +300,10 @@ class ReplicaExchange(Exchange):
     def _exchange(self, last: bool) -> None:
         raise NotImplementedError
 
+    def updates_apart(self) -> int | None:
+        # The next exchange holds all; one in the background when it takes effect.
+        return self.every // self.fragments + int(self.context.settings.overlap or 0)
+
     def begin(self, updates: int) -> None:
         self.updates = updates
         if self.first >= updates:

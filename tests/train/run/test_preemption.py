@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from harness.core.records import read_json, read_rows
+from harness.train.run import failures
 from harness.train.run.checkpoints import complete_checkpoints
+from harness.train.strategy.base import Exchange
 from tests.support.broken_runs import ARGV, SHORT, Whole, assert_same_training, only_run
-from tests.support.ranks import script
+from tests.support.ranks import ran, run_script, script
 
 pytestmark = pytest.mark.process
 
@@ -48,6 +54,86 @@ def test_a_last_call_saves_where_it_comes(
     starts = [row for row in read_rows(folder.attempts)[0] if row["event"] == "start"]
     assert starts[1]["redone_updates"] == 0
     assert_same_training(folder, whole("vit", count, flags))
+
+
+def called_ahead(argv: list[str], call: str) -> int:
+    """vit.py with a slow rank 0; the other is ahead when it makes the last call."""
+    module = __import__("vit")
+    failures.LOOK_EVERY_S = 0.0  # each update
+
+    class Caller(module.Console):  # type: ignore[name-defined,misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if args.process_index == 0:
+                time.sleep(0.1)
+            elif state.global_step == 10:
+                Path(call).touch()
+
+    module.Console = Caller
+    return run_script("vit", argv, ".")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "local_sgd",
+        pytest.param("diloco --fragments 2 --overlap 6", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_train_apart_save_at_one_update(strategy: str, tmp_path: Path) -> None:
+    """The fast one waited in an exchange while the other waited for it to save, or both saved
+    where they were.
+    """
+    call, out = tmp_path / "call", tmp_path / "out"
+    argv = [
+        "--tiny", "--train_size", "1280", "--test_size", "32", "--epochs", "2", "--b", "16",
+        "--sync_scope", "rank", "--sync_every", "20", "--hang_after", "20",
+        "--strategy", *strategy.split(), "--o", str(out),
+    ]  # fmt: skip
+    done = ran(2, called_ahead, argv, str(call), env={"HARNESS_PREEMPTION": str(call)})
+    assert done.code == 138, done.err
+    folder = only_run(out)
+    (checkpoint,) = folder.checkpoints()
+    assert complete_checkpoints(folder.path) == [checkpoint]
+    assert len([*checkpoint.glob("apart_?.pt")]) == 2
+    saved = int(checkpoint.name.split("-")[1])
+    assert 19 <= saved <= 36, "far ahead of rank 0, or not inside the first epoch"
+
+    done = script("vit", *argv, count=2)
+    assert done.code == 0, done.err
+    assert f"goes on from update {saved}" in done.out
+
+
+def test_a_rank_that_may_be_anywhere_is_not_called(tmp_path: Path) -> None:
+    """A strategy of one's own that trains apart and does not say how far."""
+    context: Any = SimpleNamespace(settings=SimpleNamespace(strategy="mine"))
+    mine = Exchange(context)
+    assert mine.updates_apart() == 1
+    mine.apart = True
+    call = tmp_path / "call"
+    call.touch()
+    args = SimpleNamespace(process_index=0, world_size=2, device=torch.device("cpu"))
+    state, control = SimpleNamespace(global_step=5, epoch=0.5), SimpleNamespace(should_save=False)
+    preemption = failures.Preemption(call, mine)
+    preemption.on_step_end(args, state, control)
+    assert preemption.announced and not control.should_save
+
+
+def test_a_host_waits_for_its_device_before_it_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No exchange holds a host that runs ahead of its GPU."""
+    call, done = tmp_path / "call", []
+    call.touch()
+    store = SimpleNamespace(
+        add=lambda key, count: done.append("ready") or 1, check=lambda keys: False
+    )
+    monkeypatch.setattr(failures, "_get_default_store", lambda: store)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waited"))
+    context: Any = SimpleNamespace(settings=SimpleNamespace(strategy="ddp"))
+    args = SimpleNamespace(process_index=1, world_size=2, device=torch.device("cuda", 1))
+    state, control = SimpleNamespace(global_step=5, epoch=0.5), SimpleNamespace(should_save=False)
+    failures.Preemption(call, Exchange(context)).on_step_end(args, state, control)
+    assert done == ["waited", "ready"]
 
 
 def test_nobody_is_called_where_nothing_is_saved(tmp_path: Path) -> None:
