@@ -45,6 +45,24 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_another_process_with_the_same_number_is_another(tmp_path: Path) -> None:
+    """Two containers on one volume: each calls its first process 1."""
+    path = tmp_path / "lock"
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(Lock(path).take)
+        path.write_text(f"{os.getpid()}\n")
+        assert not Lock(path).take_again()
+    # What this process holds it may take again, until it has given it back, by any name.
+    held, link = Lock(path), tmp_path / "link"
+    link.symlink_to(tmp_path)
+    assert held.take(wait_s=5) and Lock(link / "lock").take_again()
+    held.release()
+    other = Lock(path)
+    assert other.take_again() and other.file is not None
+    other.release()
+
+
+@pytest.mark.process
 def test_locks_leave_nothing_and_never_two_holders(tmp_path: Path) -> None:
     """Many processes take and give back one lock, whose file and folder come and go."""
     code = (

@@ -49,6 +49,11 @@ def _no_folder(path: Path) -> bool:
     return not (stat.S_ISDIR(kind) or (stat.S_ISLNK(kind) and path.exists()))
 
 
+# Process and descriptor of what is held. The text of a lock file does not tell: in each container
+# the first process has the number 1.
+_held: set[tuple[int, int]] = set()
+
+
 class Lock:
     """A file under flock; it exists while it is held, and after its holder was killed."""
 
@@ -69,11 +74,13 @@ class Lock:
         with suppress(OSError):  # it is only for messages, and the disk may be full
             os.ftruncate(self.file, 0)
             os.pwrite(self.file, f"{os.getpid()}\n".encode(), 0)
+        _held.add((os.getpid(), self.file))
         return True
 
     def take_again(self, wait_s: float = 0.0) -> bool:
         """As take(), but also true if this process already holds it from an earlier run."""
-        mine = self.holder() == f"process {os.getpid()}"
+        own = [file for process, file in _held if process == os.getpid()]
+        mine = any(map(self._is_at_its_place, own))
         return self.take(0 if mine else wait_s) or mine
 
     def holder(self) -> str:
@@ -91,6 +98,7 @@ class Lock:
             self.path.unlink()
         self._tidy()
         os.close(self.file)
+        _held.discard((os.getpid(), self.file))
         self.file = None
 
     def _try(self) -> bool:

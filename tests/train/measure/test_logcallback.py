@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -23,7 +24,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from harness.core.attempts import best_of
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
-from harness.core.records.locks import Lock
 from harness.core.settings import UserError
 from harness.read.records.recorded import recorded
 from harness.train.measure.rows import NoNumbers, no_numbers
@@ -286,14 +286,15 @@ def test_the_same_folder_again_keeps_the_earlier_record(tmp_path: Path) -> None:
 
 def held(folder: str) -> tuple[str, bool]:
     """A training in a folder that another process writes to; and once that one has ended."""
-    other = Lock(RunFolder(Path(folder)).lock("run"))
-    assert other.take()
-    other.path.write_text("1\n")
-    with pytest.raises(UserError) as refused:
-        train(folder)
-    other.release()
+    path = RunFolder(Path(folder)).lock("run")
+    path.parent.mkdir(parents=True)
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        print(1, file=other, flush=True)
+        with pytest.raises(UserError) as refused:
+            train(folder)
     train(folder)
-    return str(refused.value), other.path.exists()
+    return str(refused.value), path.exists()
 
 
 def test_two_trainings_in_one_folder_at_a_time_are_refused(tmp_path: Path) -> None:
