@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -93,6 +95,29 @@ def test_what_the_kernel_killed_for_lack_of_memory_is_told_where_it_did(
 def test_any_other_error_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(KeyError("what")))
     assert warm.run(REQUEST)["error"] == "KeyError: 'what'"
+
+
+def test_a_stop_that_comes_before_a_run_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was dropped, and the run went on until it was killed."""
+    began: list[object] = []
+    monkeypatch.setattr(
+        launcher, "elastic_launch", lambda config, main: lambda request: began.append(request)
+    )
+    monkeypatch.setattr(warm.shutil, "rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr(warm.os, "_exit", lambda code: None)
+    requests: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def receive(*messages: dict[str, Any]) -> dict[str, Any]:
+        lines = "".join(json.dumps(message) + "\n" for message in messages)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        warm.receive(requests)
+        return requests.get_nowait()
+
+    result = warm.run(receive({"do": "run", **REQUEST}, {"do": "stop"}))
+    assert (result["code"], result["failures"], began) == (128 + signal.SIGTERM, [], [])
+    # One that comes when a run has ended is not for the next.
+    assert warm.run(receive({"do": "stop"}, {"do": "run", **REQUEST}))["code"] == 0
+    assert len(began) == 1
 
 
 def test_a_server_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,9 @@ BEAT_S = 1.0  # between two signs of life
 sending = threading.Lock()
 hang_after_s = 0.0  # of the run in progress; 0: never
 running = threading.Event()  # set while a run is in progress
+asked = threading.Event()  # set before, from the moment that it is asked for
+early = threading.Event()  # set where it is to stop before it begins
+changing = threading.Lock()  # these three
 
 
 def serve(scripts: list[str], events: Any) -> None:
@@ -87,12 +90,32 @@ def receive(requests: queue.Queue[dict[str, Any]]) -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if message["do"] == "stop":
-            if running.is_set():
-                os.kill(os.getpid(), signal.SIGTERM)
+            stop_run()
         else:
+            if message["do"] == "run":
+                asked.set()
             requests.put(message)
     shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)  # of the fork server
     os._exit(0)  # the sender is gone; the ranks end with this process
+
+
+def stop_run() -> None:
+    """Stop the run in progress, or the one that is about to begin."""
+    with changing:
+        if running.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif asked.is_set():
+            early.set()
+
+
+def begin_run() -> bool:
+    """Whether the run may begin: no stop has come for it."""
+    with changing:
+        may = not early.is_set()
+        early.clear()
+        asked.clear()
+        running.set()
+    return may
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -111,10 +134,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     global hang_after_s
     hang_after_s = request["hang_after_s"]
     memory = OutOfMemory.now()
-    running.set()
     ended: dict[str, Any] = {"code": 0, "failures": []}
     reasons: dict[int, str] = {}  # of ranks that were stopped, by process
     try:
+        if not begin_run():
+            stop(signal.SIGTERM, None)
         host, _, port = request["rendezvous"].rpartition(":")
         if request["node"] and (reason := unreachable(host, int(port))):
             return {"code": 1, "failures": [], "error": reason}
