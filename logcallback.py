@@ -26,6 +26,7 @@ from harness.core import attempts
 from harness.core.records import FINISHED, RunFolder, write_json
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
+from harness.core.records.summary import sum_of
 from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of
@@ -52,7 +53,7 @@ def best_of_trainer(args: TrainingArguments) -> str | None:
 
 def _broke_off(
     pid: int, folder: RunFolder, attempt: int, state: TrainerState, clock: StepClock,
-    began_s: float, cpu: CpuTime, batch: int,
+    began_s: float, measured_s: float, cpu: CpuTime, batch: int,
 ) -> None:  # fmt: skip
     """Record how far a training came that an exception has ended: no event of the Trainer says so.
 
@@ -66,7 +67,7 @@ def _broke_off(
         # No less than its rows say.
         recorded_s = believable("progress", folder.read_progress() or {}).get("wall_s") or 0.0
         wall_s, update = max(clock.last_s - began_s, recorded_s), state.global_step
-        times = cpu.per_rank()
+        times = {**cpu.per_rank(), "measuring_s": MEASURING.total_s - measured_s}
         reason = "the training broke off"
         attempts.end(folder, "interrupted", reason, wall_s, times, update, per_gpu_batch=batch)
 
@@ -107,7 +108,7 @@ class LogCallback(Recorder):
         self.at_exit: weakref.finalize[Any, Any] | None = None  # likewise: while it trains
         self.save_time_s = self.ended_s = self.reported_s = 0.0
         self.earlier_wall_s: float | None = 0.0
-        # Of its wall time what measuring took: in earlier attempts, and of this process before.
+        # Of its wall time what measuring took in earlier attempts, and of this process before.
         self.earlier_measuring_s, self.measured_s = 0.0, MEASURING.total_s
         self.rest_only = False  # of an epoch is trained: nobody knows the part before
 
@@ -154,12 +155,11 @@ class LogCallback(Recorder):
         self.row.begin()
         self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
         self.earlier_wall_s = attempts.wall_s_before(self.folder)
-        earlier, _ = self.folder.read_epochs()
-        self.earlier_measuring_s = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
+        self.earlier_measuring_s = self._measured_before()
         if self.context is None:
             self.at_exit = weakref.finalize(
                 self, _broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
-                self.began_s, self.cpu, args.per_device_train_batch_size,
+                self.began_s, self.measured_s, self.cpu, args.per_device_train_batch_size,
             )  # fmt: skip
         self.machine = environment(args.device.type == "cuda")
         if self.context is not None:
@@ -171,6 +171,18 @@ class LogCallback(Recorder):
             self.observed_before = before.get("observed") or {}
         self._write_environment(state)
         self._report_progress(state)
+
+    def measuring_s(self) -> float:
+        return MEASURING.total_s - self.measured_s
+
+    def _measured_before(self) -> float:
+        """By earlier attempts, of which older ones have said it in their rows alone."""
+        ends, (earlier, _) = (
+            attempts.ends_of(attempts.believed(self.folder)),
+            self.folder.read_epochs(),
+        )
+        of_rows = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
+        return max(of_rows, sum_of(ends, "measuring_s"))
 
     def _open(self) -> None:
         """Take the folder, without a context; what an earlier training left there is kept."""
@@ -277,6 +289,7 @@ class LogCallback(Recorder):
             "updates": state.max_steps,
             "loss": self.losses.logged[-1][1] if self.losses.logged else None,
             "wall_s": now_s - self.began_s,
+            "measuring_s": self.measuring_s(),
             **self.cpu.per_rank(),
         }
         attempts.write_progress(self.folder, progress)
@@ -414,7 +427,7 @@ class LogCallback(Recorder):
             self._report_progress(state)  # a killed attempt took no less than its rows say
         earlier_s, own_s = self.earlier_wall_s, time.perf_counter() - self.began_s
         wall_s = None if earlier_s is None else earlier_s + own_s
-        measuring_s = self.earlier_measuring_s + MEASURING.total_s - self.measured_s
+        measuring_s = self.earlier_measuring_s + self.measuring_s()
         more = {"attempt": self.attempt, "wall_s": wall_s, "measuring_s": measuring_s,
                 "unix": time.time()}  # fmt: skip
         if (row := self.row.write(self.quality, more)) is not None:
@@ -440,14 +453,15 @@ class LogCallback(Recorder):
             ),
         }
         wall_s = time.perf_counter() - self.began_s
-        cpu_time, update = self.cpu.per_rank(), state.global_step
+        times = {**self.cpu.per_rank(), "measuring_s": self.measuring_s()}
+        update = state.global_step
         outcome, reason = FINISHED, None
         if not self.finite:
             outcome, reason = "diverged", f"weights are not finite at update {update}"
         if self.at_exit is not None:
             self.at_exit.detach()
         batch = args.per_device_train_batch_size
-        attempts.end(self.folder, outcome, reason, wall_s, cpu_time, update, per_gpu_batch=batch)
+        attempts.end(self.folder, outcome, reason, wall_s, times, update, per_gpu_batch=batch)
         attempts.write_summary(self.folder, outcome, reason, best, facts)
         if self.folder.outcome() is None:  # the rows are gone, and a summary alone was made anew
             raise DiskError(errno.ENOENT, attempts.removed(self.folder))

@@ -38,7 +38,7 @@ from harness.core.topology import accumulated, own_batch
 
 # By rank, of one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
-
+TIMES = (*CPU_TIME, "measuring_s")
 
 Attempts = Sequence[AttemptStart | AttemptEnd]  # rows of attempts.jsonl
 
@@ -219,7 +219,7 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
             "outcome": failure["outcome"] if failure else "interrupted",
             "reason": failure["reason"] if failure else "the process was killed",
             "in_step": failure.get("in_step") if failure else may_be_in_step(folder, last),
-            **{name: last.get(name) for name in ("unix", "update", "wall_s", *CPU_TIME)},
+            **{name: last.get(name) for name in ("unix", "update", "wall_s", *TIMES)},
         },
     )
 
@@ -345,7 +345,7 @@ def end(
     outcome: str,
     reason: str | None,
     wall_s: float,
-    cpu_time: Mapping[str, list[float] | None] | None = None,
+    times: Mapping[str, Any] | None = None,
     update: int | None = None,
     begun: bool = True,
     per_gpu_batch: int | None = None,
@@ -368,19 +368,19 @@ def end(
             "per_gpu_batch": per_gpu_batch,
             "in_step": False if open_start is None else in_step,
             "wall_s": wall_s,
-            **{name: (cpu_time or {}).get(name) for name in CPU_TIME},
+            **{name: (times or {}).get(name) for name in TIMES},
         },
     )
 
 
 def end_from_outside(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
     """The same for a process that could not: what it last reported of itself counts."""
-    begun, update, in_step = unended(folder), None, None
+    begun, update, in_step, times = unended(folder), None, None, {}
     last = believable("progress", folder.read_progress() or {})
     if begun is not None and last.get("attempt") == begun.get("attempt") is not None:
         wall_s, update = last.get("wall_s") or wall_s, last.get("update")
-        in_step = may_be_in_step(folder, last)
-    end(folder, outcome, reason, wall_s, update=update, in_step=in_step)
+        in_step, times = may_be_in_step(folder, last), {"measuring_s": last.get("measuring_s")}
+    end(folder, outcome, reason, wall_s, times, update, in_step=in_step)
     folder.progress.unlink(missing_ok=True)
 
 

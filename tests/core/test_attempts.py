@@ -206,3 +206,13 @@ def test_what_a_killed_attempt_did_not_report_is_unknown(
     attempts.end(folder, "finished", None, 1.0)
     attempts.write_summary(folder, "finished")
     assert (folder.read_summary() or {})["redone_updates"] == redone
+
+
+def test_an_end_from_outside_has_what_the_attempt_reported_last(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    attempts.begin(folder, 0, 1)
+    told = {"attempt": 1, "wall_s": 7.5, "measuring_s": 1.5, "update": 4}
+    attempts.write_progress(folder, told)
+    attempts.end_from_outside(folder, "timeout", "no news", 9.0)
+    _, end = read_rows(folder.attempts)[0]
+    assert {name: end[name] for name in told} == told

@@ -173,8 +173,8 @@ class EpochRow(TypedDict):
         "went on from an attempt that is not recorded here, as with LogCallback in a new folder"]
     measuring_s: NotRequired[Annotated[Seconds,
         "what of it the record itself took so far: to measure links, what the exchange adds, the "
-        "processor, and passes that are not compiled; of earlier attempts as far as their rows "
-        "say. In no other time. Older rows lack it: readers take `took_s` of environment.json"]]
+        "processor, and passes that are not compiled; of earlier attempts as far as they say. In "
+        "no other time. Older rows lack it: readers take `took_s` of environment.json"]]
     unix: Annotated[Unix, "when the row was written"]
 
 
@@ -296,6 +296,8 @@ class AttemptEnd(TypedDict):
         "whether that was at a training step, not loading, evaluating or saving; null: unknown"]]
     wall_s: Annotated[Seconds | None,
         "how long it took; null where a killed process had reported nothing"]
+    measuring_s: NotRequired[Annotated[Seconds | None,
+        "what of it the record itself took, as in epochs.jsonl; null where that is not known"]]
     user_s_per_rank: CPU_OF_ATTEMPT
     system_s_per_rank: CPU_OF_ATTEMPT
     checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
@@ -414,6 +416,7 @@ class ProgressRecord(TypedDict):
     updates: Annotated[Count, "updates planned"]
     loss: Annotated[float | None, "the last that was logged"]
     wall_s: Annotated[Seconds, "since this attempt opened the run"]
+    measuring_s: NotRequired[Annotated[Seconds, "what of it the record itself took"]]
     user_s_per_rank: CPU_OF_ATTEMPT
     system_s_per_rank: CPU_OF_ATTEMPT
     unix: Annotated[Unix, "when it was written"]

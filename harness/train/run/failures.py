@@ -161,10 +161,11 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
         outcome, in_step = first["outcome"], first.get("in_step")
         reason = attempts.with_rank(first) if many else first["reason"]
     cpu_time = (recorder.cpu or CpuTime.of(context)).per_rank()
+    times = {**cpu_time, "measuring_s": recorder.measuring_s()}
     begun = begun or (hang is not None and attempts.unended(folder) is not None)
     update = recorder.update if begun else None
     batch = context.args.per_device_train_batch_size
-    attempts.end(folder, outcome, reason, context.wall_s, cpu_time, update, begun, batch, in_step)
+    attempts.end(folder, outcome, reason, context.wall_s, times, update, begun, batch, in_step)
     folder.progress.unlink(missing_ok=True)
     if restarts:
         # What becomes of the run is not known yet.

@@ -69,6 +69,10 @@ class Recorder(TrainerCallback):
     cpu: CpuTime | None = None
     last_row: dict[str, Any] | None = None  # of the epoch recorded last
 
+    def measuring_s(self) -> float | None:
+        """How long the attempt has measured for the record alone; None if unknown."""
+        return None
+
     def partial_epoch(self) -> dict[str, Any]:
         """What a checkpoint inside an epoch must keep of the epoch; empty between epochs."""
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from transformers import PreTrainedConfig, Trainer, TrainerCallback
 from harness.core.records import RunFolder
 from harness.read.records.recorded import recorded
 from harness.train.measure.clock import MEASURING
+from tests.support.broken_runs import attempts_of
 from tests.support.recorded import (
     alone,
     environment_of,
@@ -115,6 +117,38 @@ def test_what_was_measured_before_a_run_is_none_of_its_time(tmp_path: Path) -> N
     folder, (counted_s, took_s) = alone(tmp_path, measured_before)
     assert 0.05 <= counted_s <= took_s  # once, though one was within the other
     assert [row["measuring_s"] for row in rows_of(folder)] == [0, 0]
+
+
+class Measures(TrainerCallback):
+    """At an update, measures; and a training of which one begins to fail after it."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            with MEASURING.counted():
+                time.sleep(0.05)
+            if self.fails:
+                raise RuntimeError("planted")
+
+
+def measured_in_two_attempts(folder: str) -> None:
+    with pytest.raises(RuntimeError, match="planted"):
+        train(folder, callbacks=[Measures(fails=True)])
+    gc.collect()  # the trainer, with which its record ends
+    record = RunFolder(Path(folder))
+    record.settings.unlink()  # or it would be set aside: this goes on with it
+    train(folder, callbacks=[Measures(fails=False)])
+
+
+def test_what_an_attempt_measured_that_left_no_row_counts(tmp_path: Path) -> None:
+    """Its wall time did, and its measuring seemed to be training."""
+    folder, _ = alone(tmp_path, measured_in_two_attempts)
+    starts, ends = attempts_of(RunFolder(Path(folder)))
+    assert len(starts) == 2 and min(end["measuring_s"] for end in ends) >= 0.05
+    both_s = sum(end["measuring_s"] for end in ends)
+    assert [row["measuring_s"] for row in rows_of(folder)] == pytest.approx([both_s] * 2)
 
 
 class SlowSave(Trainer):
