@@ -77,7 +77,7 @@ def trained(folder: str, *flags: str, **model: Any) -> dict[str, Any]:
         made_by = getattr(run.context.session, "optimizer", None)
         counted = {
             name: getattr(made_by, name, 0)
-            for name in ("averaged_rounds", "failed_averages", "dropped_samples", "payload_bytes")
+            for name in ("averaged_rounds", "failed_averages", "loads", "payload_bytes")
         }
     return {
         "sockets": P2P._UNIX_SOCKET_PREFIX.removeprefix("/unix"),
@@ -162,6 +162,25 @@ def test_where_the_average_fails_a_peer_goes_on_with_its_own_gradients(tmp_path:
     assert apart(left["weights"], plain["weights"]) < 1e-6
 
 
+def missing_an_update(folder: str, *flags: str) -> dict[str, Any]:
+    """With the first batch of its third update a peer finds that others have made it."""
+    behind = optimizer.PeerOptimizer._should_load_state_from_peers
+
+    def too_late(made_by: Any) -> bool:
+        return behind(made_by) or (made_by.local_epoch == 2 and not made_by.loads)
+
+    optimizer.PeerOptimizer._should_load_state_from_peers = too_late  # type: ignore[method-assign]
+    return trained(folder, *flags)
+
+
+@pytest.mark.process
+def test_a_batch_that_comes_too_late_is_not_counted_as_used(tmp_path: Path) -> None:
+    (late,) = ranks(1, missing_an_update, str(tmp_path), *FLAGS, env=ENV)
+    assert late["loads"] == 1
+    assert [row["samples"] for row in late["rows"]] == [64, 64]
+    assert [row["fed_samples"] for row in late["rows"]] == [68, 64]
+
+
 @pytest.mark.process
 def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> None:
     both = ranks(2, trained, str(tmp_path), *FLAGS, env=ENV)
@@ -170,7 +189,7 @@ def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> No
     assert len({one["sockets"] for one in both} - {"/tmp/hivemind-"}) == 2
     assert apart(leader["weights"], other["weights"]) < 1e-6
     updates = 2 * 64 // 8
-    counted = [(o["averaged_rounds"], o["failed_averages"], o["dropped_samples"]) for o in both]
+    counted = [(o["averaged_rounds"], o["failed_averages"], o["loads"]) for o in both]
     assert counted == [(updates, 0, 0)] * 2, [len(o["batches"]) for o in both]
     together = {
         u: leader["batches"].get(u, []) + other["batches"].get(u, []) for u in range(1, updates + 1)
@@ -244,9 +263,7 @@ def test_local_updates_average_weights(tmp_path: Path) -> None:
     assert apart(both[0]["weights"], both[1]["weights"]) < 1e-6
     assert both[0]["rows"][-1]["updates"] == 16
     size = 4 * len(both[0]["weights"])
-    counted = [
-        (o["payload_bytes"] / size, o["failed_averages"], o["dropped_samples"]) for o in both
-    ]
+    counted = [(o["payload_bytes"] / size, o["failed_averages"], o["loads"]) for o in both]
     assert counted == [(16, 0, 0)] * 2
 
 

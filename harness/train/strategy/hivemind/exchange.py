@@ -144,12 +144,12 @@ class PeersExchange(Exchange):
 
     def _step(self, wrapper: Any) -> None:
         optimizer: PeerOptimizer = self.optimizer
-        before, dropped = optimizer.local_epoch, optimizer.dropped_samples
+        before, loads = optimizer.local_epoch, optimizer.loads
         optimizer.step()
         self.payload_bytes = optimizer.payload_bytes
         wrapper._is_overflow = True  # keeps the Trainer from stepping the schedule at each batch
         self.fed += self.own_batch
-        if optimizer.dropped_samples != dropped:
+        if optimizer.loads != loads:
             self.pending = 0  # this batch was dropped as well
         else:
             self.pending += self.own_batch

@@ -173,7 +173,8 @@ class PeerOptimizer(hivemind.Optimizer):
     that any of them has made.
     """
 
-    averaged_rounds = failed_averages = dropped_samples = payload_bytes = 0
+    averaged_rounds = failed_averages = payload_bytes = 0
+    loads = 0  # of another peer's state; what was accumulated and the batch at hand are discarded
 
     def __init__(
         self,
@@ -303,7 +304,7 @@ class PeerOptimizer(hivemind.Optimizer):
             self.payload_bytes += sent_bytes(self.grad_averager)
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
-        self.dropped_samples += self.tracker.local_progress.samples_accumulated
+        self.loads += 1
         super().load_state_from_peers(**kwargs)
 
     def refresh_progress(self) -> None:
