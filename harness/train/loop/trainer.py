@@ -126,7 +126,7 @@ class ExactTrainer(Trainer):
         self.recorder = next((c for c in callbacks if isinstance(c, Recorder)), Recorder())
         self.recorder.observations = self.observations
         callbacks.insert(0, EpochEvents(self))
-        if self.settings.save != "none" and (callback := preemption(self.exchange)):
+        if callback := preemption(self.settings, self.exchange):
             self.add_callback(callback)
         add_trackers(self)
         self.add_callback(self.comm_probe)

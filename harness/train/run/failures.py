@@ -28,7 +28,7 @@ from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.rows import FailureRecord
-from harness.core.settings import UserError
+from harness.core.settings import Settings, UserError
 from harness.train.context import Context, Launch
 from harness.train.measure.environment import environment
 from harness.train.measure.resources import CpuTime
@@ -286,7 +286,10 @@ class Preemption(TrainerCallback):
         return None
 
 
-def preemption(exchange: Exchange) -> Preemption | None:
-    """The callback; None where no file announces preemptions."""
+def preemption(settings: Settings, exchange: Exchange) -> Preemption | None:
+    """The callback; None where no file announces preemptions, and where a run does not save inside
+    an epoch: peers of hivemind have the same weights only at its end, and one of them saves.
+    """
     file = os.environ.get(PREEMPTION)
-    return Preemption(Path(file), exchange) if file else None
+    saves = settings.save != "none" and settings.strategy != "hivemind"
+    return Preemption(Path(file), exchange) if file and saves else None

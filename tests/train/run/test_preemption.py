@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.broken_runs import ARGV, SHORT, Whole, assert_same_training, 
 from tests.support.ranks import ran, run_script, script
 
 pytestmark = pytest.mark.process
+HIVEMIND = pytest.mark.skipif(find_spec("hivemind") is None, reason="hivemind is not installed")
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,17 @@ def test_a_host_waits_for_its_device_before_it_says_where_it_is(
 
 
 def test_nobody_is_called_where_nothing_is_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--save", "none"],
+        pytest.param(["--strategy", "hivemind"], marks=HIVEMIND),  # nor inside an epoch
+    ],
+    ids=["no checkpoints", "hivemind"],
+)
+def test_nobody_is_called_where_nothing_is_saved(more: list[str], tmp_path: Path) -> None:
     call = tmp_path / "call"
     call.touch()
-    argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", "--save", "none"]
+    argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", *more]
     done = script("vit", *argv, "--o", str(tmp_path), env={"HARNESS_PREEMPTION": str(call)})
     assert done.code == 0, done.err
