@@ -443,6 +443,8 @@ class PeerRecord(TypedDict):
     samples: Annotated[Amount, "samples that went into updates"]
     fed: Annotated[Amount, "samples fed, those thrown away included"]
     loss: Annotated[Any, "sum of the losses of its samples"]
+    loss_samples: NotRequired[Annotated[Amount,
+        "the samples of that sum: those fed to the end of the last epoch that it reported"]]
     payload: Annotated[Amount, "bytes that it handed over"]
     network: Annotated[Amount, "bytes that its node sent"]
     failed_averages: Annotated[Amount, "averaging rounds that it had to skip"]

@@ -39,7 +39,8 @@ from harness.train.strategy.hivemind.session import Peers
 ENDLESS = 10**12  # batches in the Trainer's epoch: a peer contributes what it can
 EPOCH_END_S = 10.0  # for all peers to publish what they have done in an epoch
 # In peers.json; what a peer publishes at the end of an epoch, and what of it goes into the record.
-COUNTS = ("samples", "fed", "loss", "payload", "network", "failed_averages")
+# Between two ends it publishes how much it has fed, but no loss: that is of the `loss_samples`.
+COUNTS = ("samples", "fed", "loss", "loss_samples", "payload", "network", "failed_averages")
 RESOURCES = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
 
 
@@ -210,8 +211,8 @@ class PeersExchange(Exchange):
         loss, _, *rest = totals
         self.loss += loss
         values = (
-            self.samples, self.fed, self.loss, self.payload_bytes or 0, self._network_bytes(),
-            self.optimizer.failed_averages,
+            self.samples, self.fed, self.loss, self.fed, self.payload_bytes or 0,
+            self._network_bytes(), self.optimizer.failed_averages,
         )  # fmt: skip
         cuda = self.context.args.device.type == "cuda"
         reserved = reserved_memory_gib(cuda)
@@ -237,7 +238,7 @@ class PeersExchange(Exchange):
             "payload_bytes": int(sums["payload"]),
             "network_sent_bytes": related(int(sums["payload"]), network),
         }
-        return [sums["loss"], sums["fed"], *rest]
+        return [sums["loss"], sums["loss_samples"], *rest]
 
     def _network_bytes(self) -> int:
         """Bytes that this node has sent; one of its peers counts them."""

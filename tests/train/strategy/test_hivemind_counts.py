@@ -1,0 +1,127 @@
+"""What the record counts of peers that miss updates, come too late or go inside an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.core.command_line import parse
+from harness.core.records import read_json
+from harness.core.rules import place
+from harness.core.topology import World
+
+pytest.importorskip("hivemind")
+
+from harness.train.strategy.hivemind.exchange import PeersExchange
+from harness.train.strategy.hivemind.session import Peers
+
+FLAGS = ["--tiny", "--strategy=hivemind", "--per_gpu_batch=4", "--target_batch=8"]
+
+
+class Network:
+    """What this peer knows of the others, without a network."""
+
+    def __init__(self) -> None:
+        self.id = "recorder"
+        self.known: dict[str, dict[str, Any]] = {}
+        self.alive: dict[str, dict[str, Any]] = {}
+
+    def publish(self, *args: Any) -> None:
+        pass
+
+    def publish_own(self, own: dict[str, Any]) -> None:
+        self.known[self.id] = self.alive[self.id] = own
+
+    def wait(self, condition: Callable[[], Any], within_s: float) -> Any:
+        return condition()
+
+    def refresh(self) -> None:
+        pass
+
+
+class Made:
+    """An optimizer whose state the test sets."""
+
+    local_epoch = loads = payload_bytes = failed_averages = 0
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], None]] = []
+
+    def step(self) -> None:
+        self.steps.pop(0)()
+
+    def resume_after_pause(self) -> None:
+        pass
+
+
+def recorder(folder: Path, checkpoint: int = 0) -> PeersExchange:
+    """Peer 0 of a run with epochs of 8 updates."""
+    session = object.__new__(Peers)
+    session._state, session.own, session.number = Network(), {}, 0  # type: ignore[assignment]
+    session.launched_world = session.world = session.recorded_world = World()
+    session.publish(number=0, update=0, samples=0, fed=0, loss=0.0, edges=[])
+    context: Any = SimpleNamespace(
+        settings=place(parse("vit", FLAGS, {}), World()),
+        session=session,
+        data_facts={"train_samples": 64},
+        position=SimpleNamespace(update=checkpoint),
+        folder=SimpleNamespace(peers=folder / "peers.json"),
+        args=SimpleNamespace(device=torch.device("cpu")),
+        sampler=None,
+        cpu_began=None,
+    )
+    exchange = PeersExchange(context)
+    exchange.optimizer, exchange.payload_bytes = Made(), 0
+    exchange.optimizer.local_epoch = checkpoint
+    exchange.sampler(64)
+    return exchange
+
+
+def ends(exchange: PeersExchange, epoch: int, fed: int, loss: float) -> list[float]:
+    """The sums of an epoch in which this peer fed so many samples with this mean loss."""
+    exchange.samples, exchange.fed = exchange.samples + fed, exchange.fed + fed
+    return exchange.end_epoch(float(epoch), [loss * fed, fed, 0, 0, 0, 0])
+
+
+def edge(epoch: int, fed: int, loss: float) -> dict[str, Any]:
+    """What another peer publishes at the end of an epoch, when it has fed so many samples."""
+    counts = {"samples": fed, "fed": fed, "loss": loss * fed, "loss_samples": fed}
+    counts |= dict.fromkeys(("payload", "network", "failed_averages"), 0)
+    resources = {
+        "peak_memory_gib": 1.0,
+        "reserved_memory_gib": None,
+        "user_s": 2.0,
+        "system_s": 1.0,
+    }
+    telemetry = {"gpus": [], "node": {}, "processors": {}, "energy_j": 7.0}
+    edges = {"edges": [[float(epoch), *counts.values()]]}
+    return {"number": 1, "update": 0, **counts, **edges, **resources, "telemetry": telemetry}
+
+
+def test_the_loss_is_the_mean_over_those_samples_whose_loss_is_known(tmp_path: Path) -> None:
+    """A peer that goes, or is late at the end of an epoch, has told what it fed, and no loss."""
+    exchange = recorder(tmp_path)
+    known = exchange.peers.state.known
+    known["other"] = edge(1, fed=32, loss=2.0)
+    loss, samples, *_ = ends(exchange, 1, fed=32, loss=1.0)
+    assert (loss / samples, exchange.epoch_fields["fed_samples"]) == (1.5, 64)
+
+    known["other"] |= {"fed": 56, "samples": 52}  # with an update inside the second epoch
+    loss, samples, *_ = ends(exchange, 2, fed=32, loss=1.0)
+    assert (loss / samples, exchange.epoch_fields["fed_samples"]) == (1.0, 32 + 24)
+    assert exchange.epoch_fields["samples"] == 32 + 20
+
+    known["other"] = edge(3, fed=96, loss=2.0)  # it was late: what was left out comes now
+    loss, samples, *_ = ends(exchange, 3, fed=32, loss=1.0)
+    assert (loss, samples) == (2.0 * 64 + 32, 96)
+    assert exchange.epoch_fields["fed_samples"] == 32 + 40
+    kept = read_json(tmp_path / "peers.json") or {}
+    assert [(p["rank"], p["fed"], p["loss_samples"]) for p in kept.values()] == [
+        (0, 96, 96),
+        (1, 96, 96),
+    ]
