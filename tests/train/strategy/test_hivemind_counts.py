@@ -21,6 +21,7 @@ from harness.train.strategy.hivemind.exchange import PeersExchange
 from harness.train.strategy.hivemind.session import Peers
 
 FLAGS = ["--tiny", "--strategy=hivemind", "--per_gpu_batch=4", "--target_batch=8"]
+TELEMETRY = {"gpus": [], "node": {}, "processors": {}, "energy_j": 7.0}
 
 
 class Network:
@@ -98,9 +99,8 @@ def edge(epoch: int, fed: int, loss: float) -> dict[str, Any]:
         "user_s": 2.0,
         "system_s": 1.0,
     }
-    telemetry = {"gpus": [], "node": {}, "processors": {}, "energy_j": 7.0}
     edges = {"edges": [[float(epoch), *counts.values()]]}
-    return {"number": 1, "update": 0, **counts, **edges, **resources, "telemetry": telemetry}
+    return {"number": 1, "update": 0, **counts, **edges, **resources, "telemetry": TELEMETRY}
 
 
 def test_the_loss_is_the_mean_over_those_samples_whose_loss_is_known(tmp_path: Path) -> None:
@@ -125,3 +125,18 @@ def test_the_loss_is_the_mean_over_those_samples_whose_loss_is_known(tmp_path: P
         (0, 96, 96),
         (1, 96, 96),
     ]
+
+
+def test_what_a_peer_measured_belongs_to_the_epoch_whose_end_it_reported(tmp_path: Path) -> None:
+    exchange = recorder(tmp_path)
+    known = exchange.peers.state.known
+    known["other"] = reported = edge(1, fed=32, loss=2.0)
+    rows = []
+    for epoch in (1, 2, 3):
+        ends(exchange, epoch, fed=32, loss=1.0)
+        rows += exchange.gather({})[1:]
+        known["other"] = reported | {"fed": 56, "samples": 52}  # killed inside the second epoch
+    # In the row of the second one it is unknown: a sum over the others would be too small.
+    assert [row.get("telemetry", "none") for row in rows] == [TELEMETRY, None, "none"]
+    # A processor's time counts from the start: that of a peer that has gone stays.
+    assert [row["user_s"] for row in rows] == [2.0, 2.0, 2.0]

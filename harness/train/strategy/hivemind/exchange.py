@@ -273,11 +273,12 @@ class PeersExchange(Exchange):
                 **dict(zip(COUNTS, values, strict=True)),
             }
         write_json(file, recorded)
-        others = [p for n, p in state.known.items() if n != state.id and "peak_memory_gib" in p]
-        self.other_rows = [
-            {"rank": p["number"], **{name: p[name] for name in RESOURCES if name in p}}
-            for p in sorted(others, key=lambda p: p["number"])
+        others = [
+            _resources(epoch, peer, took_part=recorded.get(name, {}).get("to_epoch") == epoch)
+            for name, peer in state.known.items()
+            if name != state.id and "peak_memory_gib" in peer
         ]
+        self.other_rows = sorted(others, key=lambda row: row["rank"])
         return sums
 
     def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -300,3 +301,15 @@ def _counts_at(epoch: float, peer: dict[str, Any]) -> list[float] | None:
         if end == epoch:
             return list(values)
     return None
+
+
+def _resources(epoch: float, peer: dict[str, Any], took_part: bool) -> dict[str, Any]:
+    """What a peer used, as it published last: the telemetry of one that did not report the end of
+    this epoch is of an epoch before. It is unknown then, and of a peer that took no part none.
+    """
+    row = {"rank": peer["number"], **{name: peer[name] for name in RESOURCES if name in peer}}
+    if "telemetry" in row and not _counts_at(epoch, peer):
+        del row["telemetry"]
+        if took_part:
+            row["telemetry"] = None
+    return row
