@@ -321,6 +321,7 @@ class LogCallback(Recorder):
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
             row |= rows.merged(m.run_fields(everyone, row) for m in self.measures)
+            row |= strategy_fields
             row |= dict.fromkeys(OF_WHOLE_EPOCHS if self.rest_only else ())
             if first_epoch:
                 # What was seen in the first step is known now.
@@ -349,7 +350,6 @@ class LogCallback(Recorder):
             "step_time_p95_s": everyone[0]["step_time_p95_s"],
             "data_wait_share": self.clock.data_wait_s / train_s if train_s else None,
             **over_ranks(everyone, self.world.per_node),
-            **self.observations.epoch_fields,
         }
 
     def _logged_loss(self, state: TrainerState) -> dict[str, float | None]:

@@ -76,14 +76,16 @@ class EpochRow(TypedDict):
     epoch_time_s: Annotated[Seconds | None,
         "the training part of the epoch on rank 0's clock: includes data loading and the first "
         "steps (compilation), excludes evaluation and saving; summed over all attempts; null, as "
-        "other sums over the epoch, where LogCallback alone was resumed inside it"]
+        "other sums over the epoch, where LogCallback alone was resumed inside it, and where peers "
+        "trained while the one that records was away"]
     train_samples_per_s: Annotated[PerSecond | None, "`timed_samples` / `timed_s`"]
     train_samples_per_s_per_gpu: Annotated[PerSecond | None, "that / number of devices"]
     timed_steps: Annotated[Count,
         "timed steps: all but the first `timing_warmup_steps` of a process; of a stream that "
         "LogCallback alone was given not the epoch's last, whose batch may be short"]
     timed_samples: Annotated[Amount | None,
-        "distinct samples in the timed steps; null where workers load such a stream"]
+        "distinct samples in the timed steps; null where workers load such a stream, and where "
+        "peers trained while the one that records was away"]
     timed_s: Annotated[Seconds,
         "sum of the times of the timed steps; a step lasts from the end of one update to the end "
         "of the next"]

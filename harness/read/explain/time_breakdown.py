@@ -85,7 +85,10 @@ def time_breakdown(run: Run) -> TimeBreakdown:
     if run.imported:
         raise UserError(f"{path} is imported: its source does not record single steps")
     if steps and samples is None:
-        raise UserError(f"{path} does not know the samples of its steps: its data were a stream")
+        raise UserError(
+            f"{path} does not know the samples of its steps: its data were a stream, or the peer "
+            "that records was away while others trained"
+        )
     if not (steps and timed_s and samples and updates and run.devices):
         raise UserError(f"{path} has no timed steps: measure a longer run, or more epochs")
     train_s = total_of(rows, "epoch_time_s")

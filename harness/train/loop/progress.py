@@ -190,7 +190,9 @@ class Console(TrainerCallback):
         if row["train_samples_per_s"]:
             parts.append(f"{row['train_samples_per_s']:,.0f} samples/s")
         parts += utilisation(row)
-        parts.append(f"epoch {row['epoch_time_s']:.1f} s, evaluation {row['eval_time_s']:.1f} s")
+        train_s = row["epoch_time_s"]  # unknown where the peer that records was away
+        trained = "epoch of unknown time" if train_s is None else f"epoch {train_s:.1f} s"
+        parts.append(f"{trained}, evaluation {row['eval_time_s']:.1f} s")
         if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
             parts.append(f"other programs used {others:.0%} of the cores")
         self.screen.print("  " + "  ".join(parts), markup=False)  # names of own metrics

@@ -154,3 +154,17 @@ def test_texts_that_are_cut_off_are_counted(
     }  # fmt: skip
     line = "1,300 texts have more than 48 tokens and are cut there (--max_length)"
     assert [*printing._about_data()].count(line) == said
+
+
+def test_a_time_that_the_recorder_has_not_seen_is_called_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printing = console(tmp_path)
+    printing.recorder.last_row = {  # type: ignore[misc]
+        "epoch": 3.0, "train_samples_per_s": None, "epoch_time_s": None, "eval_time_s": 1.0,
+    }  # fmt: skip
+    args: Any = SimpleNamespace(
+        num_train_epochs=4, max_steps=-1, device=SimpleNamespace(type="cuda")
+    )
+    printing.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
+    assert "epoch 3/4  epoch of unknown time, evaluation 1.0 s" in capsys.readouterr().out

@@ -23,6 +23,7 @@ pytest.importorskip("hivemind")
 from hivemind.compression import CompressionInfo, serialization
 from hivemind.p2p import P2P
 
+from harness.train.measure import telemetry
 from harness.train.strategy.hivemind import (
     VERSION,
     Int8,
@@ -31,6 +32,7 @@ from harness.train.strategy.hivemind import (
     private_sockets,
     session,
 )
+from harness.train.strategy.hivemind.exchange import NOT_SEEN
 from harness.train.strategy.hivemind.optimizer import state_interval
 from harness.train.strategy.hivemind.session import PEERS, Peers
 
@@ -179,6 +181,23 @@ def test_a_batch_that_comes_too_late_is_not_counted_as_used(tmp_path: Path) -> N
     assert late["loads"] == 1
     assert [row["samples"] for row in late["rows"]] == [64, 64]
     assert [row["fed_samples"] for row in late["rows"]] == [68, 64]
+
+
+def away_at_first(folder: str, *flags: str) -> dict[str, Any]:
+    """When it begins, another has made an update; all energy is that of a sampler."""
+    newest, seen = Peers.newest_update, iter((1,))
+    Peers.newest_update = lambda made_by: next(seen, newest(made_by))  # type: ignore[method-assign]
+    telemetry.Telemetry.run_fields = lambda *_: {"energy_j": 5.0}  # type: ignore[method-assign]
+    return trained(folder, *flags)
+
+
+@pytest.mark.process
+def test_what_the_recorder_has_not_seen_is_unknown(tmp_path: Path) -> None:
+    (alone,) = ranks(1, away_at_first, str(tmp_path), *FLAGS, env=ENV)
+    first, second = ([row[name] for name in NOT_SEEN] for row in alone["rows"])
+    assert first == [None] * 5
+    assert min(second) > 0 and alone["rows"][1]["energy_j"] == 5.0
+    assert alone["summary"]["train_time_s"] is alone["summary"]["energy_j"] is None
 
 
 @pytest.mark.process

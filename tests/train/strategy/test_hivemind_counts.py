@@ -17,7 +17,7 @@ from harness.core.topology import World
 
 pytest.importorskip("hivemind")
 
-from harness.train.strategy.hivemind.exchange import PeersExchange
+from harness.train.strategy.hivemind.exchange import NOT_SEEN, PeersExchange
 from harness.train.strategy.hivemind.session import Peers
 
 FLAGS = ["--tiny", "--strategy=hivemind", "--per_gpu_batch=4", "--target_batch=8"]
@@ -140,3 +140,18 @@ def test_what_a_peer_measured_belongs_to_the_epoch_whose_end_it_reported(tmp_pat
     assert [row.get("telemetry", "none") for row in rows] == [TELEMETRY, None, "none"]
     # A processor's time counts from the start: that of a peer that has gone stays.
     assert [row["user_s"] for row in rows] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("update", [8, 13, 24])  # that another has made when the recorder goes on
+def test_of_a_time_that_was_not_seen_the_record_knows_nothing(update: int, tmp_path: Path) -> None:
+    exchange = recorder(tmp_path, checkpoint=8)
+    state = exchange.peers.state
+    state.known["other"] = state.alive["other"] = edge(2, fed=64, loss=2.0) | {"update": update}
+    exchange.optimizer.local_epoch = update  # it has taken over what the other has
+    exchange.begin_epoch()
+    ends(exchange, 2, fed=8, loss=1.0)
+    unknown = {name for name, value in exchange.epoch_fields.items() if value is None}
+    assert (unknown >= set(NOT_SEEN)) == (update > 8) == bool(unknown & set(NOT_SEEN))
+    exchange.begin_epoch()
+    ends(exchange, 3, fed=8, loss=1.0)
+    assert not set(NOT_SEEN) & set(exchange.epoch_fields)

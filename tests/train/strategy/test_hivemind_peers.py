@@ -267,16 +267,24 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     # Until it is killed: alone it might be through before the second one came.
     first = peers.Peer(tmp_path / "first", peers.lingers, 12, 300.0, 99, argv)
     join = ["--initial_peers", first.address()]
-    second = vit(tmp_path / "second", *flags, *join, out=tmp_path / "elsewhere")
+    elsewhere = tmp_path / "elsewhere"
+    argv = [*TINY, *flags, *join, "--output_dir", str(elsewhere)]
+    second = peers.Peer(tmp_path / "second", peers.lingers, 17, 2.0, 99, argv)
     wait_for(lambda: list(out.glob("*/*/*/checkpoint-*/complete.json")) and second.out)
     others = re.search(r"answers at (\S+)", wait_for(lambda: second.out))
     assert others is not None
     first.kill()
+    wait_for(lambda: list(elsewhere.glob("*/*/*/ranks/rank_1.jsonl")))  # it goes on alone
     again = vit(tmp_path / "again", *flags, "--initial_peers", others[1], out=out)
     assert (again.code(), second.code()) == (0, 0), again.err + second.err
     record = peers.record(out)
     epochs = [row["epoch"] for row in peers.rows(record)]
     assert epochs == sorted(set(epochs)) and epochs[-1] == 4
+    first_row, *later = [row for row in peers.rows(record) if row["attempt"] == 2]
+    for name in ("epoch_time_s", "timed_samples", "train_samples_per_s", "energy_j"):
+        assert first_row[name] is None, name
+    assert all(row["epoch_time_s"] > 0 and row["timed_samples"] > 0 for row in later)
+    assert "epoch of unknown time" in again.out
     assert [row["event"] for row in read_rows(record.attempts)[0]] == ["start", "end"] * 2
     assert peers.summary(record)["attempts"] == 2
 

@@ -42,6 +42,11 @@ EPOCH_END_S = 10.0  # for all peers to publish what they have done in an epoch
 # Between two ends it publishes how much it has fed, but no loss: that is of the `loss_samples`.
 COUNTS = ("samples", "fed", "loss", "loss_samples", "payload", "network", "failed_averages")
 RESOURCES = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
+# Of a row with a part in which this process was not there.
+NOT_SEEN = (
+    "epoch_time_s", "train_samples_per_s", "train_samples_per_s_per_gpu", "timed_samples",
+    "energy_j",
+)  # fmt: skip
 
 
 class EndlessOrder(EpochOrder):
@@ -94,6 +99,7 @@ class PeersExchange(Exchange):
         self.order_began_at = 0  # samples fed by earlier attempts
         self.order: EndlessOrder | None = None
         self.epoch = 0  # that has begun
+        self.away = False  # while others made the first updates of the row to come
         self.sent_before = 0  # by this node's interfaces, when training began
         self.other_rows: list[dict[str, Any]] = []  # of the other peers, for the epoch that ended
         self.optimizer: Any = None
@@ -201,6 +207,8 @@ class PeersExchange(Exchange):
         if not self.peers.own.get("ready"):
             self.peers.publish(ready=True, update=self.update)
             self.peers.wait_for_all()
+            # A recorder that was killed and goes on: its clock and its sampler have seen a part.
+            self.away = self.peers.newest_update() > self.context.position.update
         self.peers.begin_epoch(self.epoch)
         self.optimizer.resume_after_pause()
         self.order.position = self.order_began_at + self.fed
@@ -237,7 +245,9 @@ class PeersExchange(Exchange):
             "failed_averages": int(sums["failed_averages"]),
             "payload_bytes": int(sums["payload"]),
             "network_sent_bytes": related(int(sums["payload"]), network),
+            **dict.fromkeys(NOT_SEEN if self.away else ()),
         }
+        self.away = False
         return [sums["loss"], sums["loss_samples"], *rest]
 
     def _network_bytes(self) -> int:
