@@ -138,7 +138,6 @@ def test_a_host_waits_for_its_device_before_it_says_where_it_is(
     assert done == ["waited", "ready"]
 
 
-def test_nobody_is_called_where_nothing_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more",
     [
