@@ -176,11 +176,9 @@ class LogCallback(Recorder):
         return MEASURING.total_s - self.measured_s
 
     def _measured_before(self) -> float:
-        """By earlier attempts, of which older ones have said it in their rows alone."""
-        ends, (earlier, _) = (
-            attempts.ends_of(attempts.believed(self.folder)),
-            self.folder.read_epochs(),
-        )
+        """At least, by earlier attempts: older programs said it in their rows alone."""
+        ends = attempts.ends_of(attempts.believed(self.folder))
+        earlier, _ = self.folder.read_epochs()
         of_rows = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
         return max(of_rows, sum_of(ends, "measuring_s"))
 

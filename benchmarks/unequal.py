@@ -48,8 +48,9 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def busy(core: int) -> Iterator[None]:
-    """A process on this core that never waits."""
-    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    """A process on this core that never waits, and ends with this one."""
+    spin = f"while os.getppid() == {os.getpid()}: pass"
+    code = f"import os; os.sched_setaffinity(0, [{core}])\n{spin}"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
             yield

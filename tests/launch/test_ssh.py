@@ -353,16 +353,28 @@ def test_nothing_is_taken_that_would_lie_outside() -> None:
 def test_of_each_node_what_its_ranks_wrote() -> None:
     first = sent(summary=b"0", ranks__rank_0=b"0", ranks__rank_3=b"stale", ranks__node=b"0")
     second = sent(summary=b"stale", ranks__rank_0=b"stale", ranks__rank_3=b"1", ranks__node=b"1")
-    second |= sent(telemetry__node_x=b"1")
+    # The number of a file with readings is the node's.
+    first |= sent(telemetry__node_0=b"0", telemetry__node_1=b"stale")
+    second |= sent(telemetry__node_1=b"1")
     whole = {name: s.content for name, s in merged({0: first, 1: second}, processes=2).items()}
     assert whole == {
         "summary.json": b"0", "ranks/rank_0.json": b"0", "ranks/rank_3.json": b"1",
-        "ranks/node.json": b"0", "telemetry/node_x.json": b"1",
+        "ranks/node.json": b"0", "telemetry/node_0.json": b"0", "telemetry/node_1.json": b"1",
     }  # fmt: skip
 
 
 def attempt(*rows: bytes) -> dict[str, Fetched]:
     return {"attempts.jsonl": Fetched(b"".join(rows), 50.0)}
+
+
+def test_a_record_comes_from_a_host_whose_clock_is_behind(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    put(attempt(row("start", 10), row("end", 100)), folder, 0.0)  # its end was written here
+    finished = attempt(row("start", 10), row("start", 20), row("end", 60)) | sent(summary=b"{}")
+    put(finished, folder, clock_s=0.0)
+    assert not folder.summary.exists()
+    put(finished, folder, clock_s=-90.0)
+    assert folder.summary.exists()
 
 
 def test_a_record_comes_and_a_newer_one_stays(tmp_path: Path) -> None:

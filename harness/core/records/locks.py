@@ -97,8 +97,8 @@ class Lock:
         with suppress(OSError):
             self.path.unlink()
         self._tidy()
-        os.close(self.file)
         _held.discard((os.getpid(), self.file))
+        os.close(self.file)
         self.file = None
 
     def _try(self) -> bool:

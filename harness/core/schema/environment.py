@@ -123,7 +123,8 @@ class ObservedRecord(TypedDict, total=False):
         "without it, readers do not know how long ranks waited for slower ones"]
     padding: Annotated[str,
         "of texts, the layout of a batch: `packed`, all tokens in one row, with attention by "
-        "`runs` of equal length (CPU), by torch's `kernel` for texts of any length (CUDA in half "
+        "`runs` of equal length (CPU; in half precision the row is filled up to a multiple of 32 "
+        "tokens), by torch's `kernel` for texts of any length (CUDA in half "
         "precision) or `padded` for itself alone; `parts`, at most four of similar length, fed "
         "one after the other; or `batch`, padded to the longest. Loss and gradient are the same "
         "up to rounding; dropout draws different masks. A model whose scores depend on padding, "

@@ -220,7 +220,8 @@ def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict
         for name, sent in files.items():
             inside = "/" in name
             match = OF_RANK.search(name) if inside else None
-            owner = int(match[1]) // processes if match else None
+            of_node = name.startswith("telemetry/")  # the number is a node's, and not a rank's
+            owner = int(match[1]) // (1 if of_node else processes) if match else None
             if owner == node or (owner is None and (node == 0 or (inside and name not in record))):
                 record[name] = sent
     return record
@@ -233,7 +234,7 @@ def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None
     """
     here, _ = read_rows(folder.attempts)
     there, _ = rows_in(files[ATTEMPTS].content if ATTEMPTS in files else b"")
-    if _latest(here) > _latest(there):
+    if _latest(here) > _latest(there) + max(-clock_s, 0.0):
         # Failures of ranks are still news: rank 0 may have had no time to record them.
         files = {name: sent for name, sent in files.items() if name.startswith(FAILURE_OF_RANK)}
     elif files and SUMMARY not in files:

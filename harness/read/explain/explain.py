@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -117,7 +118,7 @@ def explain(
     context = run_context(run, baseline)
     fit = [other for other in beside if is_single(other) and why_not(run, other) is None]
     singles = [*fit, *([named] if named and is_single(named) else [])]
-    others = [(group.identity["per_gpu_batch"], group_breakdown(group)) for group in singles]
+    others = [*_broken_down(singles)]
     alone = _for_its_script(run, causes.of_run(breakdown, context, others))
     scaling, does_lose = [], False
     if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
@@ -187,6 +188,13 @@ def group_breakdown(group: Group) -> TimeBreakdown:
         unlike = {"threads": sorted({str(run.threads) for run in group.timed})}
         raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, group.timed)}")
     return mean_breakdown([*map(time_breakdown, group.timed)])
+
+
+def _broken_down(groups: Sequence[Group]) -> Iterator[tuple[int, TimeBreakdown]]:
+    """By batch, those of which enough was timed."""
+    for group in groups:
+        with suppress(UserError):
+            yield group.identity["per_gpu_batch"], group_breakdown(group)
 
 
 def _alone(run: Group, refused: Group | None) -> str:

@@ -222,7 +222,8 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
         colour, edge = kit.FAILED if failed else kit.INK, ("axes fraction", "data")
         kit.small_text(axes, ", ".join(texts), (1, height), (-3, 0), ha="right", xycoords=edge,
                        color=colour)  # fmt: skip
-    value = f"{median:,.3g} s" if math.isfinite(median) else "not reached"
+    missing = "not reached" if times else "not known"
+    value = f"{median:,.3g} s" if math.isfinite(median) else missing
     return ", ".join([value, *texts])
 
 

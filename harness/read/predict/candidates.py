@@ -281,7 +281,8 @@ def _candidate(
     alone_s = prediction.step_s - prediction.parts[EXCHANGE]
     exchange_s = steps_s - needed * plan.epoch_updates * alone_s
     phases = fitted.phases.at(plan.shape, plan.wire)
-    times = {START: 1.0, EVALUATION: needed, SAVING: needed - 1, EPOCH_END: needed - 1}
+    between = max(needed - 1, 0.0)
+    times = {START: 1.0, EVALUATION: max(needed, 1.0), SAVING: between, EPOCH_END: between}
     parts = {STEPS: longer * steps_s}
     parts |= {name: times[name] * phase.fixed_s for name, phase in phases.items()}
     epoch_s = parts[STEPS] + sum(parts.get(n, 0.0) for n in (EVALUATION, SAVING, EPOCH_END))

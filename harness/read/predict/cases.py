@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.core.collectives import Wire
 from harness.core.settings import UserError
@@ -147,10 +147,17 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
         shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
         emulated=first.launch.get("launcher") == "netns",
         exchange=settings["exchange"] or "backend",
-        epoch_updates=first.epochs[0].get("updates") if first.epochs else None,
+        epoch_updates=_epoch_updates(first),
         updates=int(first.measures["updates"]) if "updates" in first.measures else None,
         **{name: value for name, value in own.items() if value is not None},
     )  # fmt: skip
+
+
+def _epoch_updates(run: Run) -> int | None:
+    """Of a whole epoch: the first row of a run that --max_steps ended may be of a part."""
+    first: Mapping[str, Any] = run.epochs[0] if run.epochs else {}
+    updates, epochs = first.get("updates"), first.get("epoch")
+    return round(updates / epochs) if updates and epochs else updates
 
 
 def as_timed(plan: Scenario, run: Run) -> Scenario:

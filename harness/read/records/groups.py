@@ -46,7 +46,8 @@ class Group:
         counted = [] if self.has_unlike_threads else self.timed
         if not (missed := self.missed(measure)):
             return counted
-        known = [run for run in self.finished if run in counted or run in missed]
+        having = [run for run in self.finished if measure in run.measures]
+        known = [run for run in having if run in counted or run in missed]
         is_known = len(known) == len(self.finished) or 2 * len(missed) > len(self.finished)
         return known if is_known else []
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from harness.core.command_line import command_line
 from harness.core.process import (
@@ -54,7 +54,7 @@ hang_after_s = 0.0  # of the run in progress; 0: never
 running = threading.Event()  # set while a run is in progress
 asked = threading.Event()  # set before, from the moment that it is asked for
 early = threading.Event()  # set where it is to stop before it begins
-changing = threading.Lock()  # these three
+changing = threading.Lock()  # held while one of these is looked at and another changed
 
 
 def serve(scripts: list[str], events: Any) -> None:
@@ -126,8 +126,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     from harness.train.agent import ending_stopped_ranks
     from harness.train.rendezvous import unreachable
 
-    def stop(signum: int, frame: Any) -> NoReturn:
-        raise SignalException("asked to stop", signal.Signals(signum))
+    over = False
+
+    def stop(signum: int, frame: Any) -> None:
+        if not over:  # it may come while the run ends
+            raise SignalException("asked to stop", signal.Signals(signum))
 
     # Elastic sets its own handlers later; these hold before and after.
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -149,9 +152,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             reasons = stopped.reasons
             elastic_launch(_launch_config(request, logs), rank_main)(request)
     except Exception as error:  # whatever it is, the next run must still be possible
+        over = True
         ended = _failed(error, reasons)
     finally:
-        running.clear()
+        over = True
+        with changing:
+            running.clear()
         for number, handler in handlers.items():
             signal.signal(number, handler)
     of_node = {"no_memory": memory.since(), "limited": limits_memory()}

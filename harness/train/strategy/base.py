@@ -60,8 +60,8 @@ class Exchange:
         """
 
     def updates_apart(self) -> int | None:
-        """By how many updates a rank may be ahead of another, as none waits for it sooner; None:
-        not known, and a run that nears its time limit is not saved inside an epoch.
+        """How many updates a rank may be ahead of another before it has to wait; None: not known,
+        and a run that nears its time limit is not saved inside an epoch.
         """
         return None if self.apart else 1
 

@@ -301,6 +301,8 @@ class ReplicaExchange(Exchange):
         raise NotImplementedError
 
     def updates_apart(self) -> int | None:
+        if self._is_ddp:
+            return 1
         # The next exchange holds all; one in the background when it takes effect.
         return self.every // self.fragments + int(self.context.settings.overlap or 0)
 

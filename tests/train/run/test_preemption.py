@@ -66,6 +66,8 @@ def called_ahead(argv: list[str], call: str) -> int:
     class Caller(module.Console):  # type: ignore[name-defined,misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if args.process_index == 0:
+                while state.global_step == 5 and not Path(call).exists():
+                    time.sleep(0.02)
                 time.sleep(0.1)
             elif state.global_step == 10:
                 Path(call).touch()

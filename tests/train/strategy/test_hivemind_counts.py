@@ -134,12 +134,25 @@ def test_what_a_peer_measured_belongs_to_the_epoch_whose_end_it_reported(tmp_pat
     rows = []
     for epoch in (1, 2, 3):
         ends(exchange, epoch, fed=32, loss=1.0)
-        rows += exchange.gather({})[1:]
+        rows.append(exchange.gather({"telemetry": TELEMETRY}))
         known["other"] = reported | {"fed": 56, "samples": 52}  # killed inside the second epoch
     # In the row of the second one it is unknown: a sum over the others would be too small.
-    assert [row.get("telemetry", "none") for row in rows] == [TELEMETRY, None, "none"]
+    assert [own["telemetry"] for own, _ in rows] == [TELEMETRY, None, TELEMETRY]
+    assert ["telemetry" in other for _, other in rows] == [True, False, False]
     # A processor's time counts from the start: that of a peer that has gone stays.
-    assert [row["user_s"] for row in rows] == [2.0, 2.0, 2.0]
+    assert [other["user_s"] for _, other in rows] == [2.0, 2.0, 2.0]
+
+
+def test_what_a_peer_measured_that_goes_in_its_first_epoch_is_unknown(tmp_path: Path) -> None:
+    exchange = recorder(tmp_path)
+    known = exchange.peers.state.known
+    known["other"] = {"number": 1, "update": 3, "samples": 20, "fed": 24, "loss": 0.0, "edges": []}
+    rows = []
+    for epoch in (1, 2):
+        ends(exchange, epoch, fed=32, loss=1.0)
+        rows.append(exchange.gather({"telemetry": TELEMETRY}))
+    assert rows == [[{"telemetry": None}], [{"telemetry": TELEMETRY}]]
+    assert exchange.gather({"rank": 0}) == [{"rank": 0}]  # without a sampler
 
 
 @pytest.mark.parametrize("update", [8, 13, 24])  # that another has made when the recorder goes on

@@ -281,7 +281,7 @@ def test_the_recorder_is_killed_and_goes_on(tmp_path: Path) -> None:
     epochs = [row["epoch"] for row in peers.rows(record)]
     assert epochs == sorted(set(epochs)) and epochs[-1] == 4
     first_row, *later = [row for row in peers.rows(record) if row["attempt"] == 2]
-    for name in ("epoch_time_s", "timed_samples", "train_samples_per_s", "energy_j"):
+    for name in ("epoch_time_s", "timed_samples", "train_samples_per_s"):
         assert first_row[name] is None, name
     assert all(row["epoch_time_s"] > 0 and row["timed_samples"] > 0 for row in later)
     assert "epoch of unknown time" in again.out

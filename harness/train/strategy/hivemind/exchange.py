@@ -39,7 +39,7 @@ from harness.train.strategy.hivemind.session import Peers
 ENDLESS = 10**12  # batches in the Trainer's epoch: a peer contributes what it can
 EPOCH_END_S = 10.0  # for all peers to publish what they have done in an epoch
 # In peers.json; what a peer publishes at the end of an epoch, and what of it goes into the record.
-# Between two ends it publishes how much it has fed, but no loss: that is of the `loss_samples`.
+# Between two ends a peer publishes how much it has fed; its loss is of the `loss_samples` only.
 COUNTS = ("samples", "fed", "loss", "loss_samples", "payload", "network", "failed_averages")
 RESOURCES = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
 # Of a row with a part in which this process was not there.
@@ -102,6 +102,7 @@ class PeersExchange(Exchange):
         self.away = False  # while others made the first updates of the row to come
         self.sent_before = 0  # by this node's interfaces, when training began
         self.other_rows: list[dict[str, Any]] = []  # of the other peers, for the epoch that ended
+        self.all_reported = True  # those that took part in it
         self.optimizer: Any = None
 
     @property
@@ -283,8 +284,12 @@ class PeersExchange(Exchange):
                 **dict(zip(COUNTS, values, strict=True)),
             }
         write_json(file, recorded)
+        took_part = {name for name, kept in recorded.items() if kept["to_epoch"] == epoch}
+        self.all_reported = all(
+            _counts_at(epoch, peer) for name, peer in state.known.items() if name in took_part
+        )
         others = [
-            _resources(epoch, peer, took_part=recorded.get(name, {}).get("to_epoch") == epoch)
+            _resources(epoch, peer)
             for name, peer in state.known.items()
             if name != state.id and "peak_memory_gib" in peer
         ]
@@ -292,7 +297,12 @@ class PeersExchange(Exchange):
         return sums
 
     def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """This peer's row, and what the others published at the end of the epoch."""
+        """This peer's row, and what the others published at the end of the epoch.
+
+        The telemetry of all is unknown where one took part and did not report the end.
+        """
+        if not self.all_reported and "telemetry" in row:
+            row = {**row, "telemetry": None}
         return [row, *self.other_rows]
 
     def save(self, folder: Path) -> Sequence[Path]:
@@ -313,13 +323,9 @@ def _counts_at(epoch: float, peer: dict[str, Any]) -> list[float] | None:
     return None
 
 
-def _resources(epoch: float, peer: dict[str, Any], took_part: bool) -> dict[str, Any]:
-    """What a peer used, as it published last: the telemetry of one that did not report the end of
-    this epoch is of an epoch before. It is unknown then, and of a peer that took no part none.
-    """
-    row = {"rank": peer["number"], **{name: peer[name] for name in RESOURCES if name in peer}}
-    if "telemetry" in row and not _counts_at(epoch, peer):
-        del row["telemetry"]
-        if took_part:
-            row["telemetry"] = None
-    return row
+def _resources(epoch: float, peer: dict[str, Any]) -> dict[str, Any]:
+    """What a peer used, as it published last; its telemetry only if that is of this epoch."""
+    told = {name: peer[name] for name in RESOURCES if name in peer}
+    if not _counts_at(epoch, peer):
+        told.pop("telemetry", None)
+    return {"rank": peer["number"], **told}
