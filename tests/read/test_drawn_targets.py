@@ -44,6 +44,17 @@ def test_time_to_accuracy_keeps_misses_and_failures(plan: Plan) -> None:
         draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.95}))
 
 
+def test_a_time_that_is_not_known_is_no_miss(plan: Plan) -> None:
+    """The first epoch went on from a checkpoint of another program: its time is in no row."""
+    first, second = epochs(0.5, 0.9)
+    plan.run("1_1", 4, 1, epochs=[first | {"epoch_time_s": None}, second])
+    plan.run("1_1", 16, 1, epochs=epochs(0.9, 0.9))
+    drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
+    wall, training = drawn.alt.split(" Training time to accuracy at least 0.85, medians: ")
+    assert "batch per GPU 4: 12 s" in wall
+    assert "batch per GPU 4: not known" in training and "not reached" not in drawn.alt
+
+
 def test_a_target_is_made_where_none_is_named(plan: Plan) -> None:
     plan.run(seed=1, epochs=epochs(0.5, 0.8))
     (target,) = targets_of(measured(plan)).values()

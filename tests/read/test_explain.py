@@ -44,7 +44,7 @@ from harness.train.strategy import compress
 from tests.support.explained import on_one as record_of_one
 from tests.support.explained import written
 from tests.support.ranks import ranks
-from tests.support.records import Plan, lines, with_ranks
+from tests.support.records import Plan, lines, with_epochs, with_ranks
 from tests.support.toys import Net, Points, ours
 from tests.support.warm_python import Python
 
@@ -206,6 +206,15 @@ def test_what_samples_per_s_do_not_count_is_no_main_cause_of_losing_them(tmp_pat
     base = record_of_one(tmp_path, 16, timed_s=4.0)
     told = [sentence for sentence in explained(path, base).sentences if "cause" in sentence]
     assert told[0].startswith("Main cause: communication that")
+
+
+def test_a_run_beside_it_without_timed_steps_is_passed_over(tmp_path: Path) -> None:
+    run = record_of_one(tmp_path, 8)
+    alone = explained(run).sentences
+    beside = record_of_one(tmp_path, 16)
+    row = json.loads((beside / "epochs.jsonl").read_text())
+    with_epochs(beside, [{**row, "timed_steps": 0, "timed_s": 0.0}])
+    assert explained(run).sentences == alone
 
 
 def test_a_report_says_why_a_group_is_not_explained(tmp_path: Path) -> None:

@@ -125,6 +125,22 @@ def test_a_planted_link_is_met_between_recorded_ones(planted: Path, plan: Verb) 
         assert each["wall_low_s"] == max(0.0, 2 * each["wall_s"] - each["wall_high_s"])
 
 
+def test_a_run_that_ended_inside_its_first_epoch(records: Path, plan: Verb) -> None:
+    """By --max_steps: its only row has the updates of a part of an epoch."""
+    needed = 0.5
+    for folder in records.rglob("4_1/*"):
+        if folder.is_dir() and (folder / "epochs.jsonl").is_file():
+            first = json.loads((folder / "epochs.jsonl").read_text().splitlines()[0])
+            part = {"epoch": needed, "updates": UPDATES // 2, "accuracy": 0.95}
+            with_epochs(folder, [{**first, **part}])
+    found = json.loads(plan(records, *TO_ASK, "--json"))
+    assert found["choices"]
+    for each in found["choices"]:
+        assert each["epochs"] == needed and min(each["parts_s"].values()) >= 0
+        steps_s = UPDATES // 2 * step_s(each["strategy"], 40.0)
+        assert each["parts_s"]["steps"] == pytest.approx(steps_s, rel=0.1)
+
+
 def test_the_choice_in_words(planted: Path, plan: Verb) -> None:
     text = plan.in_one_line(planted, *TO_ASK)
     assert "take diloco every 10, batch 16 on 4_1, --exchange backend: " in text

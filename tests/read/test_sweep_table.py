@@ -329,6 +329,17 @@ def test_a_miss_counts(
         assert row_of(table(plan.folder), "1_1")[-1] == f"({reached}/3)"
 
 
+def test_beside_a_miss_a_time_that_is_not_known_leaves_the_median_unknown(plan: Plan) -> None:
+    for seed, rows in enumerate((epochs(0.9), epochs(0.5, 0.9), epochs(0.5, 0.9), epochs(0.5))):
+        if seed == 2:
+            rows[0]["epoch_time_s"] = None
+        plan.run(seed=seed, epochs=rows)
+    (group,) = plan.groups(target={"metric": "accuracy", "value": 0.85})
+    assert (group["reached"], group["finished"]) == (3, 4)
+    assert group["tta_train_s"] is group["tta_train_s_median"] is None
+    assert group["tta_wall_s_median"] == 12.0
+
+
 def test_a_target_that_nobody_measured_is_unknown_not_missed(plan: Plan, table: Verb) -> None:
     plan.run(epochs=timed_epochs(0.95))
     (group,) = plan.groups(target={"metric": "acuracy", "value": 0.9})
