@@ -232,8 +232,8 @@ class RankRow(TypedDict):
         "quality on these samples; its mean over the ranks, weighted by `eval_samples`, is that "
         "of the epoch; null for a rank without samples"]]
     telemetry: NotRequired[Annotated[RankTelemetry | None,
-        "on the first rank of a node: its devices and the node, as in `gpu` and `node` of "
-        "epochs.jsonl; null where the sampler has died"]]
+        "on the first rank of a node, and on each peer of hivemind: its devices and the node, as "
+        "in `gpu` and `node` of epochs.jsonl; null where the sampler has died"]]
 
 
 CPU_OF_ATTEMPT = Annotated[list[Seconds] | None,

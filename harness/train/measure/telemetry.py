@@ -126,7 +126,7 @@ class SamplerClient:
 def start_sampler(
     hz: float, world: World, devices: int, watch: Mapping[str, Any] | None = None
 ) -> SamplerClient | None:
-    """The sampler of this node, on its first process; every process of a group calls this.
+    """The sampler of this node, on its first process, or of a peer; all of a group call this.
 
     It starts before anything is on the devices, so that their idle power is seen. watch: how it
     ends this process where that is stopped.
@@ -134,9 +134,9 @@ def start_sampler(
     if not hz:
         return SamplerClient([], 1 / HZ, watch=watch, samples=False) if watch else None
     processes = session.gather([uuids(devices), os.getpid()])
-    if world.local_rank != 0:
+    # A peer of hivemind has no group: it knows itself alone, and samples its own device.
+    if world.local_rank != 0 and world.size > 1:
         return None
-    # A peer of hivemind has no group, and knows itself alone, whatever its number.
     first = world.rank // world.per_node * world.per_node if len(processes) > 1 else 0
     of_node = processes[first : first + world.per_node]
     of_ranks = dict.fromkeys(uuid for of_process, _ in of_node for uuid in of_process)
@@ -173,7 +173,9 @@ class Telemetry(EpochMeasure):
         """Training is about to begin: gather what all nodes have seen until now."""
         row: dict[str, Any] = {}
         if self.sampler is not None:
-            self.sampler.keep(folder.telemetry(self.world.rank // self.world.per_node))
+            node, number = divmod(self.world.rank, self.world.per_node)
+            if not number:  # of several peers on a node one writes its file
+                self.sampler.keep(folder.telemetry(node))
             summary = self.sampler.edge() or {"missing": {"all": GONE}, "lowest_power_w": None}
             row = {"missing": summary["missing"], "idle_power_w": summary["lowest_power_w"]}
         self.before_training = self.gather(row)
@@ -184,10 +186,12 @@ class Telemetry(EpochMeasure):
         for row in self.before_training:
             missing |= row.get("missing", {})
         idle = [row["idle_power_w"] for row in self.before_training if row]
+        # Peers of hivemind have told nothing yet: that of one is not that of all.
+        everyone = len(self.before_training) == self.world.size
         return {
             "telemetry_hz": self.hz,
             "telemetry_missing": missing,
-            "idle_power_w": total(idle),
+            "idle_power_w": total(idle) if everyone else None,
         }
 
     def epoch_begins(self) -> None:

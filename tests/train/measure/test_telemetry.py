@@ -268,13 +268,15 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
     assert len((tmp_path / "telemetry" / "node_0.jsonl").read_text().splitlines()) > 5
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    "peer", [World(rank=0), World(rank=1), World(rank=1, local_rank=1, launched=True)]
+)
 def test_a_peer_of_any_number_samples_its_own_device(
-    number: int, monkeypatch: pytest.MonkeyPatch
+    peer: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telemetry, "uuids", lambda devices: ["GPU-one"])
     monkeypatch.setattr(telemetry, "SamplerClient", lambda *options: options)
-    started: Any = telemetry.start_sampler(2.0, World(rank=number), 1)
+    started: Any = telemetry.start_sampler(2.0, peer, 1)
     assert started == (["GPU-one"], 0.5, None, [os.getpid()], None)
 
 

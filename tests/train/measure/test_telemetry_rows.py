@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.records import read_rows
+from harness.core.records import RunFolder, read_rows
 from harness.core.topology import World
 from harness.train.measure import telemetry
 from harness.train.measure.telemetry import Telemetry
@@ -173,3 +173,20 @@ def test_a_broken_off_epoch_has_the_energy_of_both_its_parts(
     assert one.rank_fields(0)["telemetry"]["energy_j"] == 2.0  # the next epoch is whole
     one.sampler = SimpleNamespace(edge=lambda: None, peek=lambda: None)
     assert one.state() is None and one.rank_fields(0) == {"telemetry": None}
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"), [(0, ["node_0.jsonl"]), (1, []), (2, ["node_1.jsonl"])]
+)
+def test_of_peers_on_a_node_one_writes_its_file_and_none_knows_the_power_of_all(
+    number: int, kept: list[str]
+) -> None:
+    files: list[str] = []
+    summary = {"missing": {}, "lowest_power_w": 50.0}
+    context: Any = SimpleNamespace(
+        sampler=SimpleNamespace(keep=lambda file: files.append(file.name), edge=lambda: summary),
+        settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far={},
+    )  # fmt: skip
+    peer = Telemetry(context, World(nodes=2, per_node=2, rank=number), 1, lambda row: [row])
+    peer.open(RunFolder(Path("run")))
+    assert files == kept and peer.facts()["idle_power_w"] is None

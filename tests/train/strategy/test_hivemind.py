@@ -239,6 +239,7 @@ def test_two_peers_make_the_updates_of_the_samples_of_both(tmp_path: Path) -> No
         own, _ = read_rows(Path(leader["folder"], "ranks", f"rank_{number}.jsonl"))
         assert [row["epoch"] for row in own] == [1, 2]
         assert ("eval_accuracy" in own[0]) == (number == 0)
+        assert all(row["telemetry"] for row in own)  # each looks at its own device
     kept = read_json(Path(leader["folder"], "peers.json")) or {}
     assert sorted((p["rank"], p["samples"]) for p in kept.values()) == list(enumerate(fed))
     # What a peer hands to an average: its gradient each time, its weights at an epoch's end.
