@@ -52,20 +52,25 @@ class NodeTelemetry(TypedDict):
 
     cpu_percent: Annotated[Gauge | None, "utilisation of all cores together"]
     memory_gib: Annotated[Gauge | None, "memory that is not available"]
-    disk_read_bytes: Annotated[Bytes | None, "growth of the counter; over several nodes, the sum"]
+    disk_read_bytes: Annotated[Bytes | None,
+        "growth of the counter; over several machines, the sum: emulated nodes share one"]
     disk_written_bytes: Annotated[Bytes | None,
-        "growth of the counter; over several nodes, the sum"]
+        "growth of the counter; over several machines, the sum: emulated nodes share one"]
     network_sent_bytes: Annotated[Bytes | None,
         "growth of the counter of the interface that training uses; on one node, of all but `lo`"]
     network_received_bytes: Annotated[Bytes | None,
         "growth of the counter of the interface that training uses; on one node, of all but `lo`"]
-    cpu_energy_j: Annotated[Joules | None, "energy of all processors, by RAPL"]
+    cpu_energy_j: Annotated[Joules | None,
+        "energy of all processors, by RAPL; over several machines, the sum: emulated nodes share "
+        "one"]
 
 
 class ProcessorTime(TypedDict):
     """What the cores of a node did over an epoch's training, and how much of it was this run's."""
 
     machine: Annotated[str, "a hash that tells machines apart: emulated nodes share one"]
+    network: NotRequired[Annotated[str,
+        "a hash that tells network namespaces apart: nodes that share one count the same bytes"]]
     core_s: Annotated[Seconds, "cores x `seconds`"]
     busy_s: Annotated[Seconds, "processor time of all that ran, over all cores"]
     own_s: Annotated[Seconds,

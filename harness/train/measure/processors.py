@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import time
 from collections import defaultdict
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
+NETWORK = "/proc/self/ns/net"  # a link that names the network namespace
 LEAST_S = 0.2  # of an interval: the kernel counts processor time in hundredths of a second
 IDLE = ("idle", "iowait")
 INSIDE_OTHERS = ("guest", "guest_nice")  # counted in user and nice already
@@ -38,6 +40,7 @@ class Processors:
         seconds, busy_s, own_s = (b - a for a, b in zip(self.before, self.last, strict=True))
         return {
             "machine": _machine(),
+            "network": _network(),
             "core_s": seconds * (psutil.cpu_count() or 1),
             "busy_s": busy_s,
             "own_s": own_s,
@@ -94,4 +97,17 @@ def _machine() -> str:
         name = BOOT_ID.read_text()
     except OSError:
         name = socket.gethostname()
+    return _hash(name)
+
+
+def _network() -> str:
+    """Likewise network namespaces; where there are none, a machine has one network."""
+    try:
+        namespace = os.readlink(NETWORK)
+    except OSError:
+        namespace = ""
+    return _hash(_machine() + namespace)
+
+
+def _hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:12]

@@ -64,11 +64,14 @@ READINGS: dict[str, Callable[[Any], Any]] = {
 OF_A_CARD = tuple(name for name in READINGS if name not in ("utilisation_percent", "memory_gib"))
 SLICE = "the device is a slice of a card (MIG): this is counted for the whole card"
 RAPL = Path("/sys/class/powercap")
-# Readings that only grow, or are lists of names; all others are gauges.
-COUNTERS = (
-    *("energy_j", "cpu_energy_j", "disk_read_bytes", "disk_written_bytes"),
-    *("network_sent_bytes", "network_received_bytes"),
-)
+# Readings of a node that only grow -> what counts them: the samplers of one machine, or of one
+# network namespace, read the same counter.
+COUNTED_BY = {
+    **dict.fromkeys(("cpu_energy_j", "disk_read_bytes", "disk_written_bytes"), "machine"),
+    **dict.fromkeys(("network_sent_bytes", "network_received_bytes"), "network"),
+}
+# All that only grow, and lists of names; all others are gauges.
+COUNTERS = ("energy_j", *COUNTED_BY)
 LISTS = ("throttled",)
 MAX_READINGS = 100_000  # of one interval: more than a day at 1 Hz
 MAX_EARLY = 1000  # readings kept for a record that has no folder yet

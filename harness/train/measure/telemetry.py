@@ -24,7 +24,7 @@ from harness.train.measure.link import interface
 from harness.train.measure.processors import others_share
 from harness.train.measure.resources import device_numbers
 from harness.train.measure.rows import EpochMeasure
-from harness.train.measure.sampler import COUNTERS, LISTS
+from harness.train.measure.sampler import COUNTED_BY, COUNTERS, LISTS
 
 TIMEOUT_S = 5.0
 HZ = 1.0  # without settings
@@ -232,7 +232,7 @@ def merge_nodes(nodes: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     """Over all devices and all nodes; None without a sampler, or if one of them is gone.
 
     Means are averaged, of p95 and max the largest counts, and counters are added up unless one of
-    them is unknown.
+    them is unknown; one that several nodes read counts once.
     """
     known = [node for node in nodes if node is not None]
     devices = [device for node in known for device in node["gpus"]]
@@ -240,21 +240,21 @@ def merge_nodes(nodes: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
         return {"gpu": None, "node": None, "others_cpu_share": None, "energy_j": None}
     return {
         # Energy stands beside it: it includes the part of the epoch before an interruption.
-        "gpu": _merge([{n: v for n, v in of.items() if n != "energy_j"} for of in devices]),
-        "node": _merge([node["node"] for node in known]),
+        "gpu": _merge(devices) or None,
+        "node": {**_merge([node["node"] for node in known]), **_counted(known)},
         "others_cpu_share": others_share(node["processors"] for node in known),
         "energy_j": total([node["energy_j"] for node in known]),
     }
 
 
-def _merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Gauges and lists of names; no counters."""
     merged: dict[str, Any] = {}
     for name in summaries[0] if summaries else ():
-        values = [summary[name] for summary in summaries]
-        known = [value for value in values if value is not None]
+        known = [summary[name] for summary in summaries if summary[name] is not None]
         if name in COUNTERS:
-            merged[name] = total(values)
-        elif not known:
+            continue
+        if not known:
             merged[name] = None
         elif name in LISTS:
             names = sorted({name for shares in known for name in shares})
@@ -265,7 +265,18 @@ def _merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
                 "p95": max(spread["p95"] for spread in known),
                 "max": max(spread["max"] for spread in known),
             }
-    return merged or None
+    return merged
+
+
+def _counted(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sums of counters: of nodes that read the same one, what was seen over the longest time."""
+    sums = {}
+    by_time = sorted(nodes, key=lambda node: node["processors"]["seconds"])
+    for name, of in COUNTED_BY.items():
+        if name in nodes[0]["node"]:
+            read = {node["processors"][of]: node["node"][name] for node in by_time}
+            sums[name] = total(read.values())
+    return sums
 
 
 def _energy(summary: dict[str, Any]) -> float | None:

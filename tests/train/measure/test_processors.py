@@ -61,6 +61,19 @@ def test_a_machine_without_a_boot_id_is_told_by_its_name(
     assert Processors([]).since_edge()["machine"] not in (here, os.uname().nodename)
 
 
+def test_networks_of_one_machine_are_told_apart_and_one_without_namespaces_has_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = []
+    for name in ("one", "two", "none"):
+        (tmp_path / name).symlink_to(f"net:[{name}]")
+        monkeypatch.setattr(processors, "NETWORK", str(tmp_path / name))
+        seen.append(Processors([]).since_edge()["network"])
+    (tmp_path / "none").unlink()
+    seen += [Processors([]).since_edge()["network"] for _ in range(2)]
+    assert seen[3] == seen[4] and len(set(seen)) == 4 and "one" not in seen[0]
+
+
 def node(machine: str, busy_s: float, own_s: float, seconds: float = 10.0) -> dict[str, Any]:
     """Of two cores."""
     times = {"busy_s": busy_s, "own_s": own_s, "seconds": seconds, "core_s": 2 * seconds}

@@ -315,7 +315,7 @@ def node_row(power: float, energy: float | None, sent: int) -> dict[str, Any]:
     card = {"power_w": spread, "energy_j": energy, "throttled": {"heat": power / 1000}}
     node = {"cpu_percent": None, "network_sent_bytes": sent}
     times = {"core_s": 20.0, "busy_s": 9.0, "own_s": float(sent), "seconds": 10.0}
-    processors = {"machine": f"{sent}", **times}
+    processors = {"machine": f"{sent}", "network": f"{sent}", **times}
     return {"gpus": [card], "node": node, "energy_j": energy, "processors": processors}
 
 
@@ -338,3 +338,23 @@ def test_a_part_is_never_taken_for_the_whole() -> None:
     assert merge_nodes([node_row(100, 5.0, 7), None]) == nothing == merge_nodes([None])
     on_cpu = merge_nodes([node_row(100, None, 7) | {"gpus": []}])
     assert on_cpu["gpu"] is on_cpu["energy_j"] is None and on_cpu["node"] is not None
+
+
+def counting(machine: str, network: str, seconds: float, grown: float | None) -> dict[str, Any]:
+    """A node with the network of that name, where all that is counted has grown by so much."""
+    times = {"core_s": 2 * seconds, "busy_s": 9.0, "own_s": 1.0, "seconds": seconds}
+    node = {"cpu_percent": None, **dict.fromkeys(sensors.COUNTED_BY, grown)}
+    processors = {"machine": machine, "network": network, **times}
+    return {"gpus": [], "node": node, "energy_j": None, "processors": processors}
+
+
+def test_what_a_machine_counts_counts_once_for_all_nodes_on_it() -> None:
+    emulated = [counting("a", "a0", 10.5, 10.0), counting("a", "a1", 10.0, 9.0)]
+    other = counting("b", "b0", 10.0, 4.0)
+    one, both = (merge_nodes(nodes)["node"] for nodes in (emulated, [*emulated, other]))
+    assert [one[name] for name in sensors.COUNTED_BY] == [10.0, 10.0, 10.0, 19.0, 19.0]
+    assert [both[name] for name in sensors.COUNTED_BY] == [14.0, 14.0, 14.0, 23.0, 23.0]
+    peers = merge_nodes([counting("a", "a0", 10.0, 9.0), counting("a", "a0", 10.5, 10.0)])["node"]
+    assert [peers[name] for name in sensors.COUNTED_BY] == [10.0] * 5
+    unknown = merge_nodes([*emulated, counting("b", "b0", 10.0, None)])["node"]
+    assert [unknown[name] for name in sensors.COUNTED_BY] == [None] * 5
