@@ -12,6 +12,7 @@ import pytest
 from harness.cli import main
 from harness.core.records import RunFolder, find_runs
 from harness.core.records.checksums import OWN, vouched
+from harness.core.records.summary import of_rows
 from harness.read import load, load_runs
 from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import recorded, telemetry_of
@@ -164,6 +165,23 @@ def test_a_damaged_record_is_not_believed(
     assert main(["table", str(bad)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("harness table: error: no run can be read: ") and err.count("\n") == 1
+
+
+def test_the_rate_of_a_device_where_devices_come_and_go(tmp_path: Path) -> None:
+    """Older programs divided by the number in the last row; their records stay readable."""
+    rows = [
+        row | {"timed_samples": 2000, "timed_s": seconds, "train_samples_per_s": 2000 / seconds,
+               "train_samples_per_s_per_gpu": 100.0}
+        for row, seconds in zip(epochs(0.5, 0.9), (10.0, 20.0), strict=True)
+    ]  # fmt: skip
+    known = of_rows(rows)
+    assert known["train_samples_per_s"] == pytest.approx(4000 / 30)
+    assert known["train_samples_per_s_per_gpu"] == pytest.approx(100.0)
+    assert of_rows(rows[1:])["train_samples_per_s_per_gpu"] == pytest.approx(100.0)
+    plan = Plan(tmp_path)
+    folder = plan.run(epochs=rows)
+    edit("summary.json", train_samples_per_s_per_gpu=4000 / 30)(folder)
+    assert recorded(RunFolder(folder)).problem is None
 
 
 def test_a_bad_record_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

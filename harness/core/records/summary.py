@@ -37,8 +37,6 @@ def of_rows(rows: Rows) -> dict[str, Any]:
     last: Mapping[str, Any] = rows[-1] if rows else {}
     samples = total_of(rows, "samples") if rows else 0
     rate = rate_of(rows)
-    last_rate, per_gpu = (last.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu"))
-    share = per_gpu / last_rate if per_gpu and last_rate else None
     sums = {name: total_of(rows, name) for name in SUMS}
     energy_j = sums["energy_j"]
     return {
@@ -47,7 +45,7 @@ def of_rows(rows: Rows) -> dict[str, Any]:
         "samples": None if samples is None else int(samples),
         **{name: last[name] for name in QUALITY_FIELDS if name in last},
         "train_samples_per_s": rate,
-        "train_samples_per_s_per_gpu": rate * share if rate and share else None,
+        "train_samples_per_s_per_gpu": _rate_of_a_device(rows, rate),
         "train_time_s": total_of(rows, "epoch_time_s") if rows else 0.0,
         "eval_time_s": sum_of(rows, "eval_time_s"),
         "peak_memory_gib": _largest(rows, "peak_memory_gib_per_rank"),
@@ -63,6 +61,26 @@ def rate_of(rows: Rows) -> float | None:
     """Samples per second over the timed steps."""
     timed_s, timed_samples = sum_of(rows, "timed_s"), total_of(rows, "timed_samples")
     return timed_samples / timed_s if timed_s and timed_samples is not None else None
+
+
+def device_counts(rows: Rows) -> list[int | None]:
+    """With how many devices each row was trained: peers and nodes may come and go."""
+    rates = [[row.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu")] for row in rows]
+    return [round(all_s / one_s) if all_s and one_s else None for all_s, one_s in rates]
+
+
+def _rate_of_a_device(rows: Rows, rate: float | None) -> float | None:
+    """Samples per second of a device's timed steps."""
+    counts = device_counts(rows)
+    if not rate or None in counts[-1:]:
+        return None
+    if len({*counts}) == 1:
+        share: float = rows[-1]["train_samples_per_s_per_gpu"] / rows[-1]["train_samples_per_s"]
+        return rate * share
+    timed = [(row.get("timed_s"), count) for row, count in zip(rows, counts, strict=True)]
+    device_s = [seconds * count for seconds, count in timed if seconds and count]
+    timed_samples = total_of(rows, "timed_samples")
+    return timed_samples / sum(device_s) if timed_samples and len(device_s) == len(rows) else None
 
 
 def sum_of(rows: Rows, name: str) -> float:

@@ -23,7 +23,7 @@ from harness.core.process import printable
 from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import changed_row
-from harness.core.records.summary import of_rows, rate_of
+from harness.core.records.summary import device_counts, of_rows, rate_of
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
@@ -319,6 +319,8 @@ def _check_values(
     """The summary says what its rows say, as far as both know."""
     own = {name: rows[-1].get(name) for name in {*own_metrics(rows[-1])} - {*fields("summary")}}
     known = {**by_rows, **own}
+    if len({*device_counts(rows)}) > 1:
+        del known["train_samples_per_s_per_gpu"]  # older programs took the last row's count for all
     if not known["eval_time_s"]:
         del known["eval_time_s"]  # no row tells of an evaluation
     _check_equal(known, summary, "epochs")
