@@ -310,7 +310,7 @@ def test_a_loss_is_reached_from_above(plan: Plan, table: Verb) -> None:
 
 @pytest.mark.parametrize(
     ("reached", "mean", "median", "shown"),
-    [(3, 10, 10, "10.0±0.0"), (2, math.inf, 10, "median"), (1, math.inf, math.inf, "not")],
+    [(3, 10, 10, "10.0±0.0"), (2, math.inf, 10, "median"), (1, math.inf, math.inf, "missed")],
 )
 def test_a_miss_counts(
     plan: Plan, table: Verb,
