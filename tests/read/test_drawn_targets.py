@@ -55,6 +55,17 @@ def test_a_time_that_is_not_known_is_no_miss(plan: Plan) -> None:
     assert "batch per GPU 4: not known" in training and "not reached" not in drawn.alt
 
 
+def test_beside_a_miss_a_time_that_is_not_known_leaves_the_median_unknown(plan: Plan) -> None:
+    for seed, rows in enumerate((epochs(0.9), epochs(0.5, 0.9), epochs(0.5, 0.9), epochs(0.5))):
+        if seed == 2:
+            rows[0]["epoch_time_s"] = None
+        plan.run(seed=seed, epochs=rows)
+    (group,) = plan.groups(target={"metric": "accuracy", "value": 0.85})
+    assert (group["reached"], group["finished"]) == (3, 4)
+    assert group["tta_train_s"] is group["tta_train_s_median"] is None
+    assert group["tta_wall_s_median"] == 12.0
+
+
 def test_a_target_is_made_where_none_is_named(plan: Plan) -> None:
     plan.run(seed=1, epochs=epochs(0.5, 0.8))
     (target,) = targets_of(measured(plan)).values()
