@@ -25,9 +25,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-from benchmarks.results import OUT_HELP, ratios, show, tell, told_by
+from benchmarks.results import parser_of, ratios, show, tell, told_by
 from harness.core.links import link_of
 
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
@@ -40,15 +39,12 @@ Once = Callable[[bool], None]  # whether it is done again
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="exchange")
+    parser = parser_of("exchange", rounds=3)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--links", default=LINKS, help="with commas; loopback: one node")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--training", action="store_true", help="time the steps of a training")
     parser.add_argument("--messages", action="store_true", help="time what ranks tell each other")
     parser.add_argument("--caps", default="0", help="MB of a bucket, with commas; 0: DDP's own")
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--link", default="loopback", help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="of vit.py, with --training")
     options = parser.parse_args(argv)

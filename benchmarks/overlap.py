@@ -15,10 +15,9 @@ import os
 import statistics
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from benchmarks.results import OUT_HELP, ratios, show, tell, told_by
+from benchmarks.results import parser_of, ratios, show, tell, told_by
 
 
 def ways(every: int) -> dict[str, list[str]]:
@@ -36,13 +35,10 @@ def ways(every: int) -> dict[str, list[str]]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="overlap")
+    parser = parser_of("overlap", rounds=3)
     parser.add_argument("--link", default="20ms/50mbit")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sync_every", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.inside:
         inside(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -15,6 +16,15 @@ from harness.core.records import write_json
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "benchmark tells: "  # before the line that tell() prints
 OUT_HELP = "a JSON file; the table is written beside it"
+
+
+def parser_of(name: str, rounds: int) -> argparse.ArgumentParser:
+    """What benchmarks take that compare rounds in processes of their own (--inside)."""
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--out", type=Path, help=OUT_HELP)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    return parser
 
 
 def show(text: str, out: Path | None, record: Mapping[str, Any]) -> None:

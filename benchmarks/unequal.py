@@ -18,19 +18,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from benchmarks.results import OUT_HELP, ratios, show, spread, tell, told_by
+from benchmarks.results import parser_of, ratios, show, spread, tell, told_by
 
 WAYS: dict[str, list[str]] = {"equal shares": [], "--balance measured": ["--balance", "measured"]}
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="unequal")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of("unequal", rounds=5)
     parser.add_argument("--flags", default="--tiny", help="of bert.py, as one word")
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.inside:
         inside(options)

@@ -25,7 +25,7 @@ const UNITS = { "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, B: 1, kB: 1e3, MB
 const NUMBER = /^(?:median )?([-+]?\d*\.?\d+(?:e[-+]?\d+)?) ?%?$/i;
 const MEASURED = /([\d.]+) ?([µa-zA-Z]+)/g;
 const MISSING = ["", "-", "base"];
-const MISSED = /^(?:not reached|infinite|missed .*)$/;
+const MISSED = /^(?:not reached|infinite|missed \d+ of \d+)$/;
 function worth(text) {
   const whole = text.trim().replace(/(\d),(?=\d{3})/g, "$1").replace(/[†‡§¶]+$/, "");
   if (MISSING.includes(whole)) return null;
