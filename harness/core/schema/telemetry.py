@@ -84,7 +84,8 @@ class RankTelemetry(TypedDict):
     gpus: Annotated[list[GpuTelemetry], "a list by device"]
     node: Annotated[NodeTelemetry, "the node itself"]
     processors: NotRequired[Annotated[ProcessorTime, "what its cores did"]]
-    energy_j: Annotated[Joules | None, "of its devices together"]
+    energy_j: Annotated[Joules | None,
+        "of its devices together, without those that an emulated node before it has too"]
 
 
 class GpuReading(TypedDict):

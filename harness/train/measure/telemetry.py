@@ -55,6 +55,7 @@ class SamplerClient:
             "watch": {**watch, "stderr": stderr} if watch else None,  # of sampler.OnlyRank
         }
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.uuids = uuids
         self.lost: str | None = None  # why there are no more answers
         self.process = subprocess.Popen(
             [sys.executable, "-m", "harness.train.measure.sampler", json.dumps(options)],
@@ -168,6 +169,7 @@ class Telemetry(EpochMeasure):
         self.sampler = own if self.hz else None  # without a rate it only watches
         self.before = _energy_before(context)  # of this node, in this epoch
         self.before_training: list[dict[str, Any]] = []  # of all nodes
+        self.shared: frozenset[str] = frozenset()  # devices that an emulated node before counts
 
     def open(self, folder: RunFolder) -> None:
         """Training is about to begin: gather what all nodes have seen until now."""
@@ -177,21 +179,29 @@ class Telemetry(EpochMeasure):
             if not number:  # of several peers on a node one writes its file
                 self.sampler.keep(folder.telemetry(node))
             summary = self.sampler.edge() or {"missing": {"all": GONE}, "lowest_power_w": None}
-            row = {"missing": summary["missing"], "idle_power_w": summary["lowest_power_w"]}
+            row = {"missing": summary["missing"], "idle_power_w": summary["lowest_power_w"],
+                   "uuids": self.sampler.uuids}  # fmt: skip
         self.before_training = self.gather(row)
+        if self.tells_of_all:
+            before = self.before_training[: self.world.rank]
+            self.shared = frozenset(uuid for row in before for uuid in row.get("uuids", ()))
+
+    @property
+    def tells_of_all(self) -> bool:
+        """Peers of hivemind have told nothing yet: that of one is not that of all."""
+        return len(self.before_training) == self.world.size
 
     def facts(self) -> dict[str, Any]:
         """The sampling rate, what could not be read, and the power of idle devices."""
         missing = {"all": OFF} if not self.hz else {}
         for row in self.before_training:
             missing |= row.get("missing", {})
-        idle = [row["idle_power_w"] for row in self.before_training if row]
-        # Peers of hivemind have told nothing yet: that of one is not that of all.
-        everyone = len(self.before_training) == self.world.size
+        # Emulated nodes may train on the same devices.
+        idle = {(*row["uuids"],): row["idle_power_w"] for row in self.before_training if row}
         return {
             "telemetry_hz": self.hz,
             "telemetry_missing": missing,
-            "idle_power_w": total(idle) if everyone else None,
+            "idle_power_w": total(idle.values()) if self.tells_of_all else None,
         }
 
     def epoch_begins(self) -> None:
@@ -200,7 +210,7 @@ class Telemetry(EpochMeasure):
 
     def rank_fields(self, untimed: int) -> dict[str, Any]:
         """The fields of a node, on its first rank; the other ranks have none."""
-        fields = node_fields(self.sampler)
+        fields = node_fields(self.sampler, self.shared)
         if node := fields.get("telemetry"):
             node["energy_j"] = total([node["energy_j"], self.before])
         self.before = 0.0
@@ -210,22 +220,26 @@ class Telemetry(EpochMeasure):
         return merge_nodes([rank["telemetry"] for rank in ranks if "telemetry" in rank])
 
     def state(self) -> float | None:
-        summary = self.sampler.peek() if self.sampler is not None else None
-        return None if summary is None else total([_energy(summary), self.before])
+        if self.sampler is None or (summary := self.sampler.peek()) is None:
+            return None
+        energy: float | None = total([_energy(summary, self.sampler, self.shared), self.before])
+        return energy
 
     def close(self) -> None:
         if self.sampler is not None:
             self.sampler.close()
 
 
-def node_fields(sampler: SamplerClient | None, goes_on: bool = False) -> dict[str, Any]:
+def node_fields(
+    sampler: SamplerClient | None, shared: frozenset[str] = frozenset(), goes_on: bool = False
+) -> dict[str, Any]:
     """The telemetry of this node in the epoch that has ended; None if its sampler is gone."""
     if sampler is None:
         return {}
     if (summary := sampler.peek() if goes_on else sampler.edge()) is None:
         return {"telemetry": None}
     of_node = {name: summary[name] for name in ("gpus", "node", "processors")}
-    return {"telemetry": {**of_node, "energy_j": _energy(summary)}}
+    return {"telemetry": {**of_node, "energy_j": _energy(summary, sampler, shared)}}
 
 
 def merge_nodes(nodes: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
@@ -279,9 +293,13 @@ def _counted(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return sums
 
 
-def _energy(summary: dict[str, Any]) -> float | None:
-    """The energy of all devices of a node, since the last edge."""
-    energy: float | None = total([device["energy_j"] for device in summary["gpus"]])
+def _energy(
+    summary: dict[str, Any], sampler: SamplerClient, shared: frozenset[str]
+) -> float | None:
+    """The energy of a node's devices since the last edge, without those that another counts."""
+    devices = zip(sampler.uuids, summary["gpus"], strict=False)  # without a driver none is read
+    own = [device["energy_j"] for uuid, device in devices if uuid not in shared]
+    energy: float | None = 0.0 if summary["gpus"] and not own else total(own)
     return energy
 
 

@@ -167,12 +167,35 @@ def test_a_broken_off_epoch_has_the_energy_of_both_its_parts(
 ) -> None:
     one: Any = goes_on(0, [{"energy_j": 5.0}, None])
     seen = {"gpus": [{"energy_j": 2.0}], "node": {}, "processors": {}}
-    one.sampler = SimpleNamespace(edge=lambda: seen, peek=lambda: seen)
+    one.sampler = SimpleNamespace(uuids=["a"], edge=lambda: seen, peek=lambda: seen)
     assert one.state() == 7.0
     assert one.rank_fields(0)["telemetry"]["energy_j"] == 7.0
     assert one.rank_fields(0)["telemetry"]["energy_j"] == 2.0  # the next epoch is whole
     one.sampler = SimpleNamespace(edge=lambda: None, peek=lambda: None)
     assert one.state() is None and one.rank_fields(0) == {"telemetry": None}
+
+
+def test_a_device_of_several_emulated_nodes_counts_once() -> None:
+    nodes: list[Any] = [goes_on(rank, [{"energy_j": 1.0}, {"energy_j": 0.0}]) for rank in (0, 1)]
+    seen = {"missing": {}, "lowest_power_w": 50.0, "node": {}, "processors": {}}
+    devices: list[dict[str, Any]] = [{"a": 2.0}, {"a": 2.0, "b": 4.0}]
+    rows: list[dict[str, Any]] = []
+    for rank, (node, own) in enumerate(zip(nodes, devices, strict=True)):
+        summary = {**seen, "gpus": [{"energy_j": joules} for joules in own.values()]}
+        node.sampler = SimpleNamespace(
+            uuids=[*own], keep=lambda file: None,
+            edge=lambda summary=summary: summary, peek=lambda summary=summary: summary,
+        )  # fmt: skip
+        rows.append({"missing": {}, "idle_power_w": 50.0, "uuids": [*own]})
+        node.gather = lambda row: [*rows, {}][:2]
+        node.open(RunFolder(Path(f"run{rank}")))
+    assert [node.state() for node in nodes] == [3.0, 4.0]
+    told = [node.rank_fields(0)["telemetry"]["energy_j"] for node in nodes]
+    assert told == [3.0, 4.0]
+    nodes[1].shared = frozenset("ab")
+    assert nodes[1].state() == 0.0  # all of its devices count elsewhere
+    rows[1]["uuids"] = ["a"]
+    assert nodes[1].facts()["idle_power_w"] == 50.0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +207,9 @@ def test_of_peers_on_a_node_one_writes_its_file_and_none_knows_the_power_of_all(
     files: list[str] = []
     summary = {"missing": {}, "lowest_power_w": 50.0}
     context: Any = SimpleNamespace(
-        sampler=SimpleNamespace(keep=lambda file: files.append(file.name), edge=lambda: summary),
+        sampler=SimpleNamespace(
+            uuids=["a"], keep=lambda file: files.append(file.name), edge=lambda: summary
+        ),
         settings=SimpleNamespace(telemetry_hz=1.0), epoch_so_far={},
     )  # fmt: skip
     peer = Telemetry(context, World(nodes=2, per_node=2, rank=number), 1, lambda row: [row])
