@@ -58,6 +58,7 @@ class Rule:
 RULES = {
     "ddp": Rule("DDP"),
     "avg10": Rule("local SGD every 10", 10, outer=None),
+    "avg20": Rule("local SGD every 20", 20, outer=None),
     "h10": Rule("DiLoCo every 10", 10),
     "h10-first": Rule("DiLoCo every 10 after an eighth together", 10, together=1 / 8),
     "h10-moments": Rule("DiLoCo every 10, moments averaged", 10, moments=True),

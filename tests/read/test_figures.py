@@ -44,6 +44,7 @@ FIGURES = {
     "prediction_same_hour-tiny": "prediction.png",
     "propagation-tiny": "propagation.png",
     "slow_link_exchange-tiny": "time_to_accuracy.png",
+    "slow_link_pretrained": "time_to_accuracy.png",
     "slow_link_ways-tiny": "time_to_accuracy.png",
     "start_together-tiny": "time_to_accuracy.png",
     "slow_links-tiny": "strategies.png",
