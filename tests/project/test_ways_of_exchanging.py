@@ -79,11 +79,12 @@ def test_the_period_grows_as_the_rate_falls() -> None:
 def test_the_page_shows_the_rules_that_were_tried(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = root / "experiments" / "sync_rules_vit.jsonl"
-    assert run_benchmark("sync_rules", ["--out", str(file), "--table"]) == 0
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     page = (root / "docs/strategies.md").read_text()
-    assert len(table) == 16 and "\n".join(table) in page
+    for name, lines in (("sync_rules_news", 5), ("sync_rules_vit", 16)):
+        file = root / "experiments" / f"{name}.jsonl"
+        assert run_benchmark("sync_rules", ["--out", str(file), "--table"]) == 0
+        table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+        assert len(table) == lines and "\n".join(table) in page
     accuracy: dict[str, dict[Hashable, float]] = {}
     for row in map(json.loads, file.read_text().splitlines()):
         accuracy.setdefault(row["rule"], {})[row["seed"]] = 100 * row["accuracy"]

@@ -167,6 +167,21 @@ def test_over_a_long_link_evaluating_is_waiting_for_round_trips() -> None:
         assert "round trips" not in text and "faster disk" in remedy
 
 
+def test_evaluation_beyond_the_share_of_the_baseline() -> None:
+    """Both take 0.4 s an update to evaluate; two devices could share that of one."""
+    run = breakdown(2, 8, {COMPUTE: 0.5, EVALUATION: 0.3, SAVING: 0.1})
+    base = breakdown(1, 16, {COMPUTE: 1.0, EVALUATION: 0.3, SAVING: 0.1})
+    (cause,) = (c for c in causes.of_scaling(run, base, CONTEXT) if c.key == causes.OUTSIDE)
+    takes_s = 0.4 * run.updates
+    assert cause.lost_s == pytest.approx(0.2)
+    text = cause_text(run, cause)
+    assert f"The baseline's share of that is {causes.seconds(takes_s / 2)}. Without what" in text
+    left = causes.seconds((run.running_s - 0.2) * run.updates)
+    assert f"Without what is beyond it: at least {left} after startup" in text
+    alone = next(c for c in of_run(run, CONTEXT) if c.key == causes.OUTSIDE)
+    assert "share of that" not in alone.text and ". Without it: " in cause_text(run, alone)
+
+
 def test_ranks_that_take_turns_have_no_slow_one_among_them() -> None:
     run = breakdown(parts={COMPUTE: 0.5, STRAGGLERS: 0.5}, slowest=SlowestRank(1, 0.125, 0.0))
     assert "take turns" in causes.stragglers(run, CONTEXT)[0]

@@ -89,6 +89,15 @@ def test_groups_that_failed_before_an_epoch_are_named(plan: Plan) -> None:
     assert f"<li>{said}</li>" in page.read_text() and f"- {said}" in text.read_text()
 
 
+def test_an_interrupted_run_has_not_failed(plan: Plan) -> None:
+    plan.run("1_1", 4)
+    plan.run("1_2", 4, outcome="interrupted")
+    assert failed_ways(measured(plan)) == ["setup 1_2: 1 of 1 runs interrupted."]
+    plan.run("1_2", 4, seed=2, outcome="failed")
+    (said,) = failed_ways(measured(plan))
+    assert said.endswith(": 1 of 2 runs failed (failed), 1 of 2 runs interrupted.")
+
+
 def test_a_failed_way_that_is_no_whole_value_is_named_by_itself(plan: Plan) -> None:
     plan.run("1_1", 4)
     plan.run("1_1", 8)

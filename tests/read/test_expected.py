@@ -154,6 +154,29 @@ def test_times_of_other_work_are_not_judged(plan: Plan) -> None:
     assert ": open, not compared (samples trained on)" in said
 
 
+def test_epochs_of_unequal_length_are_not_judged(plan: Plan) -> None:
+    """As many samples in all, spread over two epochs or over three."""
+    for seed in (0, 1):
+        for setup, epochs in (("1_1", 2), ("1_2", 3)):
+            rows = [
+                {"epoch": n + 1.0, "samples": 600 // epochs, "epoch_time_s": 6 / epochs + seed}
+                for n in range(epochs)
+            ]
+            plan.run(setup, seed=seed, epochs=rows)
+    (said,) = expect(plan, {"measure": "epoch_time_s", "at_most": 0.9})
+    assert ": open, not compared (epochs)" in said
+
+
+def test_a_part_of_an_epoch_counts_as_that(plan: Plan) -> None:
+    """Two runs of 1.5 epochs (--max_steps): 3 s of training are 2 s an epoch."""
+    rows = [
+        {"epoch": 1.0, "samples": 400, "epoch_time_s": 2.0},
+        {"epoch": 1.5, "samples": 200, "epoch_time_s": 1.0},
+    ]
+    plan.run("1_1", epochs=rows)
+    assert plan.groups()[0]["epoch_time_s"] == pytest.approx(2.0)
+
+
 def test_an_end_beside_the_bound_has_more_digits(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)

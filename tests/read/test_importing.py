@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,54 @@ def test_evaluations_at_one_update_are_one_row(tmp_path: Path) -> None:
     assert {row["other_accuracy"] for row in rows} == {0.25} and "other_runtime" not in rows[0]
     (run,) = load_runs(tmp_path / "out").to_dict("records")
     assert run["outcome"] == "finished" and run["accuracy"] == 0.7
+
+
+def test_evaluations_within_a_rounded_epoch_are_rows_of_their_own(tmp_path: Path) -> None:
+    """Some versions of the Trainer round the epoch to two digits."""
+    history = []
+    for step, accuracy in ((2, 0.95), (4, 0.5), (6, 0.7), (8, 0.6)):
+        at = {"epoch": round(step / 1000, 2), "step": step}
+        history += [{"loss": 1.0, **at}, {"eval_accuracy": accuracy, **at}]
+    short = state(log_history=history, epoch=0.008, global_step=8, max_steps=8, best_metric=0.95)
+    assert take(tmp_path, state_file(tmp_path, short), *PLACE) == 0
+    rows, _ = read_rows(only(tmp_path).epochs)
+    assert [row["epoch"] for row in rows] == pytest.approx([0.002, 0.004, 0.006, 0.008])
+    assert [row["accuracy"] for row in rows] == [0.95, 0.5, 0.7, 0.6]
+    (run,) = load_runs(tmp_path / "out").to_dict("records")
+    assert run["accuracy"] == 0.6
+
+
+def test_a_state_that_goes_on_after_its_last_evaluation_says_so(tmp_path: Path) -> None:
+    history = [e for e in state()["log_history"] if "eval_loss" not in e or e["step"] < 20]
+    assert take(tmp_path, state_file(tmp_path, state(log_history=history)), *PLACE) == 0
+    notes = (read_json(only(tmp_path).settings) or {})["imported"]["notes"]
+    assert "the last evaluation is that after update 15 of 20" in notes
+
+
+@pytest.mark.parametrize(
+    ("loss", "steps", "outcome"),
+    [(0.0, 1, "diverged"), (0.5, 2, "diverged"), (0.5, 1, "finished")],
+)  # fmt: skip
+def test_gradients_that_stay_nan_are_those_of_a_run_that_diverged(
+    loss: float, steps: int, outcome: str, tmp_path: Path
+) -> None:
+    """The Trainer logs a finite loss in place of nan. A single nan may be one of fp16."""
+    history = state()["log_history"]
+    for entry in [entry for entry in history if "grad_norm" in entry][-steps:]:
+        entry |= {"loss": loss, "grad_norm": math.nan}
+    assert take(tmp_path, state_file(tmp_path, state(log_history=history)), *PLACE) == 0
+    (run,) = load_runs(tmp_path / "out").to_dict("records")
+    assert run["outcome"] == outcome
+    if outcome == "diverged":
+        assert run["reason"] == f"grad_norm is nan from update {25 - 5 * steps} on"
+
+
+def test_the_end_of_the_training_counts_not_an_earlier_one(tmp_path: Path) -> None:
+    history = state()["log_history"]
+    history.insert(2, history[-1] | {"train_samples_per_second": 80.0, "step": 5, "epoch": 0.5})
+    assert take(tmp_path, state_file(tmp_path, state(log_history=history)), *PLACE) == 0
+    (run,) = load_runs(tmp_path / "out").to_dict("records")
+    assert run["trainer_train_samples_per_second"] == 51.2
 
 
 def test_a_state_of_the_middle_of_a_run_is_not_a_finished_one(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from harness.core.records import FAILURES
+from harness.core.records import FAILURES, INTERRUPTED
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import MEASURES, ComparedMeasure, work_of
+from harness.read.compare.compare import MEASURES, ComparedMeasure, differing_work
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -81,8 +81,8 @@ class Pair:
             own, base = (side.reached(name) for side in sides)
             return Missed(f"reached by {own} runs, of the baseline by {base}")
         reasons = refused(*sides, question)
-        if measure.whole_work and work_of(self.group) != work_of(self.base):
-            reasons.append("samples trained on")
+        if work := differing_work(measure, *sides):
+            reasons.append(work)
         if reasons or not is_known:
             return f"{NOT_COMPARED} ({', '.join(reasons) or NOT_RECORDED})"
         return measured_against(*sides, name, question).scaled(measure.factor)
@@ -138,7 +138,11 @@ def _failures(groups: Sequence[Group]) -> list[str]:
 
 def _failed(groups: Sequence[Group]) -> str:
     states, total = _failures(groups), sum(len(group.runs) for group in groups)
-    return f"{len(states)} of {total} runs failed ({', '.join(dict.fromkeys(states))})"
+    failed = [state for state in states if state != INTERRUPTED]
+    texts = [f"{len(failed)} of {total} runs failed ({', '.join(dict.fromkeys(failed))})"]
+    if stopped := len(states) - len(failed):
+        texts = [*(texts if failed else ()), f"{stopped} of {total} runs interrupted"]
+    return ", ".join(texts)
 
 
 def failures_of(groups: Sequence[Group]) -> list[str]:

@@ -69,6 +69,8 @@ def _quality(name: str, title: str) -> ComparedMeasure:
     return ComparedMeasure(name, title, QUALITY, "{:.4f}", difference_form="{:+.4f}")
 
 
+EPOCH_TIME = "epoch_time_s"
+SAMPLES, EPOCHS = "samples trained on", "epochs"  # the work of a run
 MEASURES = (
     _share("accuracy", "accuracy"),
     _share("f1", "f1"),
@@ -79,7 +81,7 @@ MEASURES = (
     ComparedMeasure(
         "train_samples_per_s", "samples/s", SPEED, "{:,.1f}", "samples/s", 1.0, "{:+,.1f}"
     ),
-    ComparedMeasure("epoch_time_s", "epoch time", SPEED, "{:,.2f}", "s", whole_work=True),
+    ComparedMeasure(EPOCH_TIME, "epoch time", SPEED, "{:,.2f}", "s", whole_work=True),
     ComparedMeasure("energy_j", "energy", SPEED, "{:,.0f}", "J", 1.0, "{:+,.1f}", whole_work=True),
     ComparedMeasure("peak_memory_gib", "peak memory", SPEED, "{:,.3f}", "GiB"),
     ComparedMeasure("joules_per_sample", "energy per sample", SPEED, "{:,.3f}", "J"),
@@ -148,10 +150,10 @@ def compare(one: Group, other: Group) -> Comparison:
         values, others = (values_of(g, measure.name, measure.question) for g in (one, other))
         if not values or not others:
             continue
-        if measure.whole_work and (work := work_of(one)) != work_of(other):
+        if work := differing_work(measure, one, other):
             notes.append(
-                f"{measure.title} is left out: samples trained on differ "
-                f"({one.name} {work}, {other.name} {work_of(other)})"
+                f"{measure.title} is left out: {work} differ ({one.name} {work_of(one, work)}, "
+                f"{other.name} {work_of(other, work)})"
             )
             continue
         rows.append(_row(measure, values, others))
@@ -167,9 +169,20 @@ def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hasha
     return Row(measure, values, (ratio if is_ratio else difference)(other, one), is_ratio)
 
 
-def work_of(group: Group) -> str:
-    """Samples of a run; two unknown amounts count as equal."""
-    amounts = {run.measures.get("samples") for run in group.finished}
+def differing_work(measure: ComparedMeasure, one: Group, other: Group) -> str | None:
+    """In what the work differs that the measure is of: samples of a run, and for the time of an
+    epoch the epochs that they are spread over.
+    """
+    if not measure.whole_work:
+        return None
+    kinds = (SAMPLES, EPOCHS) if measure.name == EPOCH_TIME else (SAMPLES,)
+    return next((kind for kind in kinds if work_of(one, kind) != work_of(other, kind)), None)
+
+
+def work_of(group: Group, kind: str) -> str:
+    """Two unknown amounts count as equal."""
+    name = {SAMPLES: "samples", EPOCHS: "epochs_done"}[kind]
+    amounts = {run.measures.get(name) for run in group.finished}
     return " and ".join("unknown" if v is None else f"{v:,.0f}" for v in sorted(amounts, key=str))
 
 

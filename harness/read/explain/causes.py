@@ -36,6 +36,7 @@ PASSES = 3  # forward and backward cost three times the forward pass that evalua
 # An estimate from evaluation is rough: computing must be this many times as slow, and
 # evaluation's batches this many times as large.
 ROUGH, LARGER = 2, 4
+WHOLE = 0.99  # of a time, from which on it is all of it
 OTHERS_CORES = 0.25  # cores per process used by other programs, from which on they are mentioned
 
 WORTH_BALANCING = 1.05  # times as many samples/s, from which on --balance is advised
@@ -116,7 +117,7 @@ def _of_parts(run: TimeBreakdown, cost: dict[str, float], context: RunContext) -
         (COMMUNICATION, cost.get(COMMUNICATION), communication(run, context)),
         (SLOW_RANK, cost.get(STRAGGLERS), stragglers(run, context)),
         (FIRST, cost.get(FIRST), _first(run, context)),
-        (OUTSIDE, outside_s, _outside(run, context)),
+        (OUTSIDE, outside_s, _outside(run, outside_s, context)),
     ]
 
 
@@ -179,6 +180,12 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
         spared_s += math.fsum(run.parts[name] or 0.0 for name in (COMMUNICATION, STRAGGLERS))
     left_s = run.step_s - spared_s
     return run.samples / left_s, run.step_s / left_s - 1
+
+
+def is_beyond_a_share(run: TimeBreakdown, cause: Cause) -> bool:
+    """Whether evaluation and saving cost less than they take, as the baseline has them too."""
+    takes_s = (run.parts[EVALUATION] or 0.0) + (run.parts[SAVING] or 0.0)
+    return cause.key == OUTSIDE and cause.lost_s < WHOLE * takes_s
 
 
 def seconds(value: float) -> str:
@@ -343,7 +350,7 @@ def _first(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     return text, "a longer run: this cost occurs once per process and epoch"
 
 
-def _outside(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
+def _outside(run: TimeBreakdown, cost_s: float | None, context: RunContext) -> tuple[str, str]:
     eval_s = (run.parts[EVALUATION] or 0.0) * run.updates
     save_s = (run.parts[SAVING] or 0.0) * run.updates
     train_s = run.running_s * run.updates - eval_s - save_s
@@ -351,6 +358,9 @@ def _outside(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
         f"evaluation takes {seconds(eval_s)} and saving {seconds(save_s)} beside "
         f"{seconds(train_s)} of training"
     )
+    beyond_s = (cost_s or 0.0) * run.updates
+    if 0 < beyond_s < WHOLE * (eval_s + save_s):
+        text += f". The baseline's share of that is {seconds(eval_s + save_s - beyond_s)}"
     if context.nodes > 1 and context.rtt_ms and context.epochs:
         trips = (eval_s + save_s) / context.epochs / (context.rtt_ms / 1e3)
         if trips < MANY_TRIPS:  # they may well be what it took

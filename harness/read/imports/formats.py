@@ -27,6 +27,7 @@ import math
 import re
 import statistics
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +213,8 @@ def _read_state(file: Path, text: str, sha256: str) -> Foreign:
     for entry in history:
         if not isinstance(entry, dict):
             raise UserError(f"{file}: log_history holds {str(entry)[:40]!r}, which is no entry")
-    rows = _rows(file, history)
-    end: dict[str, Any] = next((e for e in history if "train_runtime" in e), {})
+    rows = _with_epochs(_rows(file, history), state)
+    end: dict[str, Any] = next((e for e in reversed(history) if "train_runtime" in e), {})
     updates, planned = _count(file, state, "global_step"), _count(file, state, "max_steps")
     outcome, reason = _outcome(history, updates, planned, bool(end))
     epochs = state.get("num_train_epochs")
@@ -238,7 +239,7 @@ def _read_state(file: Path, text: str, sha256: str) -> Foreign:
         },
         unnamed={name: end[name] for name in WHOLE if is_number(end.get(name))},
         begins=_begins(history),
-        notes=STATE_NOTES,
+        notes=(*STATE_NOTES, *_of_an_earlier_update(rows, updates)),
     )
 
 
@@ -274,9 +275,9 @@ def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
             losses.append(_value(where, "loss", entry["loss"]))
         if any(name.startswith("eval_") for name in entry):
             row = {**_at(where, entry), **_quality(where, entry)}
-            if rows and rows[-1]["epoch"] == row["epoch"]:
+            if rows and _moment(rows[-1]) == _moment(row):
                 rows[-1] |= {n: v for n, v in row.items() if rows[-1].get(n) is None}
-            elif row["epoch"] > 0:
+            elif _moment(row) > 0:
                 rows.append(row | {"train_loss": statistics.fmean(losses) if losses else None})
                 losses = []
         last = entry if "epoch" in entry else last
@@ -284,6 +285,29 @@ def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return rows
     loss = statistics.fmean(losses) if losses else None
     return [{**_at(f"{file} log_history", last), "train_loss": loss}]
+
+
+def _moment(row: dict[str, Any]) -> float:
+    """Its update; its epoch, which may be rounded, where that is not known."""
+    updates, epoch = row["updates"], row["epoch"]
+    return float(epoch if updates is None else updates)
+
+
+def _with_epochs(rows: list[dict[str, Any]], state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Epochs that were rounded until two updates have the same one follow from the updates."""
+    epochs = [row["epoch"] for row in rows]
+    end, updates = state.get("epoch"), state.get("global_step")
+    known = is_number(end) and end > 0 and updates and all(row["updates"] for row in rows)
+    if len({*epochs, 0.0}) > len(epochs) or not known:
+        return rows
+    return [row | {"epoch": row["updates"] * end / updates} for row in rows]
+
+
+def _of_an_earlier_update(rows: list[dict[str, Any]], updates: int | None) -> list[str]:
+    evaluated = rows[-1]["updates"]
+    if not evaluated or not updates or evaluated >= updates:
+        return []
+    return [f"the last evaluation is that after update {evaluated:,} of {updates:,}"]
 
 
 def _at(where: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -331,6 +355,11 @@ def _outcome(
         for name in ("loss", "eval_loss"):
             if isinstance(entry.get(name), float) and not math.isfinite(entry[name]):
                 return "diverged", f"{name} at update {entry.get('step')} is not finite"
+    # The Trainer logs a finite loss in place of nan; its gradients stay nan to the end.
+    norms = [e for e in history if isinstance(e.get("grad_norm"), float)]
+    broken = [*takewhile(lambda e: math.isnan(e["grad_norm"]), reversed(norms))]
+    if len(broken) > 1 or (broken and broken[0].get("loss") == 0):
+        return "diverged", f"grad_norm is nan from update {broken[-1].get('step')} on"
     if ended or not planned or (updates or 0) >= planned:
         return FINISHED, None
     return "interrupted", f"the state is that after {updates} of {planned} updates"

@@ -394,7 +394,7 @@ def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target
         }
         measures |= link_numbers(environment)
         if record.state == FINISHED:
-            measures |= _derived(record.epochs, summary, target, environment)
+            measures |= _derived(record, summary, target)
     left_out: tuple[str, ...] = ()
     if other_batches := _other_batches(record):
         left_out = tuple(n for n, v in measures.items() if _depends_on_batch(n, v))
@@ -420,11 +420,13 @@ def _depends_on_batch(measure: str, value: float) -> bool:
 
 
 def _derived(
-    rows: Sequence[EpochRow], summary: Mapping[str, Any], target: Target | None,
-    environment: Mapping[str, Any],
-) -> dict[str, float]:  # fmt: skip
-    derived = {}
+    record: Recorded, summary: Mapping[str, Any], target: Target | None
+) -> dict[str, float]:
+    rows, environment, derived = record.epochs, record.environment, {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
+    of_peers = record.settings.get("strategy") == "hivemind"  # rows of some epochs may be missing
+    if rows and not of_peers and not record.settings.get("imported"):
+        epochs = rows[-1]["epoch"]  # the last may be a part of one (--max_steps)
     if epochs and is_number(train_s):
         derived["epoch_time_s"] = train_s / epochs
     if is_number(summary.get("wall_s")) and rows:

@@ -231,6 +231,8 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
         texts.append(f"eff.: scaling efficiency, {', '.join(forms)}")
     if any(row["other_updates"] for row in rows):
         meaning = "other number of updates than the baseline: not the same training"
+        if any(row["other_updates"] and row.get(POINTS) is not None for row in rows):
+            meaning += " (accuracy is compared where the batch itself is the question)"
         texts.append(f"{OTHER_TRAINING} {meaning}")
     held = {"per_gpu_batch": "batch per GPU", "effective_batch": "effective batch"}
     if sweep.hold and fixed:
