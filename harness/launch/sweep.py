@@ -349,6 +349,7 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
     }
     try:
         before = _earlier(folder)
+        content["changed_after"] = _changed_after(sweep, before, content, states)
         planned = [run.get("path") for run in before.get("runs") or ()]
         if before and planned == [state.job.path for state in states]:
             measured = any(state.job.folder.outcome() == FINISHED for state in states)
@@ -366,6 +367,24 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
     except OSError as error:
         where = folder.parent.parent
         raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None
+
+
+def _changed_after(
+    sweep: Sweep, before: dict[str, Any], content: dict[str, Any], states: list[State]
+) -> str | None:
+    """How many runs had finished when hypothesis or expectations became others than they were."""
+    known: str | None = before.get("changed_after")
+    changed = [n for n in ("hypothesis", "expect") if n in before and before[n] != content[n]]
+    finished = sum(state.job.folder.outcome() == FINISHED for state in states)
+    if not changed or not finished:
+        return known
+    after = f"{finished} of {len(states)} runs"
+    print(
+        f"{sweep.name}: {' and '.join(changed)} changed after {after} had finished: table and "
+        "report say so. To ask something new of the same runs, use a sweep file of another name",
+        flush=True,
+    )
+    return known or after
 
 
 def _table(folder: Path, *flags: str, **how: Any) -> subprocess.CompletedProcess[str]:

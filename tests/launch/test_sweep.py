@@ -147,6 +147,37 @@ def test_the_command_in_the_plan_is_one_that_measured(
     assert (folder / "sweep.earlier-1.json").exists()
 
 
+def test_a_hypothesis_that_changes_after_its_runs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = sweep_file(tmp_path, TWO), tmp_path / "out"
+    plan, text = out / "sweeps" / "mine-tiny" / "sweep.json", file.read_text()
+    measures = False
+
+    def work(self: Runner) -> None:
+        for state in self.states if measures else ():
+            state.state = "finished"
+            state.job.folder.write_settings({})
+            write_json(state.job.folder.summary, {"outcome": "finished"})
+
+    monkeypatch.setattr(Runner, "work", work)
+    monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
+
+    def called(hypothesis: str) -> Any:
+        file.write_text(f"# Hypothesis: {hypothesis}\n{text}")
+        main([str(file), "--output_dir", str(out), "--tiny", "--isolation", "off"])
+        return (read_json(plan) or {})["changed_after"]
+
+    assert called("more is faster.") is None
+    measures = True
+    assert called("less is faster.") is None  # no run had finished
+    assert called("less is faster.") is None
+    assert "changed after" not in capsys.readouterr().out
+    assert called("all are alike.") == "2 of 2 runs" == called("all are alike.")
+    said = capsys.readouterr().out
+    assert said.count("mine-tiny: hypothesis changed after 2 of 2 runs had finished: ") == 1
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_command_that_cannot_be_written_is_no_loss(
     gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

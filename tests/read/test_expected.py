@@ -177,6 +177,18 @@ def test_a_part_of_an_epoch_counts_as_that(plan: Plan) -> None:
     assert plan.groups()[0]["epoch_time_s"] == pytest.approx(2.0)
 
 
+def test_what_was_changed_after_the_runs_is_told(plan: Plan) -> None:
+    with_rates(plan, "1_1", 100.0)
+    with_rates(plan, "1_2", 200.0)
+    entry, more = {"measure": RATE, "at_least": 1}, {"changed_after": "2 of 2 runs"}
+    assert len(expect(plan, entry, hypothesis="More is faster.")) == 1
+    *_, last = expect(plan, entry, hypothesis="More is faster.", **more)
+    assert last == "Written or changed after 2 of 2 runs had finished."
+    sweep = read_sweep(plan.folder)
+    assert sweep.hypothesis == "More is faster. (Changed after 2 of 2 runs had finished.)"
+    assert expect(plan, **more) == []
+
+
 def test_an_end_beside_the_bound_has_more_digits(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)

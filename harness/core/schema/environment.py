@@ -456,6 +456,8 @@ class SweepRecord(TypedDict):
         "what was expected, written down before the runs"]]
     expect: NotRequired[Annotated[list[ExpectedRecord],
         "what it says in numbers: for each `of`, `against`, `measure`, `at_least`, `at_most`"]]
+    changed_after: NotRequired[Annotated[str | None,
+        "how many runs had finished when `hypothesis` or `expect` was first changed"]]
     file: Annotated[str, "the file that plans it"]
     tiny: Annotated[bool, "whether at laptop size"]
     command: Annotated[str, "the command line"]

@@ -43,7 +43,10 @@ MOST_CASES = 4  # each with its own number
 
 def verdicts(sweep: SweepResults) -> list[str]:
     """A sentence for each expectation, in the order of the sweep file."""
-    return [_verdict(sweep, expected) for expected in sweep.expect]
+    said = [_verdict(sweep, expected) for expected in sweep.expect]
+    if said and sweep.changed_after:
+        said.append(f"Written or changed after {sweep.changed_after} had finished.")
+    return said
 
 
 def _verdict(sweep: SweepResults, expected: Expected) -> str:

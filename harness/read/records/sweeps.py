@@ -72,6 +72,7 @@ class SweepResults:
     tiny: bool = False
     hypothesis: str | None = None  # written down before the runs
     expect: tuple[Expected, ...] = ()
+    changed_after: str | None = None  # how many runs, where hypothesis or expect was changed then
     command: str | None = None
     baseline: dict[str, Any] | None = None
     target: Target | None = None
@@ -378,8 +379,9 @@ def _checked(file: Path, content: Mapping[str, Any]) -> SweepResults:
         axes=axes,
         planned=planned,
         tiny=bool(content.get("tiny")),
-        hypothesis=content.get("hypothesis"),
+        hypothesis=_hypothesis(content),
         expect=tuple(_expected(entry, axes) for entry in content.get("expect") or ()),
+        changed_after=content.get("changed_after"),
         command=content.get("command"),
         baseline=_baseline(content.get("baseline"), axes),
         target=_target(content.get("target")),
@@ -388,6 +390,11 @@ def _checked(file: Path, content: Mapping[str, Any]) -> SweepResults:
         columns=None if columns is None else tuple(columns),
         per_node=bool(content.get("per_node")),
     )
+
+
+def _hypothesis(content: Mapping[str, Any]) -> str | None:
+    text, after = content.get("hypothesis"), content.get("changed_after")
+    return f"{text} (Changed after {after} had finished.)" if text and after else text
 
 
 def _planned(where: str, entry: Mapping[str, Any]) -> PlannedRun:
