@@ -189,7 +189,8 @@ def _numbers(value: Any, text: str) -> dict[str, tuple[str, float]]:
         matches = ((name, regex.match(part), worth) for regex, name, worth in PARTS)
         name, match, worth = next((m for m in matches if m[1]), ("", None, 0.0))
         if match is None:
-            raise UserError(f"link {value}: {nearest(text, PRESETS, EXPECTED)}")
+            wrong = "" if part == text else f"{part or 'nothing'} is no part of one; "
+            raise UserError(f"link {value}: {wrong}{nearest(text, PRESETS, EXPECTED)}")
         if name in numbers:
             raise UserError(f"link {value}: {name} is given twice")
         numbers[name] = (match[1], worth)

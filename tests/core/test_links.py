@@ -64,6 +64,8 @@ WRONG = {
     "1mbit/1gbit": "rate_mbit is given twice",
     "contnent": "did you mean continent?",
     "fast": "expected none, 20ms",
+    "20ms/200mbt": "200mbt is no part of one; expected none",
+    "20ms/": "nothing is no part of one; expected none",
     "1e999ms": "expected none, 20ms",
     "20": "expected none, 20ms",
 }

@@ -327,6 +327,15 @@ def test_a_batch_whose_misses_leave_no_time_hides_no_other(
     assert "times are not compared" not in said and "least training time" in said
 
 
+def test_an_example_with_a_blank_is_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for column in ("review text", "title"):
+        timed(tmp_path, 8, 1, 1, "--image_column", column, seed=len(column))
+    told = Verb("predict", capsys).refused(tmp_path, "--setup", "1_1")
+    assert f"for example '{tmp_path}:image_column=review text'" in told
+
+
 def test_predict_refuses_unlike_threads_and_takes_one_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,14 +144,15 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
         others = "is within the limit" if reached > 1 else "reached the target in every run"
         return f"{text}; nothing else {others}"
     other = kept[1]
+    counts = [f"{each.epochs:.3g}" for each in (other, best)]
+    epochs = "" if len({*counts}) == 1 else f"{' epochs instead of '.join(counts)}, "
     text += (
         f"; {name_of(other)} takes {other.wall_s / best.wall_s:.3g} times as long"
-        f" ({other.epochs:.3g} epochs instead of {best.epochs:.3g}, of its steps "
-        f"{other.share:.0%} waiting)"
+        f" ({epochs}of its steps {other.share:.0%} waiting)"
     )
     ends, theirs = best.interval, other.interval
     if ends is None or theirs is None:
-        return f"{text}; an interval is not known, so it is open which is faster"
+        return f"{text}; without an interval of both, this order may be chance"
     # With a deadline the second may be the faster one.
     overlap = theirs[0] < ends[1] and ends[0] < theirs[1]
     return f"{text}; their intervals overlap" if overlap else text

@@ -226,9 +226,8 @@ def several_kinds(
     example = str(among[kinds.index(values)].path)
     if can_select:
         example = selecting(selector, dict(zip(names, values, strict=True)))
-    if command:
-        words = (example if word == "{}" else word for word in command)
-        example = shlex.join(["python", "-m", "harness", *words])
+    words = [example if word == "{}" else word for word in command]
+    example = shlex.join(["python", "-m", "harness", *words] if words else [example])
     return (
         f"{selector}: its runs differ in {listed(texts, ', ', MOST_SETTINGS)}: name one kind, for "
         f"example {example}"
