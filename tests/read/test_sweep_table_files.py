@@ -156,6 +156,15 @@ def test_runs_that_were_stopped_and_went_on_are_counted_below(plan: Plan, table:
     assert line in table(plan.write())
 
 
+def test_many_samples_that_fill_no_batch_are_told(plan: Plan, table: Verb) -> None:
+    few, many = ({"train_samples": 192, "left_out_samples": n} for n in (9, 43))
+    plan.run("1_1", environment={"data": few})
+    assert "fill no batch" not in table(plan.write())
+    plan.run("1_2", environment={"data": many})
+    text = "1 of 2 runs left out training samples that fill no batch, up to 43 of 235"
+    assert f"{text}: --tail pad trains on them" in table(plan.write())
+
+
 def test_the_file_itself_will_do(small: Path, table: Verb) -> None:
     assert table(small / "sweep.json") == table(small)
     assert len(load_sweep(small / "sweep.json")) == 3

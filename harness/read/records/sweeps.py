@@ -60,6 +60,9 @@ class Expected:
     at_most: float
 
 
+LEFT_OUT = 0.05  # of the samples that are trained on, from which on it is told
+
+
 @dataclass(frozen=True)
 class SweepResults:
     """What was planned, and on demand the runs and groups that were read for it."""
@@ -188,6 +191,22 @@ class SweepResults:
         return [
             f"{crowded} of {len(shares)} runs had more processes than cores (up to "
             f"{max(shares):g} per core): the machine, not the set-up, slows their computing"
+        ]
+
+    @property
+    def left_out_samples(self) -> list[str]:
+        """A sentence where so many fill no batch that batches are not compared on the same data."""
+        counts = {
+            run: (run.data.get("left_out_samples") or 0, run.data.get("train_samples") or 0)
+            for run in self.finished
+        }
+        if not (many := [run for run, (out, used) in counts.items() if out > LEFT_OUT * used]):
+            return []
+        out, used = max((counts[run] for run in many), key=lambda pair: pair[0] / (pair[1] or 1))
+        padded = all(run.settings.get("strategy") != "hivemind" for run in many)
+        return [
+            f"{len(many)} of {len(counts)} runs left out training samples that fill no batch, "
+            f"up to {out:,} of {out + used:,}{': --tail pad trains on them' if padded else ''}"
         ]
 
     def _read(self, planned: PlannedRun) -> Run:

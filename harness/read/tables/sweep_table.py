@@ -284,7 +284,7 @@ def _notes(sweep: SweepResults, rows: list[Row], shown: set[str]) -> list[str]:
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
     notes += _not_compared(sweep, shown)
     notes += [f"{UNKNOWN}: {text}" for text in without_times(sweep.groups)]
-    notes += sweep.averaged_exchanges + sweep.shared_cores
+    notes += sweep.averaged_exchanges + sweep.shared_cores + sweep.left_out_samples
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         known = {name for run in sweep.runs for row in run.epochs for name in row}
         metric = sweep.target.metric
