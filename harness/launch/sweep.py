@@ -349,9 +349,13 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
     }
     try:
         before = _earlier(folder)
-        content["changed_after"] = _changed_after(sweep, before, content, states)
         planned = [run.get("path") for run in before.get("runs") or ()]
-        if before and planned == [state.job.path for state in states]:
+        is_same = bool(before) and planned == [state.job.path for state in states]
+        # With other axes (--set) some expectations have no place.
+        names = ("hypothesis", "expect") if is_same else ("hypothesis",)
+        changed = [name for name in names if name in before and before[name] != content[name]]
+        content["changed_after"] = _changed_after(sweep, before, changed, states)
+        if is_same:
             measured = any(state.job.folder.outcome() == FINISHED for state in states)
             if measured or Submitted(folder).open():  # jobs that may yet measure
                 content["command"] = before.get("command") or command
@@ -370,11 +374,10 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
 
 
 def _changed_after(
-    sweep: Sweep, before: dict[str, Any], content: dict[str, Any], states: list[State]
+    sweep: Sweep, before: dict[str, Any], changed: list[str], states: list[State]
 ) -> str | None:
     """How many runs had finished when hypothesis or expectations became others than they were."""
     known: str | None = before.get("changed_after")
-    changed = [n for n in ("hypothesis", "expect") if n in before and before[n] != content[n]]
     finished = sum(state.job.folder.outcome() == FINISHED for state in states)
     if not changed or not finished:
         return known

@@ -163,9 +163,10 @@ def test_a_hypothesis_that_changes_after_its_runs_is_told(
     monkeypatch.setattr(Runner, "work", work)
     monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
 
-    def called(hypothesis: str) -> Any:
-        file.write_text(f"# Hypothesis: {hypothesis}\n{text}")
-        main([str(file), "--output_dir", str(out), "--tiny", "--isolation", "off"])
+    def called(hypothesis: str, bound: float = 1.5, *flags: str) -> Any:
+        entry = f"{{of: {{setup: 1_2}}, measure: train_samples_per_s, at_least: {bound}}}"
+        file.write_text(f"# Hypothesis: {hypothesis}\n{text}expect: [{entry}]\n")
+        main([str(file), "--output_dir", str(out), "--tiny", "--isolation", "off", *flags])
         return (read_json(plan) or {})["changed_after"]
 
     assert called("more is faster.") is None
@@ -176,6 +177,10 @@ def test_a_hypothesis_that_changes_after_its_runs_is_told(
     assert called("all are alike.") == "2 of 2 runs" == called("all are alike.")
     said = capsys.readouterr().out
     assert said.count("mine-tiny: hypothesis changed after 2 of 2 runs had finished: ") == 1
+    assert called("all are alike.", 1.2) == "2 of 2 runs"
+    assert "mine-tiny: expect changed after 2 of 2" in capsys.readouterr().out
+    called("all are alike.", 1.2, "--set", "setup=1_1")  # expect has no place in this plan
+    assert "changed after" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("gone", [False, True])
