@@ -46,6 +46,7 @@ NOT_WRITTEN_HERE = {
     "environment.data.untrained_classes", "environment.data.blank_texts",
     # tests/train/data/test_splits.py
     "environment.data.unused_test_splits", "environment.data.empty_test_splits",
+    "sweep.changed_after",  # tests/launch/test_sweep.py
     # Of links with a delay: tests/train/strategy/test_choice.py
     "environment.observed.exchange_estimates_s.all_to_all", "environment.observed.exchange_early_s",
     # Of runs that wait for a compiler (tests/train/loop/test_compiled.py sees them written).

@@ -105,7 +105,7 @@ def test_parts_of_any_ranks_add_up_to_the_run(seed: int, tmp_path: Path) -> None
     result = time_breakdown(group.runs[0])
     assert result.parts[UNSEPARATED] == 0
     _check_sum(result, wall_s)
-    text, _ = _outside(result, run_context(group, None))
+    text, _ = _outside(result, None, run_context(group, None))
     assert text.endswith(f"beside {seconds(train_s)} of training")
 
 
