@@ -85,6 +85,14 @@ def test_the_page_shows_the_rules_that_were_tried(
         assert run_benchmark("sync_rules", ["--out", str(file), "--table"]) == 0
         table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
         assert len(table) == lines and "\n".join(table) in page
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        loss: dict[str, dict[Hashable, float]] = {}
+        for row in rows:
+            loss.setdefault(row["rule"], {})[row["seed"]] = row["loss"]
+        for rule in ("avg10", "avg20") if name == "sync_rules_news" else ():
+            found = difference(loss[rule], loss["ddp"])
+            text = f"by {found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+            assert text in " ".join(page.split())
     accuracy: dict[str, dict[Hashable, float]] = {}
     for row in map(json.loads, file.read_text().splitlines()):
         accuracy.setdefault(row["rule"], {})[row["seed"]] = 100 * row["accuracy"]

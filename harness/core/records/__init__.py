@@ -55,7 +55,7 @@ SCHEMA = 1
 
 # What else can become of a run. Each is a result and stands in tables as a row.
 FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
-INTERRUPTED = "interrupted"
+INTERRUPTED = "interrupted"  # also of an unfinished run that nobody works on at this moment
 # The state of a run that has no outcome: not begun, in progress, or refused by the plan.
 WAITING, RUNNING, SKIPPED = "waiting", "running", "skipped"
 

@@ -182,10 +182,10 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
     return run.samples / left_s, run.step_s / left_s - 1
 
 
-def is_beyond_a_share(run: TimeBreakdown, cause: Cause) -> bool:
+def is_beyond_a_share(run: TimeBreakdown, cost_s: float) -> bool:
     """Whether evaluation and saving cost less than they take, as the baseline has them too."""
     takes_s = (run.parts[EVALUATION] or 0.0) + (run.parts[SAVING] or 0.0)
-    return cause.key == OUTSIDE and cause.lost_s < WHOLE * takes_s
+    return 0 < cost_s < WHOLE * takes_s
 
 
 def seconds(value: float) -> str:
@@ -358,9 +358,9 @@ def _outside(run: TimeBreakdown, cost_s: float | None, context: RunContext) -> t
         f"evaluation takes {seconds(eval_s)} and saving {seconds(save_s)} beside "
         f"{seconds(train_s)} of training"
     )
-    beyond_s = (cost_s or 0.0) * run.updates
-    if 0 < beyond_s < WHOLE * (eval_s + save_s):
-        text += f". The baseline's share of that is {seconds(eval_s + save_s - beyond_s)}"
+    if cost_s is not None and is_beyond_a_share(run, cost_s):
+        share_s = eval_s + save_s - cost_s * run.updates
+        text += f". The baseline's share of that is {seconds(share_s)}"
     if context.nodes > 1 and context.rtt_ms and context.epochs:
         trips = (eval_s + save_s) / context.epochs / (context.rtt_ms / 1e3)
         if trips < MANY_TRIPS:  # they may well be what it took

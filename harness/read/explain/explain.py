@@ -315,7 +315,8 @@ def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
         without = f"at most {three_digits(value)} samples/s ({gain})"
     else:
         without = f"at least {seconds(value)} after startup ({100 * more:+.0f} %)"
-    spared = "what is beyond it" if causes.is_beyond_a_share(breakdown, cause) else "it"
+    is_part = cause.key == causes.OUTSIDE and causes.is_beyond_a_share(breakdown, cause.lost_s)
+    spared = "what is beyond it" if is_part else "it"
     return f"{cause.text}. Without {spared}: {without}. Remedy: {cause.remedy}."
 
 

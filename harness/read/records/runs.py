@@ -16,7 +16,15 @@ from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, REPETITIONS, SHOWN_ONLY
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link, rate_of
-from harness.core.records import FAILURES, FINISHED, RUNNING, SKIPPED, WAITING, RunFolder
+from harness.core.records import (
+    FAILURES,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    SKIPPED,
+    WAITING,
+    RunFolder,
+)
 from harness.core.records.locks import is_held
 from harness.core.records.summary import (
     QUALITY_FIELDS,
@@ -61,8 +69,6 @@ FIELDS = {
     "link_allreduce_busbw_mbit": "allreduce_busbw_mbit",
 }
 
-# An unfinished run that nobody works on at this moment; the other state is RUNNING.
-INTERRUPTED = "interrupted"
 # Progress is written once a second, but not during a long evaluation.
 QUIET_S = 120.0
 
