@@ -27,7 +27,8 @@ from harness.core.collectives import GLOO, Shape, wire_of
 from harness.core.links import plain_link
 from harness.core.records import read_json, write_json
 from harness.read.predict.exchange import Reduction
-from harness.read.predict.model import Model, Scenario, fit_line, fit_sharing
+from harness.read.predict.model import Model, fit_line, fit_sharing
+from harness.read.predict.scenario import Scenario
 
 LINKS = tuple(f"{delay}ms/{rate}mbit" for delay in (1, 5, 20, 50) for rate in (50, 200, 1000))
 SHAPES = (Shape(2), Shape(2, 2), Shape(4))

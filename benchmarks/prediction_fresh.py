@@ -28,9 +28,11 @@ from harness.launch.plan import Job, plan
 from harness.launch.sweepfile import load
 from harness.read.predict.facts import Overrides, step_s
 from harness.read.predict.fitting import Fitted, fit_on, fit_records
-from harness.read.predict.model import Scenario, predict
+from harness.read.predict.model import predict
+from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_selected
+from logcallback import WARMUP_STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 BASIS = f"{ROOT}/outputs/published:script=vit,dataset=embedded:digits"
@@ -46,7 +48,7 @@ def fitted_on(basis: str | None) -> Fitted:
     if basis is None:
         return published
     model, runs = published.model, read_selected(basis, None).runs
-    here = fit_on(basis, runs, Overrides(), model.table)
+    here = fit_on(basis, runs, Overrides(), ())
     return replace(here, model=replace(here.model, payloads=model.payloads))
 
 
@@ -60,6 +62,7 @@ def predictions(fitted: Fitted, sweep: str) -> Iterator[dict[str, str]]:
             Shape(job.nodes), samples, wire_of(job.link), str(own.strategy), own.compress,
             own.sync_every or 1, emulated=True, exchange=own.exchange, epoch_updates=updates,
             updates=updates * int(own.epochs or 1),
+            untimed=max(1, min(WARMUP_STEPS, updates // 5)),
         )  # fmt: skip
         try:
             found = predict(fitted.model, scenario)

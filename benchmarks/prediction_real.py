@@ -14,7 +14,7 @@ from harness.core.collectives import Shape, wire_of
 from harness.core.links import plain_link
 from harness.read.predict.facts import Overrides, step_s
 from harness.read.predict.fitting import all_reduces_of, fit_records, measured_beside
-from harness.read.predict.model import Scenario
+from harness.read.predict.scenario import Scenario
 from harness.read.records.selection import read_selected
 
 ROOT = Path(__file__).resolve().parents[1]

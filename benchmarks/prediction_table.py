@@ -6,7 +6,8 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from harness.read.predict.model import Model, Scenario, predict
+from harness.read.predict.model import Model, predict
+from harness.read.predict.scenario import Scenario
 
 Row = dict[str, Any]
 

@@ -26,7 +26,8 @@ from harness.read.predict.candidates import Candidate, candidates
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.facts import Overrides, shape_of
 from harness.read.predict.fitting import all_reduces_of, fit_on, wire_between
-from harness.read.predict.model import EXPOSED, Scenario
+from harness.read.predict.model import EXPOSED
+from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import Group
 from harness.read.records.runs import Run, Target
 from harness.read.records.selection import read_selected

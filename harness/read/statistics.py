@@ -159,8 +159,7 @@ def difference(one: Repeats, other: Repeats) -> Estimate:
         if high - low < ROUNDING:
             low = high = value
         return Estimate(value, low, high, n, True, unpaired)
-    half = _welch_half(statistics.variance(ones) / len(ones), len(ones) - 1,
-                       statistics.variance(others) / len(others), len(others) - 1)  # fmt: skip
+    half = welch_half(*((statistics.variance(v) / len(v), len(v) - 1) for v in (ones, others)))
     return Estimate(value, value - half, value + half, n)
 
 
@@ -226,13 +225,15 @@ def _geometric_mean(values: Collection[float]) -> float:
     return statistics.geometric_mean(values) if others else first
 
 
-def _welch_half(one: float, freedom: int, other: float, freedom_other: int) -> float:
-    """Half of the interval, from the squared standard errors of two means."""
-    total = one + other
+def welch_half(*errors: tuple[float, int]) -> float:
+    """Half of the interval of a sum or a difference, from the squared standard error and the
+    degrees of freedom of each of its parts.
+    """
+    total = math.fsum(square for square, _ in errors)
     if total == 0:
         return 0.0
-    freedom_of_both = total**2 / (one**2 / freedom + other**2 / freedom_other)
-    return student_t(freedom_of_both) * math.sqrt(total)
+    freedom = total**2 / math.fsum(square**2 / freedom for square, freedom in errors)
+    return student_t(freedom) * math.sqrt(total)
 
 
 def student_t(freedom: float) -> float:

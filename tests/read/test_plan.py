@@ -15,8 +15,9 @@ from benchmarks.regret import took, wire_over
 from harness.core.collectives import GLOO, Shape, Wire, allreduce, wire_of
 from harness.core.links import Link
 from harness.read.predict.candidates import STEPS, Candidate, OverLinks
-from harness.read.predict.model import Model, Scenario, fit_line, predict
+from harness.read.predict.model import Model, fit_line, predict
 from harness.read.predict.plan import reasons
+from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Run, Target
 from harness.read.records.selection import read_selected
 from tests.support.paired import GRADIENT, Verb, measured, planted_s, timed

@@ -24,16 +24,17 @@ from harness.read.predict.model import (
     EXCHANGE,
     SHARING,
     Model,
-    Scenario,
     below_half_efficiency,
     fit_line,
     fit_sharing,
     over_nodes,
     predict,
 )
+from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Run
 from harness.read.records.selection import read_selected
 from harness.read.records.sweeps import read_results
+from harness.read.statistics import welch_half
 from tests.support.predicted import FAR, LINE, MB, MODEL
 
 
@@ -78,8 +79,8 @@ def test_a_step_by_hand() -> None:
     backward_s = 0.016 * 2 / 3
     first_ready_s = backward_s * first / (4 * MB)
     first_sent_s = first_ready_s + first / 25e6
-    # The rest waits until the first is off the link, then two round trips.
-    end_s = max(first_sent_s, backward_s) + rest / 25e6 + 2 * 0.04
+    # The rest waits until the first is off the link, then two round trips; and the hosts work.
+    end_s = max(first_sent_s, backward_s) + rest / 25e6 + 2 * 0.04 + MODEL.inside_s
     assert prediction.parts == {
         COMPUTE: pytest.approx(0.026), SHARING: 0.0, EXCHANGE: pytest.approx(end_s - backward_s),
     }  # fmt: skip
@@ -91,7 +92,7 @@ def test_a_step_by_hand() -> None:
 
 def test_limits() -> None:
     """No link, no waiting; and nothing is more than as many times one process."""
-    near = predict(MODEL, Scenario(Shape(64), 16, Wire()))
+    near = predict(replace(MODEL, inside_s=0.0), Scenario(Shape(64), 16, Wire()))
     assert near.efficiency == 1 and near.dominating == COMPUTE
     for shape in (Shape(1), Shape(1, 4), Shape(2), Shape(16, 8), Shape(4096)):
         for backend in (GLOO, NCCL):
@@ -197,27 +198,29 @@ def test_a_measured_link_is_given_back() -> None:
 
 def test_an_interval_needs_a_spread_of_every_part() -> None:
     plan = Scenario(Shape(2), 16, FAR)
-    assert predict(MODEL, plan).low_s is None
+    assert predict(replace(MODEL, line=fit_line([(16, 0.0255)])), plan).low_s is None
+    assert predict(replace(MODEL, backend=NCCL), plan).low_s is None  # of which none was compared
     noisy = fit_line([(8, 0.0185), (16, 0.0255), (32, 0.042), (16, 0.0265)])
     table = tuple(reductions(1.0, FAR) + reductions(1.1, FAR) + reductions(0.9, FAR))
     model = replace(MODEL, line=noisy, table=table)
     prediction = predict(model, plan)
     assert prediction.low_s is not None and prediction.high_s is not None
     assert prediction.low_s < prediction.step_s < prediction.high_s
-    # Two of freedom: Student's t is 4.303.
     assert noisy.spread is not None and prediction.correction.spread is not None
-    half = 4.3027 * math.hypot(
-        noisy.spread * prediction.parts[COMPUTE],
-        prediction.correction.spread * prediction.parts[EXCHANGE],
-        TRAINING_SPREAD * prediction.parts[EXCHANGE],
-    )
+    half = welch_half(
+        ((noisy.spread * prediction.parts[COMPUTE]) ** 2, noisy.freedom),
+        ((prediction.correction.spread * prediction.parts[EXCHANGE]) ** 2,
+         prediction.correction.freedom),
+        ((TRAINING_SPREAD * prediction.parts[EXCHANGE]) ** 2, TRAINING_FREEDOM),
+    )  # fmt: skip
     assert prediction.high_s - prediction.step_s == pytest.approx(half, rel=1e-4)
     assert predict(model, Scenario(Shape(1), 16)).low_s is not None
-    # What all-reduces are off by says nothing of other ways.
-    assert predict(model, replace(plan, compress="bf16")).low_s is not None
+    # Other ways were compared on two nodes.
     for other in ({"exchange": "direct"}, {"exchange": "all_to_all"}, {"compress": "int8"},
                   {"strategy": "diloco", "compress": "bf16"}):  # fmt: skip
-        assert predict(model, replace(plan, **other)).low_s is None, other
+        assert predict(model, replace(plan, **other)).low_s is not None, other
+        assert predict(model, replace(plan, shape=Shape(4), **other)).low_s is None, other
+    assert predict(model, replace(plan, shape=Shape(4), compress="bf16")).low_s is not None
 
 
 def test_published_steps_over_links(root: Path) -> None:
@@ -286,7 +289,9 @@ def test_which_published_intervals_do_not_hold(root: Path) -> None:
         low_s, high_s = case.prediction.low_s, case.prediction.high_s
         if low_s is not None and high_s is not None and not low_s <= case.mean_s <= high_s:
             outside.add((case.prediction.plan.label, case.runs[0].identity["link"]))
-    assert outside == {("ddp", None)}
+    assert outside == {
+        ("ddp", "20ms/50mbit"), ("ddp", "50ms/50mbit"), ("ddp powersgd", "20ms/50mbit"),
+    }  # fmt: skip
 
 
 def mean_step_s(runs: list[Run]) -> float:

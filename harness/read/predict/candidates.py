@@ -27,7 +27,7 @@ from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import joined
 from harness.read.predict.facts import Overrides, shape_of, step_s
 from harness.read.predict.fitting import Fitted, wire_between
-from harness.read.predict.model import EXCHANGE, Prediction, Scenario, predict
+from harness.read.predict.model import EXCHANGE, Prediction, predict
 from harness.read.predict.phases import (
     EPOCH_END,
     EVALUATION,
@@ -35,6 +35,7 @@ from harness.read.predict.phases import (
     START,
     PhaseFit,
 )
+from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import by_seed, with_times_that_count
 from harness.read.records.runs import Run, Target, time_to_target
 from harness.read.records.selection import command_on

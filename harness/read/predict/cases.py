@@ -19,7 +19,8 @@ from harness.read.predict.fitting import (
     fit_on,
     wire_between,
 )
-from harness.read.predict.model import EXPOSED, Prediction, Scenario, predict
+from harness.read.predict.model import EXPOSED, Prediction, predict
+from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, uniform_link
 from harness.read.records.runs import Run
@@ -161,14 +162,13 @@ def _epoch_updates(run: Run) -> int | None:
 
 
 def as_timed(plan: Scenario, run: Run) -> Scenario:
-    """What a record's mean is of: its first steps are left out, which are made together."""
-    if not plan.sync_first or plan.updates is None or not run.epochs:
+    """What a record's mean is of: the first updates of its first epoch are not timed."""
+    if plan.updates is None or not run.epochs:
         return plan
     count, timed = (run.epochs[0].get(name) for name in ("updates", "timed_steps"))
-    if not is_number(count) or not is_number(timed):
+    if not is_number(count) or not is_number(timed) or not 0 < timed <= count:
         return plan
-    left_out = min(int(count - timed), plan.sync_first)
-    return replace(plan, sync_first=plan.sync_first - left_out, updates=plan.updates - left_out)
+    return replace(plan, untimed=int(count - timed))
 
 
 def _wire(runs: Sequence[Run]) -> Wire:

@@ -24,17 +24,15 @@ from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import Fitted, fit_records
 from harness.read.predict.model import (
-    APART,
     EXCHANGE,
     Prediction,
-    Scenario,
     below_half_efficiency,
-    is_untested,
-    neighbours,
     over_nodes,
     predict,
+    spread_of_form,
 )
 from harness.read.predict.phases import EPOCH_END, EVALUATION, SAVING, START
+from harness.read.predict.scenario import APART, Scenario, neighbours
 from harness.read.records.selection import start_on
 from harness.read.scales import doubling_axis, log_axis
 from harness.read.table import Table, screen, show
@@ -277,8 +275,9 @@ def _few_updates_note(plan: Scenario) -> Iterator[str]:
 
 
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
-    if prediction.plan.shape.nodes > 1 and is_untested(prediction.plan):
-        return "how far this way of exchanging is off its closed form was not measured"
+    plan = prediction.plan
+    if plan.shape.nodes > 1 and spread_of_form(fitted.model, plan) is None:
+        return "how far this exchange is off its closed form was not measured"
     if fitted.model.line.spread is None:
         return "too few runs of one process repeat a batch"
     if fitted.model.extrapolates(prediction.plan):
@@ -366,20 +365,14 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
     if options.sync_every % options.fragments:
         raise UserError(f"--fragments {options.fragments}: must divide --sync_every")
     batch = options.batch or fitted.model.line.batches[-1]
+    samples = effective_batch(batch, fitted.model.grad_acc, nodes * per_node)
+    updates = (fitted.train_samples or 0) // samples or None
     return Scenario(
         Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
         options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,
         options.emulated, options.exchange, sync_first=options.sync_first,
-        **_updates(options, fitted, batch, nodes * per_node),
+        epoch_updates=updates, updates=updates and updates * options.epochs,
     )  # fmt: skip
-
-
-def _updates(
-    options: argparse.Namespace, fitted: Fitted, batch: int, ranks: int
-) -> dict[str, int | None]:
-    samples = effective_batch(batch, fitted.model.grad_acc, ranks)
-    updates = (fitted.train_samples or 0) // samples or None
-    return {"epoch_updates": updates, "updates": updates and updates * options.epochs}
 
 
 def link_without_losses(text: str | None) -> Link:

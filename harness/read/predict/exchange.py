@@ -28,12 +28,16 @@ LANES = {GLOO: 2, NCCL: 1}  # exchanges that a backend has under way at a time
 # DDP's buckets: the first, of the last layers, is small, so that the exchange begins early.
 FIRST_BYTES, CAP_MB = MIB, 25.0
 # Where a connection has sent nothing for its timeout of retransmission, which is the round trip and
-# at least 200 ms, TCP begins again with ten segments and doubles them each round trip.
-RESTED_S, WINDOW_BYTES = 0.2, 10 * 1448
+# at least 200 ms, TCP begins again with ten segments and doubles them each round trip; or it keeps
+# its window (bbr), and yet the next exchange takes about one round trip longer.
+RESTED_S, WINDOW_BYTES, KEPT_WINDOW_ROUND_TRIPS = 0.2, 10 * 1448, 1.0
 # How far an exchange of a training is from an all-reduce measured alone over its link, which no
 # repeats of that show: standard deviation over ten published links (propagation-tiny), of what
 # steps take longer there than without a link.
 TRAINING_SPREAD, TRAINING_FREEDOM = 0.046, 10
+# The same of what is not compared with measured all-reduces, over ten links of two nodes: codes,
+# replicas that train apart, and these with codes.
+CODED_SPREAD, APART_SPREAD, APART_CODED_SPREAD = 0.09, 0.1, 0.2
 # Links this close to each other are one link.
 ALIKE_SHARE, ALIKE_S = 0.1, 0.0002
 
@@ -46,13 +50,13 @@ def alpha_beta(size: float, shape: Shape, wire: Wire) -> float:
     return 2 * (shape.ranks - 1) * wire.delay_s + wire_s
 
 
-def slow_start_s(size: float, shape: Shape, wire: Wire) -> float:
-    """What an exchange takes longer over connections that have rested: round trips until TCP's
-    window holds what a rank sends at once, or what the link holds.
+def slow_start_s(at_once: float, wire: Wire) -> float:
+    """What an exchange takes longer over connections that begin: round trips until TCP's window
+    holds the bytes that a rank sends at once, or what the link holds.
     """
     if wire.delay_s == 0:
         return 0.0
-    at_once = min(size / shape.ranks, wire.bytes_per_s * wire.round_trip_s)
+    at_once = min(at_once, wire.bytes_per_s * wire.round_trip_s)
     return max(0, math.ceil(math.log2(at_once / WINDOW_BYTES + 1)) - 1) * wire.round_trip_s
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.collectives import Shape, Wire, wire_of
+from harness.core.collectives import Shape, Wire, ring_share, wire_of
 from harness.core.links import Link, rate_of
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.records.archives import parsed
@@ -35,8 +35,9 @@ from harness.read.predict.facts import (
     trained_bytes,
     unsaid,
 )
-from harness.read.predict.model import APART, Model, StepTime, fit_line, fit_sharing
+from harness.read.predict.model import Model, StepTime, fit_line, fit_sharing
 from harness.read.predict.phases import Phases, fit_phases
+from harness.read.predict.scenario import APART
 from harness.read.records.comparable import THREADS
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.recorded import check_links, is_number, uniform_link, warn
@@ -224,6 +225,7 @@ def fit_on(
         table=tuple(table),
         shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(same),
+        hosts=_hosts(same, line, sharing or 0.0, overrides),
         slow_start_after_idle=_slow_start_after_idle(same),
     )  # fmt: skip
     return Fitted(
@@ -281,10 +283,15 @@ def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
 def _is_basis(run: Run) -> bool:
     """On one machine, as DDP or one process does it: what the model is fitted on."""
     settings = run.identity
-    by_backend = settings.get("exchange") not in SENT_DIRECTLY
-    plain = settings.get("compress") in (None, "none") and by_backend
+    plain = settings.get("compress") in (None, "none")
     known = settings.get("strategy") in (None, "single", "ddp")
-    if run.state != FINISHED or not (plain and known) or settings.get("per_gpu_batch") is None:
+    return plain and known and _is_on_one_machine(run)
+
+
+def _is_on_one_machine(run: Run) -> bool:
+    settings = run.identity
+    by_backend = settings.get("exchange") not in SENT_DIRECTLY
+    if run.state != FINISHED or not by_backend or settings.get("per_gpu_batch") is None:
         return False
     return shape_of(run).nodes == 1 and run.launch.get("packed") is not True
 
@@ -370,6 +377,28 @@ def _sharing(
         sd / sharing if sd is not None and sharing > 0 else None,
         statistics.mean(inside),
     )
+
+
+def _hosts(
+    runs: Iterable[Run], line: StepTime, sharing: float, overrides: Overrides
+) -> dict[str, float]:
+    """compress -> what ddp with it waits on one machine, of two processes."""
+    coded = [
+        run for run in runs
+        if _is_on_one_machine(run) and shape_of(run).ranks > 1
+        and run.identity["strategy"] == "ddp" and run.identity["compress"] not in (None, "none")
+    ]  # fmt: skip
+    waits = {}
+    for compress, alike in by_key(coded, lambda run: str(run.identity["compress"])).items():
+        many = []
+        for run in with_times_that_count(alike):
+            ranks, batch = shape_of(run).ranks, run.identity["per_gpu_batch"]
+            if (took_s := step_s(run, overrides)) is not None and line.knows(batch):
+                alone_s = line.step_s(batch) * (1 + sharing * (ranks - 1))
+                many.append((took_s - alone_s) / ring_share(ranks))
+        if many:
+            waits[compress] = max(0.0, statistics.mean(many))
+    return waits
 
 
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:

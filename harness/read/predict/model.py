@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -17,14 +16,15 @@ from harness.core.collectives import (
     BACKEND,
     FAR_S,
     GLOO,
+    GLOO_SLACK,
     MEANS,
     Cost,
     Shape,
-    Wire,
     allreduce,
     coded_mean,
     fastest,
     powersgd_mean,
+    ring_share,
     ways,
 )
 from harness.core.rules import FLAGS_OF_A_STRATEGY, SCHEDULES, Combination, refuse
@@ -33,7 +33,19 @@ from harness.core.strategies import GRADIENT_CODES, STRATEGIES, chooses_exchange
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
 from harness.read.predict.exchange import Correction, Reduction
-from harness.read.statistics import student_t
+from harness.read.predict.scenario import (
+    APART,
+    Scenario,
+    at_once,
+    exchanges_of_update,
+    neighbours,
+    rested_of_update,
+    timed_apart,
+    together_of,
+    trains_apart,
+    units_of,
+)
+from harness.read.statistics import welch_half
 
 # Backward passes take twice the operations of the forward pass.
 BACKWARD_SHARE = 2 / 3
@@ -48,7 +60,14 @@ WIRE_SHARES = {
 }
 AUTO = "auto"
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
-APART = ("local_sgd", "diloco")
+# Of what processes of DDP cost each other on a machine, replicas that train apart have this share:
+# two machines, 3 to 100 ms. The rest is their exchange, beside what is exposed of it.
+SHARED_APART = 0.65
+# Of the bytes of an all-reduce that pass while ranks wait for one another, so much does not where
+# the exchanges before it are long ago.
+NOT_HIDDEN = 0.5
+# Packets between emulated nodes also pass what delays them, on the same cores.
+EMULATED_HOST = 1.5
 
 
 @dataclass(frozen=True)
@@ -110,49 +129,6 @@ def fit_sharing(slower: Mapping[int, Sequence[float]]) -> float:
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """What is to be predicted."""
-
-    shape: Shape
-    batch: int  # per process and forward pass
-    wire: Wire = field(default_factory=Wire)
-    strategy: str = "ddp"
-    compress: str = "none"
-    sync_every: int = 10
-    sync_scope: str = "node"
-    fragments: int = 1
-    overlap: int = 0
-    blocks: int | None = None  # layers that fsdp gathers one at a time
-    emulated: bool = False  # its nodes share one machine, and have a link for each pair
-    exchange: str = "backend"
-    epoch_updates: int | None = None  # after each epoch connections rest
-    updates: int | None = None  # of the run: after the last one replicas exchange once more
-    sync_first: int = 0  # of these, made together before replicas train apart
-
-    @property
-    def label(self) -> str:
-        """The strategy as tables name it."""
-        compress = "" if self.compress == "none" else f" {self.compress}"
-        every = f" every {self.sync_every}" if self.strategy in APART else ""
-        every += f" after {self.sync_first} together" if self.sync_first else ""
-        way = "" if self.exchange == "backend" else f" {self.exchange}"
-        return f"{self.strategy}{compress}{every}{way}"
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """What it is, for programs (--json)."""
-        return {
-            "setup": str(self.shape),
-            "strategy": self.strategy,
-            "compress": self.compress,
-            "sync_every": self.sync_every if self.strategy in APART else 1,
-            "sync_first": self.sync_first,
-            "exchange": self.exchange,
-            "per_gpu_batch": self.batch,
-        }
-
-
-@dataclass(frozen=True)
 class Model:
     """What was fitted."""
 
@@ -168,6 +144,8 @@ class Model:
     shared_by: int = 1  # the most processes of one machine that were measured
     # (strategy, compress) -> bytes that were sent as a share of the gradient's
     payloads: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    # compress -> what an exchange takes on one machine, of two processes, where it was measured
+    hosts: Mapping[str, float] = field(default_factory=dict)
     slow_start_after_idle: bool = True  # TCP begins again with a small window after a rest
 
     def payload(self, plan: Scenario) -> float:
@@ -179,11 +157,6 @@ class Model:
     def extrapolates(self, plan: Scenario) -> bool:
         """Whether more processes share a machine than were ever measured."""
         return neighbours(plan) > self.shared_by and bool(self.sharing)
-
-
-def neighbours(plan: Scenario) -> int:
-    """Processes that share a machine."""
-    return plan.shape.ranks if plan.emulated else plan.shape.per_node
 
 
 @dataclass(frozen=True)
@@ -222,7 +195,8 @@ def predict(model: Model, plan: Scenario) -> Prediction:
         plan = replace(plan, exchange=chosen_way(model, plan))
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
-    slower = 1 + (model.sharing or 0.0) * (neighbours(plan) - 1)
+    sharing = (model.sharing or 0.0) * (SHARED_APART if trains_apart(plan) else 1)
+    slower = 1 + sharing * (neighbours(plan) - 1)
     factors = exchange.UNMEASURED
     if plan.shape.nodes > 1:
         factors = exchange.correction(model.table, model.backend, plan.shape, plan.wire)
@@ -297,7 +271,7 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
         return _inside(model, plan)
     if plan.compress in GRADIENT_CODES:
         cost = _coded(model.payload(plan), plan.shape, plan)
-        return max(cost.alone_s, _inside(model, plan))
+        return _with_host(model, plan, factors, cost.alone_s)
     sizes = exchange.buckets(model.gradient_bytes or 0, model.cap_mb)
     share = model.payload(plan) / (sum(sizes) or 1)
     # Sent directly, each node's sum goes between nodes; a ring goes through all processes.
@@ -307,8 +281,7 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
     ready_s = exchange.ready_times(sizes, backward_s)
     lanes = len(sizes) if plan.exchange in MEANS else exchange.LANES[model.backend]
     between_s = max(0.0, exchange.last_end(ready_s, costs, lanes) - backward_s)
-    inside_s = _inside(model, plan)
-    return between_s + inside_s if plan.exchange in MEANS else max(between_s, inside_s)
+    return _with_host(model, plan, factors, between_s)
 
 
 def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
@@ -334,14 +307,9 @@ def _textbook(model: Model, plan: Scenario) -> float:
     if plan.strategy not in APART:
         return exchange.alpha_beta(size, plan.shape, plan.wire)
     together = together_of(plan)
-    together_s = together * exchange.alpha_beta(size, _units(plan), plan.wire)
-    each_s = exchange.alpha_beta(size / plan.fragments, _units(plan), plan.wire)
+    together_s = together * exchange.alpha_beta(size, units_of(plan), plan.wire)
+    each_s = exchange.alpha_beta(size / plan.fragments, units_of(plan), plan.wire)
     return together_s + (1 - together) * exchanges_of_update(plan) * each_s
-
-
-def _units(plan: Scenario) -> Shape:
-    """What trains apart from the others."""
-    return Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
 
 
 def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
@@ -349,35 +317,43 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     takes longer where its connections have rested.
     """
     inside_s = _inside(model, plan) if plan.sync_scope == "node" else 0.0
-    units = _units(plan)
+    units = units_of(plan)
     if units.nodes == 1:
         return inside_s
     size = model.payload(plan) / plan.fragments
     cost = _mean_of(model, size, units, plan, factors)
+    if cost.slack_s and plan.compress != "none":
+        cost = replace(cost, slack_s=GLOO_SLACK * plan.wire.round_trip_s)
+    alone_s = cost.alone_s
+    if not _has_passed_hosts(model, plan, factors):
+        alone_s += NOT_HIDDEN * min(cost.slack_s, cost.wire_s) + _host(model, plan)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     going_on_s = plan.overlap * update_s
-    rested_s = cost.alone_s + _slow_start_s(model, size, units, plan)
+    more_s = _rested_s(model, size, units, plan)
     often = exchanges_of_update(plan)
     rested = rested_of_update(plan, update_s)
-    waiting_s = (often - rested) * max(0.0, cost.alone_s - going_on_s)
-    apart_s = waiting_s + rested * max(0.0, rested_s - going_on_s)
+    waiting_s = (often - rested) * max(0.0, alone_s - going_on_s)
+    apart_s = waiting_s + rested * max(0.0, alone_s + more_s - going_on_s)
+    begins_timed = plan.updates and plan.sync_first + plan.sync_every > plan.untimed
+    if begins_timed and plan.exchange in MEANS and not model.slow_start_after_idle:
+        # The first direct exchange sends more at once than its connections have carried before.
+        first_s = exchange.slow_start_s(at_once(size, units, plan), plan.wire)
+        apart_s += max(0.0, first_s - more_s) / timed_apart(plan)
     if not plan.sync_first:
         return inside_s + apart_s
     # Together: one row after each backward pass, as large as the weights.
     together_s = _mean_of(model, model.payload(plan), units, plan, factors).alone_s
     if update_s > plan.wire.round_trip_s + exchange.RESTED_S:
-        together_s += _slow_start_s(model, model.payload(plan), units, plan)
+        together_s += _rested_s(model, model.payload(plan), units, plan)
     share = together_of(plan)
     return inside_s + share * together_s + (1 - share) * apart_s
 
 
-def _slow_start_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
-    return exchange.slow_start_s(size, units, plan.wire) if model.slow_start_after_idle else 0.0
-
-
-def together_of(plan: Scenario) -> float:
-    """The share of the updates that are made together before replicas train apart."""
-    return plan.sync_first / plan.updates if plan.updates else 0.0
+def _rested_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
+    """What an exchange takes longer over connections that have rested."""
+    if model.slow_start_after_idle:
+        return exchange.slow_start_s(size / units.ranks, plan.wire)
+    return exchange.KEPT_WINDOW_ROUND_TRIPS * plan.wire.round_trip_s
 
 
 def _mean_of(model: Model, size: float, units: Shape, plan: Scenario, factors: Correction) -> Cost:
@@ -387,30 +363,28 @@ def _mean_of(model: Model, size: float, units: Shape, plan: Scenario, factors: C
     return _coded(size, units, plan)
 
 
-def exchanges_of_update(plan: Scenario) -> float:
-    """Exchanges of each update apart, that after the last update of the run included."""
-    every = plan.sync_every // plan.fragments
-    if not plan.updates:
-        return 1 / every
-    # The last update is followed by the fragments that were not due then.
-    apart = plan.updates - plan.sync_first
-    turns, rest = divmod(apart, every)
-    return (turns + plan.fragments - (rest == 0)) / apart
-
-
-def rested_of_update(plan: Scenario, update_s: float) -> float:
-    """Of these, those over connections that have rested: all where the updates between two take
-    long enough, else the first of each epoch.
-    """
-    often = exchanges_of_update(plan)
-    if plan.sync_every // plan.fragments * update_s > plan.wire.round_trip_s + exchange.RESTED_S:
-        return often
-    return min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
-
-
 def _inside(model: Model, plan: Scenario) -> float:
     """On one machine, grown from what two processes wait as a ring's share of bytes grows."""
-    return model.inside_s * 2 * (plan.shape.per_node - 1) / plan.shape.per_node
+    return model.inside_s * ring_share(plan.shape.per_node)
+
+
+def _has_passed_hosts(model: Model, plan: Scenario, factors: Correction) -> bool:
+    """Whether what is known of the exchange includes what it takes beside its link."""
+    coded = is_coded(plan.compress, plan.strategy in APART)
+    measured = factors.of_link and plan.exchange == BACKEND and not coded
+    return measured or model.backend != GLOO
+
+
+def _with_host(model: Model, plan: Scenario, factors: Correction, between_s: float) -> float:
+    if _has_passed_hosts(model, plan, factors):
+        return max(between_s, _inside(model, plan))
+    return between_s + _host(model, plan)
+
+
+def _host(model: Model, plan: Scenario) -> float:
+    """What an exchange between nodes takes beside its link: as much as one inside a machine."""
+    host_s = model.hosts.get(plan.compress, model.inside_s)
+    return host_s * ring_share(plan.shape.ranks) * (EMULATED_HOST if plan.emulated else 1)
 
 
 def _coded(size: float, shape: Shape, plan: Scenario) -> Cost:
@@ -421,16 +395,21 @@ def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Co
     if plan.exchange in MEANS:
         return MEANS[plan.exchange](size, shape, plan.wire, plan.emulated)
     if plan.compress.startswith("powersgd"):
-        return powersgd_mean(size, shape, plan.wire).scaled(factors.at(size))
+        return powersgd_mean(size, shape, plan.wire)
     return allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
 
 
-def is_untested(plan: Scenario) -> bool:
-    """Whether its exchange is no all-reduce of the backend: how far the form of another one is off
-    was not measured, and the spread of all-reduces says nothing of it.
+def spread_of_form(model: Model, plan: Scenario) -> float | None:
+    """How far exchanges of trainings are from their closed form, where any were compared: those of
+    gloo's all-reduce, and of two nodes all others.
     """
-    plain = ("none",) if plan.strategy in APART else ("none", "bf16", "fp16", "powersgd")
-    return plan.exchange in MEANS or plan.compress.split(":")[0] not in plain
+    coded = is_coded(plan.compress, plan.strategy in APART)
+    plain = plan.exchange == BACKEND and not coded
+    if model.backend != GLOO or (plan.shape.nodes > 2 and not plain):
+        return None
+    if trains_apart(plan):
+        return exchange.APART_CODED_SPREAD if coded else exchange.APART_SPREAD
+    return exchange.CODED_SPREAD if coded else exchange.TRAINING_SPREAD
 
 
 EXPOSED = {"ddp": _ddp, "fsdp": _fsdp, "local_sgd": _apart, "diloco": _apart}
@@ -441,23 +420,24 @@ def _half(
 ) -> float | None:
     """Half of the 95 % interval; None where one of its parts has an unknown spread.
 
-    Errors of the parts are independent: their squares are added. Student's t is that of the part
-    with the fewest degrees of freedom. The error of a line through fewer processes of a machine
-    than are predicted is not known.
+    Errors of the parts are independent. That of a line through fewer processes of a machine than
+    are predicted is not known.
     """
-    between = parts[EXCHANGE] > 0 and plan.shape.nodes > 1
-    if model.extrapolates(plan) or (between and is_untested(plan)):
+    if model.extrapolates(plan):
         return None
     errors = [(parts[COMPUTE], model.line.spread, model.line.freedom)]
     if parts[SHARING] > 0:
         errors.append((parts[SHARING], model.sharing_spread, model.line.freedom))
-    if between:
-        errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
-        errors.append((parts[EXCHANGE], exchange.TRAINING_SPREAD, exchange.TRAINING_FREEDOM))
-    if any(spread is None or freedom < 1 for _, spread, freedom in errors):
-        return None
-    total = math.sqrt(sum((size * (spread or 0.0)) ** 2 for size, spread, _ in errors))
-    return student_t(min(freedom for *_, freedom in errors)) * total
+    if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
+        if factors.sizes and plan.exchange == BACKEND:
+            errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
+        off = spread_of_form(model, plan)
+        errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
+    known = [
+        ((size * spread) ** 2, freedom) for size, spread, freedom in errors
+        if spread is not None and freedom > 0
+    ]  # fmt: skip
+    return welch_half(*known) if len(known) == len(errors) else None
 
 
 def over_nodes(model: Model, plan: Scenario, most: int) -> list[Prediction]:

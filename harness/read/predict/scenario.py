@@ -1,0 +1,109 @@
+"""What is to be predicted: a training over nodes, and how often it exchanges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.collectives import Shape, Wire
+from harness.read.predict.exchange import RESTED_S
+
+APART = ("local_sgd", "diloco")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is to be predicted."""
+
+    shape: Shape
+    batch: int  # per process and forward pass
+    wire: Wire = field(default_factory=Wire)
+    strategy: str = "ddp"
+    compress: str = "none"
+    sync_every: int = 10
+    sync_scope: str = "node"
+    fragments: int = 1
+    overlap: int = 0
+    blocks: int | None = None  # layers that fsdp gathers one at a time
+    emulated: bool = False  # its nodes share one machine, and have a link for each pair
+    exchange: str = "backend"
+    epoch_updates: int | None = None  # after each epoch connections rest
+    updates: int | None = None  # of the run: after the last one replicas exchange once more
+    untimed: int = 0  # the first of these, which are no part of the mean that is predicted
+    sync_first: int = 0  # of these, made together before replicas train apart
+
+    @property
+    def label(self) -> str:
+        """The strategy as tables name it."""
+        compress = "" if self.compress == "none" else f" {self.compress}"
+        every = f" every {self.sync_every}" if self.strategy in APART else ""
+        every += f" after {self.sync_first} together" if self.sync_first else ""
+        way = "" if self.exchange == "backend" else f" {self.exchange}"
+        return f"{self.strategy}{compress}{every}{way}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What it is, for programs (--json)."""
+        return {
+            "setup": str(self.shape),
+            "strategy": self.strategy,
+            "compress": self.compress,
+            "sync_every": self.sync_every if self.strategy in APART else 1,
+            "sync_first": self.sync_first,
+            "exchange": self.exchange,
+            "per_gpu_batch": self.batch,
+        }
+
+
+def neighbours(plan: Scenario) -> int:
+    """Processes that share a machine."""
+    return plan.shape.ranks if plan.emulated else plan.shape.per_node
+
+
+def units_of(plan: Scenario) -> Shape:
+    """What trains apart from the others."""
+    return Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
+
+
+def trains_apart(plan: Scenario) -> bool:
+    return plan.strategy in APART and units_of(plan).nodes > 1
+
+
+def at_once(size: float, units: Shape, plan: Scenario) -> float:
+    """Bytes that one of the units sends to another in one message."""
+    return size if units.ranks == 2 or plan.exchange == "all_to_all" else size / units.ranks
+
+
+def together_of(plan: Scenario) -> float:
+    """The share of the timed updates that are made together before replicas train apart."""
+    if not plan.updates:
+        return 0.0
+    return max(0, plan.sync_first - plan.untimed) / (plan.updates - plan.untimed)
+
+
+def exchanges_of_update(plan: Scenario) -> float:
+    """Exchanges of each timed update apart, that after the last update of the run included."""
+    every = plan.sync_every // plan.fragments
+    if not plan.updates:
+        return 1 / every
+    # The last update is followed by the fragments that were not due then.
+    apart = plan.updates - plan.sync_first
+    turns, rest = divmod(apart, every)
+    timed = timed_apart(plan)
+    return (turns + plan.fragments - (rest == 0) - (apart - timed) // every) / timed
+
+
+def timed_apart(plan: Scenario) -> int:
+    """Of the updates after those that are made together, those that count."""
+    assert plan.updates is not None
+    return plan.updates - max(plan.untimed, plan.sync_first)
+
+
+def rested_of_update(plan: Scenario, update_s: float) -> float:
+    """Of these, those over connections that have rested: all where the updates between two take
+    long enough, else the first of each epoch.
+    """
+    often = exchanges_of_update(plan)
+    if plan.sync_every // plan.fragments * update_s > plan.wire.round_trip_s + RESTED_S:
+        return often
+    return min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
