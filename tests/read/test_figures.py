@@ -24,7 +24,13 @@ from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_results
 from tests.support.paired import Verb
 
-DRAWN = ("outputs/published", "records/gallery", "records/limits", "records/xeon")
+DRAWN = (
+    "outputs/published",
+    "records/gallery",
+    "records/limits",
+    "records/xeon",
+    "records/xeon_predicted",
+)
 PUBLISHED = "records/xeon/sweeps/propagation-tiny"
 FIGURES = {
     "agnews_food101_topologies-tiny": "epoch_time.png",
@@ -42,6 +48,7 @@ FIGURES = {
     "pictures": "epoch_time.png",
     "prediction-tiny": "prediction.png",
     "prediction_same_hour-tiny": "prediction.png",
+    "prediction_next-tiny": "prediction.png",
     "propagation-tiny": "propagation.png",
     "slow_link_exchange-tiny": "time_to_accuracy.png",
     "slow_link_pretrained": "time_to_accuracy.png",

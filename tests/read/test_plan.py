@@ -434,7 +434,8 @@ def test_a_quiet_run_leaves_out_those_of_its_own_set_up_and_link_alone(
             disturb(file.parent)
     found = json.loads(plan(records, *TO_ASK, "--json"))
     assert found["choices"] == quiet
-    line = "took as long as they take alone, though others used more than 25% of the cores"
+    line = "were disturbed (others used more than 25% of the cores), and count as if they had"
+    line += " run alone"
     assert found["assumed"] == [f"12 of 12 runs over links {line}"]
     assert f"assumed: 12 of 12 runs over links {line}" in plan.in_one_line(records, *TO_ASK)
     # Of its link the quiet run counts alone, of the two others the eight disturbed ones.

@@ -190,6 +190,7 @@ def prediction_lines(
         f"{NOT_KNOWN}: {why_no_interval(fitted, each)}"
         if each.low_s is None or each.high_s is None
         else f"{_ms(each.low_s)} to {_ms(each.high_s)}"
+        f"{'; the error of what is assumed is not in it' if fitted.assumed else ''}"
     )
     yield f"  step time    {_ms(each.step_s)} (95 % interval {interval})"
     parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.parts.items())
@@ -217,7 +218,7 @@ def prediction_lines(
     yield f"  energy       {energy} (devices alone)"
     yield f"  cost         {NOT_KNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
     if plan.shape.nodes > 1:
-        yield f"  the textbook's ring would say {_ms(each.baseline_s)}"
+        yield f"  textbook     {_ms(each.baseline_s)} (a ring's delays and bytes, after computing)"
         yield _link_note(each, link, fitted.folder)
         yield _phases_note(fitted, plan.shape)
         yield from _few_updates_note(plan)

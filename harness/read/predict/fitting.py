@@ -275,8 +275,8 @@ def _assumptions(
 def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
     if busy := sum(run.is_beside_others for run in runs):
         yield (
-            f"{busy} of {len(runs)} {what} took as long as they take alone, though others used "
-            f"more than {DISTURBING_SHARE:.0%} of the cores"
+            f"{busy} of {len(runs)} {what} were disturbed (others used more than "
+            f"{DISTURBING_SHARE:.0%} of the cores), and count as if they had run alone"
         )
 
 

@@ -324,9 +324,9 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     cost = _mean_of(model, size, units, plan, factors)
     if cost.slack_s and plan.compress != "none":
         cost = replace(cost, slack_s=GLOO_SLACK * plan.wire.round_trip_s)
-    alone_s = cost.alone_s
+    alone_s = cost.alone_s + NOT_HIDDEN * min(cost.slack_s, cost.wire_s)
     if not _has_passed_hosts(model, plan, factors):
-        alone_s += NOT_HIDDEN * min(cost.slack_s, cost.wire_s) + _host(model, plan)
+        alone_s += _host(model, plan)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     going_on_s = plan.overlap * update_s
     more_s = _rested_s(model, size, units, plan)
