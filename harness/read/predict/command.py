@@ -221,6 +221,7 @@ def prediction_lines(
         yield f"  textbook     {_ms(each.baseline_s)} (a ring's delays and bytes, after computing)"
         yield _link_note(each, link, fitted.folder)
         yield _phases_note(fitted, plan.shape)
+        yield from _host_note(fitted, plan)
         yield from _few_updates_note(plan)
     if fitted.model.extrapolates(plan):
         yield (
@@ -261,6 +262,14 @@ def _phases_note(fitted: Fitted, shape: Shape) -> str:
         )
     nodes = "as many" if recorded == shape else f"other ({recorded})"
     return f"note: starting, evaluation and saving wait as runs on {nodes} nodes did"
+
+
+def _host_note(fitted: Fitted, plan: Scenario) -> Iterator[str]:
+    if plan.strategy == "ddp" and plan.compress not in ("none", *fitted.model.hosts):
+        yield (
+            f"note: what compressing by {plan.compress} takes is in no record, and counts as "
+            f"nothing: measure one run, with --setup 1_2 --compress {plan.compress}"
+        )
 
 
 def _few_updates_note(plan: Scenario) -> Iterator[str]:
