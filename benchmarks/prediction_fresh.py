@@ -6,9 +6,9 @@
     python -m benchmarks.prediction_fresh --sweep prediction_same_hour ...     of another sweep
 
 They are made from runs of one machine, published ones or those below DIR, and from what published
-runs say of all-reduces over other links and of the bytes that a compression sends; no step over a
-link is fitted on. A table that is there is not written again. The last command compares one with
-the runs below DIR.
+runs say of the bytes that a compression sends; those of published runs also from their all-reduces
+over other links. No step over a link is fitted on. A table that is there is not written again. The
+last command compares one with the runs below DIR.
 """
 
 from __future__ import annotations

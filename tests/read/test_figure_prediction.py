@@ -309,6 +309,16 @@ def test_a_link_without_one_asked_for_is_as_it_was_measured(tmp_path: Path) -> N
     assert (wire.delay_s, wire.bytes_per_s) == (0.006, 1e7)
 
 
+def test_the_page_says_how_far_off_those_with_measured_links_are(root: Path) -> None:
+    folder = root / "records/xeon_predicted/sweeps/prediction_next-tiny"
+    ((workload,), _) = workloads_of(read_results(folder))
+    errors = sorted(abs(case.error) for case in workload.cases)
+    page = " ".join((root / "docs" / "prediction.md").read_text().replace(" %", "%").split())
+    half, most, worst = (f"{each:.1%}" for each in (median(errors), errors[36], errors[-1]))
+    assert f"half within {half}, 9 of 10 within {most}, {worst} at most" in page
+    assert len(errors) == 40
+
+
 def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:
     near(tmp_path)
     sweep = read_results(tmp_path)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.core.collectives import GLOO, NCCL, Shape
+from harness.read.predict.exchange import Reduction
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
+from harness.read.predict.model import EXCHANGE, SHARED_APART, SHARING, Model, predict
+from harness.read.predict.scenario import Scenario
 from tests.support.paired import Verb, planted_s, timed
+from tests.support.predicted import FAR, MB, MODEL
 
 ASKED = ("--setup=2_1", "--link=20ms/200mbit", "--exchange=backend", "--batch=16")
 
@@ -54,3 +60,55 @@ def test_a_prediction_says_where_it_is_not_known(
     after_s = json.loads(predicted(*asked, "--json"))["step_s"]
     assert after_s - before_s == pytest.approx(0.005 - 0.002, abs=1e-6)
     assert unknown not in predicted.in_one_line(records, *ASKED)
+
+
+def test_runs_of_another_kind_do_not_tell_it(records: Path) -> None:
+    for seed, change in enumerate(({"threads": 7}, {"versions": {"torch": "1.0"}})):
+        words = ("--compress", "bf16")
+        file = timed(records, 16, 1, 2, *words, step_s=9.0, seed=seed) / "environment.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    timed(records, 16, 1, 2, "--compress", "int8", "--grad_acc", "4", step_s=9.0, seed=5)
+    for file in records.rglob("environment.json"):
+        content = {"threads": 1, "versions": {"torch": "2.0"}} | json.loads(file.read_text())
+        file.write_text(json.dumps(content))
+    assert hosts(records) == {}
+
+
+def exchange_s(model: Model, **more: object) -> float:
+    plan = Scenario(Shape(2), 16, FAR, **more)  # type: ignore[arg-type]
+    return predict(model, plan).parts[EXCHANGE]
+
+
+def test_a_measured_all_reduce_has_passed_the_hosts_and_no_other_exchange() -> None:
+    table = (Reduction(GLOO, 4 * MB, 0.24, Shape(2), FAR),)
+    slow = replace(MODEL, hosts={"powersgd": 0.05, "int8": 0.05}, inside_s=0.05)
+    measured = replace(slow, table=table)
+    assert exchange_s(slow) > 0.24 + 0.04 and exchange_s(measured) < 0.24
+    for compress in ("powersgd", "int8"):
+        own = {"compress": compress}
+        slow = replace(slow, payloads={("ddp", "powersgd"): 0.01})
+        measured = replace(measured, payloads=slow.payloads)
+        assert exchange_s(slow, **own) == exchange_s(measured, **own), compress
+        ends = predict(measured, Scenario(Shape(2), 16, FAR, **own))  # type: ignore[arg-type]
+        assert ends.low_s is not None, compress
+    assert exchange_s(replace(slow, backend=NCCL)) < 0.24
+
+
+def test_a_fragment_takes_its_part() -> None:
+    slow = replace(MODEL, inside_s=0.05)
+    for fragments in (1, 5):
+        own = {"strategy": "diloco", "sync_every": 5, "fragments": fragments}
+        more_s = exchange_s(slow, **own) - exchange_s(replace(MODEL, inside_s=0.0), **own)
+        assert more_s == pytest.approx(0.05 / 5)
+
+
+def test_replicas_of_several_processes_share_a_machine_as_ddp() -> None:
+    def sharing_s(**more: object) -> float:
+        plan = Scenario(Shape(2, 2), 16, FAR, **more)  # type: ignore[arg-type]
+        return predict(MODEL, plan).parts[SHARING]
+
+    assert sharing_s(strategy="diloco") == sharing_s() > 0
+    alone_s = sharing_s(strategy="diloco", sync_scope="rank")
+    assert alone_s == pytest.approx(SHARED_APART * sharing_s())
+    together = {"strategy": "diloco", "sync_scope": "rank", "updates": 100, "sync_first": 50}
+    assert sharing_s(**together) == pytest.approx((1 + SHARED_APART) / 2 * sharing_s())

@@ -292,8 +292,8 @@ def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
         return "too few runs of one process repeat a batch"
     if fitted.model.extrapolates(prediction.plan):
         return f"at most {fitted.model.shared_by} processes of a machine were measured"
-    if prediction.plan.shape.nodes > 1 and prediction.correction.spread is None:
-        return "no spread of all-reduces over links was measured"
+    if prediction.correction.sizes and prediction.correction.spread is None:
+        return "one all-reduce over a link was measured, once"
     return "what processes of a machine cost each other was measured once"
 
 

@@ -215,6 +215,7 @@ def fit_on(
         sharing, sharing_spread, inside_s = overrides.sharing, None, 0.0
     arguments = first.settings.get("training_arguments") or {}
     same = _same_training(first, runs)
+    coded = _coded_on_one_machine(first, same)
     phases = fit_phases((shape_of(run), wire_between(run.measured_link), run) for run in same)
     model = Model(
         line, sharing, sharing_spread, inside_s,
@@ -225,7 +226,7 @@ def fit_on(
         table=tuple(table),
         shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(same),
-        hosts=_hosts(same, line, sharing or 0.0, overrides),
+        hosts=_hosts(coded, line, sharing, overrides),
         slow_start_after_idle=_slow_start_after_idle(same),
     )  # fmt: skip
     return Fitted(
@@ -236,7 +237,7 @@ def fit_on(
         left_out=all_of_them - len(basis),
         assumed=(
             *_assumptions(runs, basis, first, line, overrides),
-            *_beside_others(basis, "runs"),
+            *_beside_others([*basis, *coded], "runs"),
             *_beside_others(phases.over_links, "runs over links"),
         ),
         train_samples=overrides.train_size or _train_samples(first),
@@ -379,26 +380,33 @@ def _sharing(
     )
 
 
-def _hosts(
-    runs: Iterable[Run], line: StepTime, sharing: float, overrides: Overrides
-) -> dict[str, float]:
-    """compress -> what ddp with it waits on one machine, of two processes."""
+def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
+    """DDP with --compress, in all else as the runs of one process: the quiet ones, if any is."""
+    facts: list[Callable[[Run], Any]] = [*ALIKE.values(), THREADS.of]
+    facts.append(lambda run: run.identity.get("grad_acc") or 1)
     coded = [
-        run for run in runs
+        run for run in same
         if _is_on_one_machine(run) and shape_of(run).ranks > 1
         and run.identity["strategy"] == "ddp" and run.identity["compress"] not in (None, "none")
+        and all(fact(run) in (None, fact(first)) for fact in facts)
     ]  # fmt: skip
-    waits = {}
-    for compress, alike in by_key(coded, lambda run: str(run.identity["compress"])).items():
-        many = []
-        for run in with_times_that_count(alike):
-            ranks, batch = shape_of(run).ranks, run.identity["per_gpu_batch"]
-            if (took_s := step_s(run, overrides)) is not None and line.knows(batch):
-                alone_s = line.step_s(batch) * (1 + sharing * (ranks - 1))
-                many.append((took_s - alone_s) / ring_share(ranks))
-        if many:
-            waits[compress] = max(0.0, statistics.mean(many))
-    return waits
+    by_compress = by_key(coded, lambda run: str(run.identity["compress"]))
+    return [run for alike in by_compress.values() for run in with_times_that_count(alike)]
+
+
+def _hosts(
+    coded: Iterable[Run], line: StepTime, sharing: float | None, overrides: Overrides
+) -> dict[str, float]:
+    """compress -> what ddp with it waits on one machine, of two processes."""
+    waits: dict[str, list[float]] = {}
+    for run in coded:
+        ranks, batch = shape_of(run).ranks, run.identity["per_gpu_batch"]
+        took_s = step_s(run, overrides)
+        if sharing is not None and took_s is not None and line.knows(batch):
+            alone_s = line.step_s(batch) * (1 + sharing * (ranks - 1))
+            wait_s = (took_s - alone_s) / ring_share(ranks)
+            waits.setdefault(str(run.identity["compress"]), []).append(wait_s)
+    return {compress: max(0.0, statistics.mean(many)) for compress, many in waits.items()}
 
 
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:

@@ -195,8 +195,7 @@ def predict(model: Model, plan: Scenario) -> Prediction:
         plan = replace(plan, exchange=chosen_way(model, plan))
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
-    sharing = (model.sharing or 0.0) * (SHARED_APART if trains_apart(plan) else 1)
-    slower = 1 + sharing * (neighbours(plan) - 1)
+    slower = 1 + (model.sharing or 0.0) * _shared(plan) * (neighbours(plan) - 1)
     factors = exchange.UNMEASURED
     if plan.shape.nodes > 1:
         factors = exchange.correction(model.table, model.backend, plan.shape, plan.wire)
@@ -209,6 +208,14 @@ def predict(model: Model, plan: Scenario) -> Prediction:
     low_s, high_s = (None, None) if half_s is None else (max(0.0, step_s - half_s), step_s + half_s)
     samples = effective_batch(plan.batch, model.grad_acc, plan.shape.ranks)
     return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, factors)
+
+
+def _shared(plan: Scenario) -> float:
+    """The share of what processes of DDP cost each other that those of this training do."""
+    if not (trains_apart(plan) and units_of(plan).ranks == plan.shape.ranks):
+        return 1.0  # also of replicas of several processes, which exchange gradients inside
+    together = together_of(plan)
+    return together + (1 - together) * SHARED_APART
 
 
 def chosen_way(model: Model, plan: Scenario) -> str:
@@ -268,7 +275,8 @@ def check(model: Model, plan: Scenario) -> None:
 def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
     """Beyond the end of the backward pass, of the last forward pass of the update."""
     if plan.shape.nodes == 1:
-        return _inside(model, plan)
+        inside_s = model.hosts.get(plan.compress, model.inside_s)
+        return inside_s * ring_share(plan.shape.per_node)
     if plan.compress in GRADIENT_CODES:
         cost = _coded(model.payload(plan), plan.shape, plan)
         return _with_host(model, plan, factors, cost.alone_s)
@@ -323,10 +331,11 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     size = model.payload(plan) / plan.fragments
     cost = _mean_of(model, size, units, plan, factors)
     if cost.slack_s and plan.compress != "none":
+        # Codes that are exchanged so rarely wait as an all-reduce does beside its round trips.
         cost = replace(cost, slack_s=GLOO_SLACK * plan.wire.round_trip_s)
-    alone_s = cost.alone_s + NOT_HIDDEN * min(cost.slack_s, cost.wire_s)
-    if not _has_passed_hosts(model, plan, factors):
-        alone_s += _host(model, plan)
+    alone_s = cost.alone_s + NOT_HIDDEN * min(cost.slack_s, cost.added * cost.wire_s)
+    host_s = 0.0 if _has_passed_hosts(model, plan, factors) else _host(model, plan, units)
+    alone_s += host_s / plan.fragments
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     going_on_s = plan.overlap * update_s
     more_s = _rested_s(model, size, units, plan)
@@ -334,15 +343,16 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     rested = rested_of_update(plan, update_s)
     waiting_s = (often - rested) * max(0.0, alone_s - going_on_s)
     apart_s = waiting_s + rested * max(0.0, alone_s + more_s - going_on_s)
-    begins_timed = plan.updates and plan.sync_first + plan.sync_every > plan.untimed
-    if begins_timed and plan.exchange in MEANS and not model.slow_start_after_idle:
+    begins_timed = plan.sync_every // plan.fragments > plan.untimed and not plan.sync_first
+    keeps_windows = plan.exchange in MEANS and not model.slow_start_after_idle
+    if plan.updates and begins_timed and keeps_windows:
         # The first direct exchange sends more at once than its connections have carried before.
         first_s = exchange.slow_start_s(at_once(size, units, plan), plan.wire)
         apart_s += max(0.0, first_s - more_s) / timed_apart(plan)
     if not plan.sync_first:
         return inside_s + apart_s
     # Together: one row after each backward pass, as large as the weights.
-    together_s = _mean_of(model, model.payload(plan), units, plan, factors).alone_s
+    together_s = _mean_of(model, model.payload(plan), units, plan, factors).alone_s + host_s
     if update_s > plan.wire.round_trip_s + exchange.RESTED_S:
         together_s += _rested_s(model, model.payload(plan), units, plan)
     share = together_of(plan)
@@ -368,23 +378,27 @@ def _inside(model: Model, plan: Scenario) -> float:
     return model.inside_s * ring_share(plan.shape.per_node)
 
 
+def _is_allreduce(plan: Scenario) -> bool:
+    """Whether it exchanges by all-reduces as they are measured over a link."""
+    other = is_coded(plan.compress, plan.strategy in APART) or plan.compress.startswith("powersgd")
+    return plan.exchange == BACKEND and not other
+
+
 def _has_passed_hosts(model: Model, plan: Scenario, factors: Correction) -> bool:
     """Whether what is known of the exchange includes what it takes beside its link."""
-    coded = is_coded(plan.compress, plan.strategy in APART)
-    measured = factors.of_link and plan.exchange == BACKEND and not coded
-    return measured or model.backend != GLOO
+    return (bool(factors.sizes) and _is_allreduce(plan)) or model.backend != GLOO
 
 
 def _with_host(model: Model, plan: Scenario, factors: Correction, between_s: float) -> float:
-    if _has_passed_hosts(model, plan, factors):
+    if between_s > 0 and _has_passed_hosts(model, plan, factors):
         return max(between_s, _inside(model, plan))
-    return between_s + _host(model, plan)
+    return between_s + _host(model, plan, plan.shape)
 
 
-def _host(model: Model, plan: Scenario) -> float:
+def _host(model: Model, plan: Scenario, shape: Shape) -> float:
     """What an exchange between nodes takes beside its link: as much as one inside a machine."""
     host_s = model.hosts.get(plan.compress, model.inside_s)
-    return host_s * ring_share(plan.shape.ranks) * (EMULATED_HOST if plan.emulated else 1)
+    return host_s * ring_share(shape.ranks) * (EMULATED_HOST if plan.emulated else 1)
 
 
 def _coded(size: float, shape: Shape, plan: Scenario) -> Cost:
@@ -401,11 +415,12 @@ def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Co
 
 def spread_of_form(model: Model, plan: Scenario) -> float | None:
     """How far exchanges of trainings are from their closed form, where any were compared: those of
-    gloo's all-reduce, and of two nodes all others.
+    DDP by gloo's all-reduce, and of two nodes all others but fsdp.
     """
     coded = is_coded(plan.compress, plan.strategy in APART)
-    plain = plan.exchange == BACKEND and not coded
-    if model.backend != GLOO or (plan.shape.nodes > 2 and not plain):
+    plain = plan.strategy == "ddp" and plan.exchange == BACKEND and not coded
+    compared = plain or (plan.shape.nodes == 2 and plan.strategy != "fsdp")
+    if model.backend != GLOO or not compared:
         return None
     if trains_apart(plan):
         return exchange.APART_CODED_SPREAD if coded else exchange.APART_SPREAD
@@ -429,7 +444,7 @@ def _half(
     if parts[SHARING] > 0:
         errors.append((parts[SHARING], model.sharing_spread, model.line.freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
-        if factors.sizes and plan.exchange == BACKEND:
+        if factors.sizes and _is_allreduce(plan):
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
         off = spread_of_form(model, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
