@@ -61,6 +61,7 @@ RULES = {
     "avg20": Rule("local SGD every 20", 20, outer=None),
     "h10": Rule("DiLoCo every 10", 10),
     "h10-first": Rule("DiLoCo every 10 after an eighth together", 10, together=1 / 8),
+    "h10-quarter": Rule("DiLoCo every 10 after a quarter together", 10, together=1 / 4),
     "h10-moments": Rule("DiLoCo every 10, moments averaged", 10, moments=True),
     "h50": Rule("DiLoCo every 50", 50),
     "h50-first": Rule("DiLoCo every 50 after an eighth together", 50, together=1 / 8),
@@ -234,23 +235,36 @@ def run(name: str, script: str, flags: list[str], seed: int, nodes: int) -> dict
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Each rule beside DDP on the same seeds."""
-    lines = ["| rule | exchanges | accuracy | loss | accuracy, points to DDP (95 %) | seeds |",
-             "|---|--:|--:|--:|--:|--:|"]  # fmt: skip
-    accuracy = {name: of_seeds(rows, name, "accuracy") for name in RULES}
+    lines = ["| rule | exchanges | accuracy | of DDP | accuracy, points to DDP (95 %) "
+             "| loss, to DDP (95 %) | seeds |", "|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
     for name, rule in RULES.items():
-        if not (own := accuracy[name]):
+        own, ddp = (of_seeds(rows, each, "accuracy") for each in (name, "ddp"))
+        if not own:
             continue
         exchanges = next(row["exchanges"] for row in rows if row["rule"] == name)
-        losses = statistics.spread(list(of_seeds(rows, name, "loss").values()))
-        beside = statistics.difference(own, accuracy["ddp"]).scaled(100)
-        gain = "" if name == "ddp" or beside.value is None else f"{beside.value:+.2f}"
-        if gain and beside.low is not None and beside.high is not None:
-            gain += f" ({beside.low:+.2f} to {beside.high:+.2f})"
-        mean = statistics.spread(list(own.values())).mean
-        lines.append(
-            f"| {rule.says} | {exchanges} | {mean:.4f} | {losses.mean:.4f} | {gain} | {len(own)} |"
-        )
+        accuracy = statistics.spread(list(own.values())).mean
+        if name == "ddp":
+            beside = ("", "", "")
+        else:
+            losses = (of_seeds(rows, each, "loss") for each in (name, "ddp"))
+            same = statistics.spread([value for seed, value in ddp.items() if seed in own]).mean
+            beside = (
+                "" if same is None else f"{same:.4f}",
+                in_words(statistics.difference(own, ddp).scaled(100), "+.2f"),
+                in_words(statistics.difference(*losses), "+.3f"),
+            )
+        cells = (rule.says, str(exchanges), f"{accuracy:.4f}", *beside, str(len(own)))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def in_words(found: statistics.Estimate, form: str) -> str:
+    if found.value is None:
+        return ""
+    known = found.low is not None and found.high is not None
+    return f"{found.value:{form}}" + (
+        f" ({found.low:{form}} to {found.high:{form}})" if known else ""
+    )
 
 
 def of_seeds(rows: list[dict[str, Any]], name: str, measure: str) -> statistics.Repeats:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.read.drawing import INTERVAL, NothingToDraw
 from harness.read.figures.catalogue import draw
+from harness.read.records.sweeps import read_results
 from tests.support.drawn import failed_at, measured, names_of, points, scaled, texts
+from tests.support.paired import timed
 from tests.support.records import TARGET, Plan, epochs
 
 
@@ -214,3 +218,15 @@ def test_lines_with_a_common_place_stand_beside_each_other(plan: Plan) -> None:
         lines = draw(name, measured(plan)).figure.axes[0].lines
         at = [float(np.asarray(x.get_xdata())[0]) for x in lines if x.get_label() == INTERVAL]
         assert len(at) == len({*at}) == 4
+
+
+def test_a_line_begins_with_the_single_process_of_its_own_batch(tmp_path: Path) -> None:
+    """One with the batch of all together is of another line, where both were measured."""
+    for batch, ranks, rate in ((8, 1, 700.0), (16, 1, 1300.0), (8, 2, 1400.0), (16, 2, 1600.0)):
+        for seed in (1, 2):
+            timed(tmp_path, batch, 1, ranks, seed=seed, step_s=batch * ranks / rate)
+    sweep = replace(read_results(tmp_path), axes=("setup", "per_gpu_batch"))
+    alt = draw("throughput", sweep).alt
+    for batch, at in ((8, "700"), (16, "1,300")):
+        assert alt.count(f"batch per GPU {batch} at 1 ") == 1
+        assert f"batch per GPU {batch} at 1 {at} " in alt

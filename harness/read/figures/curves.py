@@ -238,12 +238,14 @@ def _from_single(
     sweep: SweepResults, panels: Sequence[Panel], styles: dict[str, Style]
 ) -> tuple[list[Panel], dict[str, Style]]:
     """Lines of several processes begin with the single one that does the same work, which then has
-    no line of its own.
+    no line of its own: at equal batch a device, or where there is none of that, in all.
     """
     groups = [group for panel in panels for _, of_line in panel.lines for group in of_line]
-    singles = {
-        group: [one for one in groups if is_single_of(one, group, sweep.axes)] for group in groups
-    }
+    singles = {}
+    for group in groups:
+        alike = [one for one in groups if is_single_of(one, group, sweep.axes)]
+        weak = [one for one in alike if one.setting(BATCH) == group.setting(BATCH)]
+        singles[group] = weak or alike
     begun = {one for of_group in singles.values() for one in of_group}
     joined = list[Panel]()
     for panel in panels:

@@ -19,13 +19,13 @@ import numpy as np
 from harness.core.collectives import Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.core.strategies import chooses_exchange
+from harness.core.strategies import STRATEGIES, chooses_exchange
 from harness.core.topology import effective_batch
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import joined
-from harness.read.predict.facts import Overrides, shape_of, step_s
+from harness.read.predict.facts import Overrides, model_of, shape_of, step_s
 from harness.read.predict.fitting import Fitted, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, predict
 from harness.read.predict.phases import (
@@ -184,10 +184,17 @@ def _trainings(runs: Iterable[Run]) -> list[list[Run]]:
     """Runs that differ in seed, link and way of exchange alone."""
 
     def kind(run: Run) -> str:
-        same = {n: v for n, v in run.identity.items() if n not in ELSEWHERE}
+        same = {name: _setting(run, name) for name in run.identity if name not in ELSEWHERE}
         return f"{shape_of(run)} {sorted(same.items(), key=str)}"
 
     return [*by_key(runs, kind).values()]
+
+
+def _setting(run: Run, name: str) -> Any:
+    """Older records do not have all settings of a strategy."""
+    value = run.identity[name]
+    own = STRATEGIES[run.identity["strategy"]].own if run.identity["strategy"] in STRATEGIES else {}
+    return own.get(name) if value is None else value
 
 
 def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
@@ -197,8 +204,8 @@ def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
     for run, *_ in trainings:
         alike = namesakes[_shown(run)]
         names = [name for name in run.identity if name not in ELSEWHERE]
-        unlike = [n for n in names if len({str(each.identity.get(n)) for each in alike}) > 1]
-        differences.append(", ".join(f"{name} {run.identity[name]}" for name in unlike))
+        unlike = [n for n in names if len({str(_setting(each, n)) for each in alike}) > 1]
+        differences.append(", ".join(f"{name} {_setting(run, name)}" for name in unlike))
     return differences
 
 
@@ -229,10 +236,22 @@ def _add(
                 text += f", {settings}" if settings else ""
                 choices.missed.append(f"{text} (reached {seeds}{failed})")
                 continue
+            _check_alike(fitted, exchanged[0])
             choice = _candidate(fitted, exchanged, plan, epochs, "direct" in ways)
             choices.reached.append(replace(choice, settings=settings))
         except UserError as error:
             choices.left_out.append(f"{name}: {error}")
+
+
+def _check_alike(fitted: Fitted, run: Run) -> None:
+    """UserError where a step computes or sends something else than the runs on one machine."""
+    grad_acc = run.identity.get("grad_acc") or 1
+    if grad_acc != fitted.model.grad_acc:
+        raise UserError(
+            f"--grad_acc {grad_acc}: runs on one machine have {fitted.model.grad_acc}: measure one"
+        )
+    if tuple(model_of(run)) != fitted.of_model:
+        raise UserError("--lora differs from that of the runs on one machine: measure one")
 
 
 def _epochs(runs: Iterable[Run], target: Target) -> list[float]:

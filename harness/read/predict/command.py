@@ -5,6 +5,7 @@ and cost come to there, and from how many nodes on efficiency is below 0.5.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from harness.read.predict.model import (
     spread_of_form,
 )
 from harness.read.predict.phases import EPOCH_END, EVALUATION, SAVING, START
-from harness.read.predict.scenario import APART, Scenario, neighbours
+from harness.read.predict.scenario import APART, Scenario, exchanges_of_update, neighbours
 from harness.read.records.selection import start_on
 from harness.read.scales import doubling_axis, log_axis
 from harness.read.table import Table, screen, show
@@ -43,8 +44,9 @@ ON_EACH_NODE = (
     " (on each node; typed alone, python -m harness link prints it with address and ranks, also "
     "for SLURM)"
 )
+OFTEN = 1.1  # exchanges for each of a long run
 MOST = 100_000  # nodes; what is beyond is a typing error
-INNER = ("prediction", "phases")  # of an Outcome: spread over other fields of --json
+INNER = ("prediction", "phases", "price")  # of an Outcome: spread over other fields of --json
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Outcome:
     energy_j: float | None  # of the devices, in training
     cost: float | None  # evaluation included where it is known
     phases: dict[str, float]  # what else a run takes, as far as it is known
+    price: float | None = None  # of an hour of one device
 
     @property
     def evaluated_epoch_s(self) -> float | None:
@@ -75,6 +78,13 @@ class Outcome:
         again_s = restarts * (once_s + self.evaluated_epoch_s / 2)
         return once_s + epochs * self.evaluated_epoch_s + (epochs - 1) * between_s + again_s
 
+    def run_cost(self, epochs: int, restarts: int = 0) -> float | None:
+        """Of all that run_s counts."""
+        run_s = self.run_s(epochs, restarts)
+        if self.price is None or run_s is None:
+            return None
+        return self.price * self.prediction.plan.shape.ranks * run_s / 3600
+
 
 def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | None) -> Outcome:
     ranks = prediction.plan.shape.ranks
@@ -91,6 +101,7 @@ def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | N
         energy_j=_energy(fitted, prediction, updates),
         cost=None,
         phases=phases,
+        price=cost_per_gpu_hour,
     )
     if cost_per_gpu_hour is None or result.evaluated_epoch_s is None:
         return result
@@ -216,12 +227,15 @@ def prediction_lines(
         NOT_KNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
     )
     yield f"  energy       {energy} (devices alone)"
-    yield f"  cost         {NOT_KNOWN if result.cost is None else f'{epochs * result.cost:,.4g}'}"
+    cost = result.run_cost(epochs, restarts)
+    yield f"  cost         {NOT_KNOWN if cost is None else f'{cost:,.4g}'}"
     if plan.shape.nodes > 1:
         yield f"  textbook     {_ms(each.baseline_s)} (a ring's delays and bytes, after computing)"
         yield _link_note(each, link, fitted.folder)
         yield _phases_note(fitted, plan.shape)
         yield from _host_note(fitted, plan)
+        if math.isinf(plan.wire.bytes_per_s) and link.delay_ms:
+            yield f"note: --link {link} has no rate: bytes take no time"
         yield from _few_updates_note(plan)
     if fitted.model.extrapolates(plan):
         yield (
@@ -276,11 +290,16 @@ def _few_updates_note(plan: Scenario) -> Iterator[str]:
     """Where the curve is that of a single exchange, spread over a short run."""
     if plan.strategy not in APART or not plan.updates:
         return
-    apart = plan.updates - plan.sync_first
-    if apart < plan.sync_every // plan.fragments:
+    apart, every = plan.updates - plan.sync_first, plan.sync_every // plan.fragments
+    if apart < every:
         yield (
             f"note: {apart} updates are fewer than --sync_every {plan.sync_every}: only the last "
             "exchange happens; --epochs gives the length of your run"
+        )
+    elif exchanges_of_update(plan) * every > OFTEN:
+        yield (
+            f"note: a run of {apart} updates exchanges {exchanges_of_update(plan) * apart:.0f} "
+            "times, the last time after its last update; --epochs gives the length of your run"
         )
 
 
@@ -292,6 +311,8 @@ def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
         return "too few runs of one process repeat a batch"
     if fitted.model.extrapolates(prediction.plan):
         return f"at most {fitted.model.shared_by} processes of a machine were measured"
+    if not fitted.model.line.spans(plan.batch):
+        return f"batch {plan.batch} is outside those that were measured"
     if prediction.correction.sizes and prediction.correction.spread is None:
         return "one all-reduce over a link was measured, once"
     return "what processes of a machine cost each other was measured once"
@@ -316,6 +337,9 @@ def curve_table(curve: list[Prediction]) -> Table:
 
 def half_efficiency_line(curve: list[Prediction]) -> str:
     below = below_half_efficiency(curve)
+    low = [f"{each.plan.shape.nodes:,}" for each in curve if each.efficiency < 0.5]
+    if below is None and low:
+        return f"efficiency is below 0.5 on {', '.join(low)} of these numbers of nodes"
     if below is None:
         return f"efficiency stays above 0.5 up to {curve[-1].plan.shape.nodes:,} nodes"
     if below is curve[0]:
@@ -340,10 +364,13 @@ def run(options: argparse.Namespace) -> int:
     link = link_without_losses(options.link)
     plan = _scenario(options, fitted, link)
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
-    curve = over_nodes(fitted.model, plan, plan.shape.nodes) if plan.shape.nodes > 1 else []
+    curve = []
+    if plan.shape.nodes > 1:
+        curve = over_nodes(fitted.model, plan, plan.shape.nodes, fitted.train_samples)
     if options.json:
         print_json({
             **as_fields(result), "run_s": result.run_s(options.epochs, options.restarts),
+            "run_cost": result.run_cost(options.epochs, options.restarts),
             "assumed": fitted.assumed, "not_read": fitted.not_read,
         })  # fmt: skip
     else:

@@ -85,6 +85,7 @@ class Fitted:
     runs: int
     left_out: int  # disturbed ones, beside quiet ones of the same set-up and batch
     assumed: tuple[str, ...]
+    of_model: tuple[Any, ...]  # the model that was trained, and its adapters
     train_samples: int | None
     phases: Phases  # what a run takes beside its steps
     power_w: float | None  # of one device, while it trains
@@ -212,7 +213,7 @@ def fit_on(
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
     sharing, sharing_spread, inside_s = _sharing(basis, line, overrides)
     if overrides.sharing is not None:
-        sharing, sharing_spread, inside_s = overrides.sharing, None, 0.0
+        sharing, sharing_spread = overrides.sharing, None
     arguments = first.settings.get("training_arguments") or {}
     same = _same_training(first, runs)
     coded = _coded_on_one_machine(first, same)
@@ -227,6 +228,7 @@ def fit_on(
         shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(same),
         hosts=_hosts(coded, line, sharing, overrides),
+        sharing_freedom=sum(shape_of(run).ranks > 1 for run in basis) - 1,
         slow_start_after_idle=_slow_start_after_idle(same),
     )  # fmt: skip
     return Fitted(
@@ -240,6 +242,7 @@ def fit_on(
             *_beside_others([*basis, *coded], "runs"),
             *_beside_others(phases.over_links, "runs over links"),
         ),
+        of_model=tuple(model_of(first)),
         train_samples=overrides.train_size or _train_samples(first),
         phases=phases,
         power_w=_mean_power_w(singles),

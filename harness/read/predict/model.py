@@ -87,6 +87,9 @@ class StepTime:
     def knows(self, batch: int) -> bool:
         return len(self.batches) > 1 or batch in self.batches
 
+    def spans(self, batch: int) -> bool:
+        return self.batches[0] <= batch <= self.batches[-1]
+
     def backward_s(self, batch: int) -> float:
         """Where only one batch was measured, no part of the step is taken to be fixed."""
         grows = self.per_sample_s * batch if len(self.batches) > 1 else self.step_s(batch)
@@ -146,6 +149,7 @@ class Model:
     payloads: Mapping[tuple[str, str], float] = field(default_factory=dict)
     # compress -> what an exchange takes on one machine, of two processes, where it was measured
     hosts: Mapping[str, float] = field(default_factory=dict)
+    sharing_freedom: int = 0  # degrees, of sharing_spread
     slow_start_after_idle: bool = True  # TCP begins again with a small window after a rest
 
     def payload(self, plan: Scenario) -> float:
@@ -438,11 +442,11 @@ def _half(
     Errors of the parts are independent. That of a line through fewer processes of a machine than
     are predicted is not known.
     """
-    if model.extrapolates(plan):
+    if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
     errors = [(parts[COMPUTE], model.line.spread, model.line.freedom)]
     if parts[SHARING] > 0:
-        errors.append((parts[SHARING], model.sharing_spread, model.line.freedom))
+        errors.append((parts[SHARING], model.sharing_spread, model.sharing_freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and _is_allreduce(plan):
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
@@ -455,13 +459,27 @@ def _half(
     return welch_half(*known) if len(known) == len(errors) else None
 
 
-def over_nodes(model: Model, plan: Scenario, most: int) -> list[Prediction]:
-    """The same on 1, 2, 4 ... nodes, and on the most."""
+def over_nodes(
+    model: Model, plan: Scenario, most: int, train_samples: int | None = None
+) -> list[Prediction]:
+    """The same on 1, 2, 4 ... nodes, and on the most: as many epochs, of fewer updates each."""
     counts = sorted({2**power for power in range(most.bit_length())} | {most})
     shapes = [Shape(nodes, plan.shape.per_node) for nodes in counts]
-    return [predict(model, replace(plan, shape=shape)) for shape in shapes]
+    if not (train_samples and plan.updates and plan.epoch_updates):
+        return [predict(model, replace(plan, shape=shape)) for shape in shapes]
+    epochs, curve = plan.updates // plan.epoch_updates, []
+    for shape in shapes:
+        updates = train_samples // effective_batch(plan.batch, model.grad_acc, shape.ranks)
+        whole = replace(plan, shape=shape, epoch_updates=updates, updates=epochs * updates)
+        curve.append(predict(model, whole))
+    return curve
 
 
 def below_half_efficiency(curve: list[Prediction]) -> Prediction | None:
-    """The first with less than half of the ideal rate; None where there is none."""
-    return next((each for each in curve if each.efficiency < 0.5), None)
+    """The first from which on all have less than half of the ideal rate."""
+    first = None
+    for each in reversed(curve):
+        if each.efficiency >= 0.5:
+            break
+        first = each
+    return first

@@ -41,6 +41,9 @@ def run(options: argparse.Namespace) -> int:
     console = screen()
     if kept:
         show(plan_table(kept[:SHOWN], options.cost_per_gpu_hour))
+        if more := kept[SHOWN:]:
+            screen().print(f"and {len(more)} more, the slowest takes {duration(more[-1].wall_s)}: "
+                           "--json lists all")  # fmt: skip
         console.print(reasons(kept, len(choices.reached), str(target), str(link)))
         if command := command_of(kept[0], str(link)):
             console.print(f"measure {'the first' if is_open(kept) else 'it'} with: {command}")

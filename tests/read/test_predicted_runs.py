@@ -1,0 +1,143 @@
+"""What predict and plan say of whole runs: the curve over nodes, cost, notes, what is left out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.collectives import GLOO, Shape
+from harness.core.settings import UserError
+from harness.read.predict.candidates import _check_alike, _trainings, told_apart
+from harness.read.predict.command import half_efficiency_line
+from harness.read.predict.facts import Overrides
+from harness.read.predict.fitting import fit_records
+from harness.read.predict.model import Model, below_half_efficiency, fit_line, over_nodes, predict
+from harness.read.predict.scenario import Scenario
+from harness.read.records.selection import read_selected
+from harness.read.statistics import welch_half
+from tests.support.paired import Verb, planted_s, timed
+from tests.support.predicted import FAR, MODEL
+
+FAR_LINK = ("--link", "20ms/200mbit", "--exchange", "backend", "--batch", "16")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    for batch in (8, 16, 32):
+        for seed, noise in ((1, 1.01), (2, 0.99)):
+            timed(tmp_path, batch, seed=seed, step_s=noise * planted_s(batch))
+    timed(tmp_path, 16, 1, 2)
+    timed(tmp_path, 32, 1, 2)
+    return tmp_path
+
+
+@pytest.fixture
+def predicted(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("predict", capsys)
+
+
+def test_each_row_of_the_curve_has_the_updates_of_its_nodes() -> None:
+    """An epoch of 1408 samples of batch 16: 44 updates on two nodes, 5 on sixteen."""
+    plan = Scenario(Shape(16), 16, FAR, "diloco", sync_every=4, epoch_updates=5, updates=15)
+    curve = over_nodes(MODEL, plan, 16, 1408)
+    updates = {each.plan.shape.nodes: each.plan.updates for each in curve}
+    assert updates == {1: 264, 2: 132, 4: 66, 8: 33, 16: 15}
+    two = replace(plan, shape=Shape(2), epoch_updates=44, updates=132)
+    assert curve[1].step_s == predict(MODEL, two).step_s
+    assert {each.plan.updates for each in over_nodes(MODEL, plan, 16)} == {15}
+
+
+def test_the_same_row_whatever_the_last_one_is(records: Path, predicted: Verb) -> None:
+    asked = (records, *FAR_LINK, "--strategy", "local_sgd")
+    rows = [
+        next(line for line in predicted(*asked, "--setup", setup).splitlines() if " 2  " in line)
+        for setup in ("2_1", "16_1")
+    ]
+    assert rows[0].split()[:2] == rows[1].split()[:2]
+
+
+def test_a_curve_that_rises_again_is_not_said_to_stay_low() -> None:
+    low, high = (
+        predict(MODEL, Scenario(Shape(nodes), 16, wire))
+        for nodes, wire in ((8, FAR), (16, replace(FAR, delay_s=0.0, bytes_per_s=1e15)))
+    )
+    assert low.efficiency < 0.5 < high.efficiency
+    assert below_half_efficiency([high, low]) is low and below_half_efficiency([low, high]) is None
+    text = "efficiency is below 0.5 on 8 of these numbers of nodes"
+    assert half_efficiency_line([low, high]) == text
+
+
+def test_all_that_a_run_takes_costs(records: Path, predicted: Verb) -> None:
+    asked = (records, "--setup", "1_2", "--batch", "16", "--epochs", "3", "--restarts", "2",
+             "--cost_per_gpu_hour", "3600", "--json")  # fmt: skip
+    found = json.loads(predicted(*asked))
+    assert found["run_cost"] == pytest.approx(2 * found["run_s"])
+    assert f"cost         {found['run_cost']:,.4g}" in predicted(*asked[:-1])
+    assert json.loads(predicted(*asked[:5], "--json"))["run_cost"] is None
+
+
+def test_an_interval_is_of_what_was_measured(records: Path, predicted: Verb) -> None:
+    line = fit_line([(8, 0.018), (16, 0.0265), (32, 0.0415), (16, 0.0255)])
+    model = Model(line, 0.1, 0.3, 0.0, 1000, GLOO, shared_by=2, sharing_freedom=1)
+    two = predict(model, Scenario(Shape(1, 2), 16))
+    assert two.high_s is not None and line.spread is not None
+    errors = (((line.spread * line.step_s(16)) ** 2, 2), ((0.3 * 0.1 * line.step_s(16)) ** 2, 1))
+    assert two.high_s - two.step_s == pytest.approx(welch_half(*errors))
+    assert predict(model, Scenario(Shape(1), 64)).high_s is None
+    out = predicted.in_one_line(records, "--setup", "1_1", "--batch", "64")
+    assert "interval unknown: batch 64 is outside those that were measured" in out
+
+
+def test_sharing_that_is_given_leaves_the_exchange(records: Path) -> None:
+    root = records / "more"
+    for batch in (16, 32):
+        step_s = 1.2 * planted_s(batch)
+        timed(root, batch, 1, 2, step_s=step_s, comm_exposed_share=0.1, seed=4)
+    fitted, given = (
+        fit_records(str(records), Overrides(sharing=sharing)).model for sharing in (None, 0.0)
+    )
+    assert given.sharing == 0 and given.inside_s == fitted.inside_s > 0
+
+
+@pytest.mark.parametrize(("asked", "words"), [
+    (("--link", "20ms", "--setup", "2_1"), "note: --link 20ms has no rate: bytes take no time"),
+    ((*FAR_LINK, "--setup", "2_1", "--strategy", "diloco", "--sync_every", "30"),
+     "note: a run of 44 updates exchanges 2 times, the last time after its last update"),
+])  # fmt: skip
+def test_notes(asked: tuple[str, ...], words: str, records: Path, predicted: Verb) -> None:
+    assert words in predicted.in_one_line(records, *asked)
+    longer = (*FAR_LINK, "--setup", "2_1", "--strategy", "diloco", "--epochs", "50")
+    assert "note: a run of" not in predicted.in_one_line(records, *longer)
+
+
+def test_trainings_of_another_kind_are_left_out(records: Path) -> None:
+    fitted = fit_records(str(records), Overrides())
+    folders = [timed(records, 16, 2, 1, *flags, seed=7 + n) for n, flags in enumerate(
+        ((), ("--grad_acc", "4"), ("--lora", "8")))]  # fmt: skip
+    plain, gathers, adapts = (
+        next(run for run in read_selected(str(records), None).runs if run.folder.path == folder)
+        for folder in folders
+    )
+    _check_alike(fitted, plain)
+    with pytest.raises(UserError, match="--grad_acc 4: runs on one machine have 1"):
+        _check_alike(fitted, gathers)
+    with pytest.raises(UserError, match="--lora differs from that of the runs on one machine"):
+        _check_alike(fitted, adapts)
+
+
+def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None:
+    words = ("--strategy", "diloco", "--sync_every", "10")
+    old = timed(records, 16, 2, 1, *words, seed=1)
+    timed(records, 16, 2, 1, *words, seed=2)
+    file = old / "settings.json"
+    content: dict[str, Any] = json.loads(file.read_text())
+    content["sync_first"] = None
+    file.write_text(json.dumps(content))
+    runs = [run for run in read_selected(str(records), None).runs if run.nodes == 2]
+    assert {run.identity["sync_first"] for run in runs} == {None, 0}
+    (training,) = _trainings(runs)
+    assert len(training) == 2 and told_apart([training]) == [""]
