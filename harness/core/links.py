@@ -11,6 +11,7 @@ that are not all alike.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -267,9 +268,21 @@ def link_of(value: Any) -> Link | Network:
     """A link or a network from the text or the mapping of a sweep file."""
     if isinstance(value, dict) and set(value) & set(KEYS):
         return _network(value, value)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return _network(value, _from_flow(value))
     if isinstance(value, str) and ":" in value:
         return _network(value, _from_line(value))
     return plain_link(value)
+
+
+def _from_flow(text: str) -> dict[str, Any]:
+    """A mapping as a sweep file has it, on a command line: its words are not quoted."""
+    try:
+        mapping = json.loads(re.sub(r"[^\s{}\[\],:]+", r'"\g<0>"', text))
+    except ValueError:
+        raise UserError(f"link {text}: {EXPECTED_NETWORK}") from None
+    assert isinstance(mapping, dict)  # it begins with a brace
+    return mapping
 
 
 def _from_line(text: str) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def test_a_link_is_the_network_whose_pairs_are_all_alike() -> None:
     assert link.between(0, 7) == link and link.between(3, 3) == Link()
     assert link_of("1+1:between=5ms") == link_of("1+1:a-b=5ms:within=80ms") == link
     assert link_of({"places": [2, 2], "within": "5ms", "between": "5ms"}) == link
+    assert link_of("{places: [2, 2], within: 5ms, between: 5ms}") == link
     link.check(2)
     link.check(64)
 
@@ -151,6 +152,8 @@ def test_a_long_tag_is_cut_and_still_one_of_its_own() -> None:
 
 WRONG_NETWORKS: list[tuple[Any, str]] = [
     ({"places": "x"}, "expected {places:"),
+    ("{places: [2, 1]", "link {places: [2, 1]: expected {places:"),
+    ("{2, 1", "expected {places:"),
     ({"within": "1ms"}, "expected {places:"),
     ({"places": [2, 1], "withn": "1ms"}, "link withn: expected {places:"),
     ({"places": [2, 1], "pairs": "a-b"}, "expected {places:"),

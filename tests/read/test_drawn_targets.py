@@ -281,3 +281,18 @@ def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
     plan.content["runs"] = plan.content["runs"][::2]
     with pytest.raises(NothingToDraw, match="no two groups have the same script, model, dataset"):
         draw("frontier", measured(plan, axes=axes))
+
+
+def test_times_can_be_read_beside_long_counts(plan: Plan) -> None:
+    """Of the ticks of the whole width only that of zero lay left of the counts of misses."""
+    for batch in (8, 16):
+        for seed, last in ((1, 0.9), (2, 0.6)):
+            rows = epochs(0.5, last)
+            for row in rows:
+                row["epoch_time_s"] = 2.0 + 0.1 * batch
+            plan.run("1_1", batch, seed, epochs=rows)
+    drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
+    for axes in drawn.figure.axes[:2]:
+        (strip,) = axes.patches
+        begins = strip.get_x()  # type: ignore[attr-defined]
+        assert sum(0 < tick < begins for tick in axes.get_xticks()) >= 2

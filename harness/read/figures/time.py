@@ -203,7 +203,10 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
         low, right = 0, high / free
     axes.set_xlim(low, right)
     if longest:
-        axes.set_xticks([tick for tick in axes.get_xticks() if low <= tick <= high])
+        # Those of the whole width may all but the first lie in the strip.
+        linear = axes.get_xscale() == "linear"
+        ticks = MaxNLocator(nbins=4).tick_values(low, high) if linear else axes.get_xticks()
+        axes.set_xticks([tick for tick in ticks if low <= tick <= high])
         axes.axvspan(high, right, color=kit.STRIP, zorder=0, linewidth=0)
 
 
