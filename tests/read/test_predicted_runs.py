@@ -141,3 +141,17 @@ def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None
     assert {run.identity["sync_first"] for run in runs} == {None, 0}
     (training,) = _trainings(runs)
     assert len(training) == 2 and told_apart([training]) == [""]
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (("--sync_every", "50"), "--sync_every 50 does nothing with --strategy ddp: it belongs to "
+     "local_sgd, diloco"),
+    (("--strategy", "local_sgd", "--fragments", "2"), "--fragments 2 does nothing with --strategy "
+     "local_sgd: it belongs to diloco"),
+    (("--strategy", "diloco", "--blocks", "12"), "--blocks 12 does nothing with --strategy diloco: "
+     "it belongs to fsdp"),
+])  # fmt: skip
+def test_flags_of_another_strategy_are_refused(
+    flags: tuple[str, ...], words: str, records: Path, predicted: Verb
+) -> None:
+    assert words in predicted.refused(records, "--setup", "2_1", *FAR_LINK, *flags)

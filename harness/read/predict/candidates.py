@@ -37,7 +37,7 @@ from harness.read.predict.phases import (
 )
 from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import by_seed, with_times_that_count
-from harness.read.records.runs import Run, Target, time_to_target
+from harness.read.records.runs import Run, Target, check_target, time_to_target
 from harness.read.records.selection import command_on
 from harness.read.statistics import spread, student_t
 
@@ -160,10 +160,11 @@ def candidates(
     return choices
 
 
-def _nothing(choices: Candidates, asked: str, target: Target, runs: Iterable[Run]) -> str:
+def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run]) -> str:
     values = [row.get(target.metric) for run in runs for row in run.epochs]
     best = [float(value) for value in values if isinstance(value, (int, float))]
     if not best:
+        check_target(target, runs)
         return f"--target {target}: no run on {asked} nodes has {target.metric}"
     if choices.left_out:
         missed = f"; all else missed {target} in some run" if choices.missed else ""

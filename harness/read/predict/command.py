@@ -44,6 +44,14 @@ ON_EACH_NODE = (
     " (on each node; typed alone, python -m harness link prints it with address and ranks, also "
     "for SLURM)"
 )
+# Flags of strategies whose replicas train apart, and their defaults here.
+OF_REPLICAS = {
+    "sync_every": 10,
+    "sync_first": 0,
+    "sync_scope": "node",
+    "fragments": 1,
+    "overlap": 0,
+}
 OFTEN = 1.1  # exchanges for each of a long run
 MOST = 100_000  # nodes; what is beyond is a typing error
 INNER = ("prediction", "phases", "price")  # of an Outcome: spread over other fields of --json
@@ -399,6 +407,7 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
             f"--setup {options.setup} has {nodes} nodes and the link between them is not known: "
             "give --link, for example 0.1ms/25gbit; torchrun ... -m harness link measures one"
         )
+    _check_flags(options)
     if options.sync_every % options.fragments:
         raise UserError(f"--fragments {options.fragments}: must divide --sync_every")
     batch = options.batch or fitted.model.line.batches[-1]
@@ -410,6 +419,16 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
         options.emulated, options.exchange, sync_first=options.sync_first,
         epoch_updates=updates, updates=updates and updates * options.epochs,
     )  # fmt: skip
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """UserError for a flag that this strategy does not have, as a training refuses it."""
+    owners = {name: [s for s in STRATEGIES if name in STRATEGIES[s].own] for name in OF_REPLICAS}
+    for name, of in {**owners, "blocks": ["fsdp"]}.items():
+        value = getattr(options, name)
+        if options.strategy not in of and value != OF_REPLICAS.get(name):
+            raise UserError(f"--{name} {value} does nothing with --strategy {options.strategy}: it "
+                            f"belongs to {', '.join(of)}")  # fmt: skip
 
 
 def link_without_losses(text: str | None) -> Link:
