@@ -144,11 +144,11 @@ def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (("--sync_every", "50"), "--sync_every 50 does nothing with --strategy ddp: it belongs to "
+    (("--sync_every", "50"), "--sync_every does nothing with --strategy ddp: it belongs to "
      "local_sgd, diloco"),
-    (("--strategy", "local_sgd", "--fragments", "2"), "--fragments 2 does nothing with --strategy "
+    (("--strategy", "local_sgd", "--fragments", "2"), "--fragments does nothing with --strategy "
      "local_sgd: it belongs to diloco"),
-    (("--strategy", "diloco", "--blocks", "12"), "--blocks 12 does nothing with --strategy diloco: "
+    (("--strategy", "diloco", "--blocks", "12"), "--blocks does nothing with --strategy diloco: "
      "it belongs to fsdp"),
 ])  # fmt: skip
 def test_flags_of_another_strategy_are_refused(

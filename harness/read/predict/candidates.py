@@ -19,13 +19,20 @@ import numpy as np
 from harness.core.collectives import Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.core.strategies import STRATEGIES, chooses_exchange
+from harness.core.strategies import chooses_exchange
 from harness.core.topology import effective_batch
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import joined
-from harness.read.predict.facts import Overrides, model_of, shape_of, step_s
+from harness.read.predict.facts import (
+    Overrides,
+    grad_acc_of,
+    model_of,
+    setting_of,
+    shape_of,
+    step_s,
+)
 from harness.read.predict.fitting import Fitted, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, predict
 from harness.read.predict.phases import (
@@ -176,8 +183,8 @@ def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run
 
 def _batch_of(run: Run) -> int | None:
     """Of a run that may have ended before it was in its record."""
-    batch, grad_acc = run.identity.get("per_gpu_batch"), run.identity.get("grad_acc") or 1
-    known = effective_batch(batch, grad_acc, shape_of(run).ranks) if batch else None
+    batch = run.identity.get("per_gpu_batch")
+    known = effective_batch(batch, grad_acc_of(run), shape_of(run).ranks) if batch else None
     return run.effective_batch or run.identity.get("target_batch") or known
 
 
@@ -185,17 +192,10 @@ def _trainings(runs: Iterable[Run]) -> list[list[Run]]:
     """Runs that differ in seed, link and way of exchange alone."""
 
     def kind(run: Run) -> str:
-        same = {name: _setting(run, name) for name in run.identity if name not in ELSEWHERE}
+        same = {name: setting_of(run, name) for name in run.identity if name not in ELSEWHERE}
         return f"{shape_of(run)} {sorted(same.items(), key=str)}"
 
     return [*by_key(runs, kind).values()]
-
-
-def _setting(run: Run, name: str) -> Any:
-    """Older records do not have all settings of a strategy."""
-    value = run.identity[name]
-    own = STRATEGIES[run.identity["strategy"]].own if run.identity["strategy"] in STRATEGIES else {}
-    return own.get(name) if value is None else value
 
 
 def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
@@ -205,8 +205,8 @@ def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
     for run, *_ in trainings:
         alike = namesakes[_shown(run)]
         names = [name for name in run.identity if name not in ELSEWHERE]
-        unlike = [n for n in names if len({str(_setting(each, n)) for each in alike}) > 1]
-        differences.append(", ".join(f"{name} {_setting(run, name)}" for name in unlike))
+        unlike = [n for n in names if len({str(setting_of(each, n)) for each in alike}) > 1]
+        differences.append(", ".join(f"{name} {setting_of(run, name)}" for name in unlike))
     return differences
 
 
@@ -246,7 +246,7 @@ def _add(
 
 def _check_alike(fitted: Fitted, run: Run) -> None:
     """UserError where a step computes or sends something else than the runs on one machine."""
-    grad_acc = run.identity.get("grad_acc") or 1
+    grad_acc = grad_acc_of(run)
     if grad_acc != fitted.model.grad_acc:
         raise UserError(
             f"--grad_acc {grad_acc}: runs on one machine have {fitted.model.grad_acc}: measure one"

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from harness.core.collectives import Wire
 from harness.core.settings import UserError
-from harness.core.strategies import STRATEGIES
 from harness.read.grouping import by_key
-from harness.read.predict.facts import Overrides, shape_of, step_s
+from harness.read.predict.facts import Overrides, setting_of, shape_of, step_s
 from harness.read.predict.fitting import (
     PREDICTED_OVER,
     Fitted,
@@ -142,8 +141,7 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
     if settings["per_gpu_batch"] is None:
         raise UserError("the batch is in no record")
     names = ("sync_every", "sync_first", "sync_scope", "fragments", "overlap")
-    own = {n: settings[n] for n in names}
-    own = {n: STRATEGIES[strategy].own.get(n) if v is None else v for n, v in own.items()}
+    own = {name: setting_of(first, name) for name in names}
     return Scenario(
         shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
         emulated=first.launch.get("launcher") == "netns",

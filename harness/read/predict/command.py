@@ -8,7 +8,7 @@ import argparse
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -16,8 +16,9 @@ from matplotlib.artist import Artist
 from harness.core.collectives import MEANS, Shape, wire_of
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
-from harness.core.settings import UserError, parse_setup
-from harness.core.strategies import STRATEGIES
+from harness.core.rules import FLAGS_OF_A_STRATEGY, Combination, refuse
+from harness.core.settings import Settings, UserError, parse_setup
+from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
@@ -44,14 +45,6 @@ ON_EACH_NODE = (
     " (on each node; typed alone, python -m harness link prints it with address and ranks, also "
     "for SLURM)"
 )
-# Flags of strategies whose replicas train apart, and their defaults here.
-OF_REPLICAS = {
-    "sync_every": 10,
-    "sync_first": 0,
-    "sync_scope": "node",
-    "fragments": 1,
-    "overlap": 0,
-}
 OFTEN = 1.1  # exchanges for each of a long run
 MOST = 100_000  # nodes; what is beyond is a typing error
 INNER = ("prediction", "phases", "price")  # of an Outcome: spread over other fields of --json
@@ -423,12 +416,14 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
 
 def _check_flags(options: argparse.Namespace) -> None:
     """UserError for a flag that this strategy does not have, as a training refuses it."""
-    owners = {name: [s for s in STRATEGIES if name in STRATEGIES[s].own] for name in OF_REPLICAS}
-    for name, of in {**owners, "blocks": ["fsdp"]}.items():
-        value = getattr(options, name)
-        if options.strategy not in of and value != OF_REPLICAS.get(name):
-            raise UserError(f"--{name} {value} does nothing with --strategy {options.strategy}: it "
-                            f"belongs to {', '.join(of)}")  # fmt: skip
+    known = {each.name: each.default for each in fields(Scenario) if each.name in OF_ONE_STRATEGY}
+    given = {name: value for name, value in vars(options).items()
+             if name in known and value != known[name]}  # fmt: skip
+    settings = Settings("", strategy=options.strategy, **given)
+    refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
+    if options.blocks and options.strategy != "fsdp":
+        raise UserError(f"--blocks does nothing with --strategy {options.strategy}: it belongs to "
+                        "fsdp")  # fmt: skip
 
 
 def link_without_losses(text: str | None) -> Link:

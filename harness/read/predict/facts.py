@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.core.collectives import GLOO, NCCL, Shape
 from harness.core.settings import UserError, parse_setup
+from harness.core.strategies import STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read.predict.exchange import BACKENDS
 from harness.read.records.recorded import is_number
@@ -46,8 +47,20 @@ def step_s(run: Run, overrides: Overrides) -> float | None:
     samples = overrides.train_size or (size if is_number(size) else None)
     if not epoch_s or not samples:
         return None
-    batch, grad_acc = run.identity["per_gpu_batch"], run.identity.get("grad_acc") or 1
-    return epoch_s / -(-int(samples) // effective_batch(batch, grad_acc, shape_of(run).ranks))
+    batch = effective_batch(run.identity["per_gpu_batch"], grad_acc_of(run), shape_of(run).ranks)
+    return epoch_s / -(-int(samples) // batch)
+
+
+def grad_acc_of(run: Run) -> int:
+    """One where the records do not say."""
+    return int(run.identity.get("grad_acc") or 1)
+
+
+def setting_of(run: Run, name: str) -> Any:
+    """Older records do not have all settings of a strategy: they ran with its defaults."""
+    value, strategy = run.identity[name], run.identity["strategy"]
+    own = STRATEGIES[strategy].own if strategy in STRATEGIES else {}
+    return own.get(name) if value is None else value
 
 
 def unsaid(basis: Sequence[Run], overrides: Overrides) -> dict[str, str]:

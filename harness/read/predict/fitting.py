@@ -28,6 +28,7 @@ from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.facts import (
     Overrides,
     backend_of,
+    grad_acc_of,
     gradient_bytes,
     model_of,
     shape_of,
@@ -222,7 +223,7 @@ def fit_on(
         line, sharing, sharing_spread, inside_s,
         gradient_bytes=gradient_bytes(first, runs, overrides),
         backend=backend_of(first, overrides),
-        grad_acc=first.identity.get("grad_acc") or 1,
+        grad_acc=grad_acc_of(first),
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
         shared_by=max(shape_of(run).ranks for run in basis),
@@ -385,8 +386,7 @@ def _sharing(
 
 def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
     """DDP with --compress, in all else as the runs of one process: the quiet ones, if any is."""
-    facts: list[Callable[[Run], Any]] = [*ALIKE.values(), THREADS.of]
-    facts.append(lambda run: run.identity.get("grad_acc") or 1)
+    facts: list[Callable[[Run], Any]] = [*ALIKE.values(), THREADS.of, grad_acc_of]
     coded = [
         run for run in same
         if _is_on_one_machine(run) and shape_of(run).ranks > 1
