@@ -333,6 +333,7 @@ def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:
         "prediction_fresh",
         "prediction_next",
         "prediction_same_hour",
+        "prediction_seeds",
     ]
     assert found["propagation"] == "propagation" and found["slow_links"] == "strategies"
 
@@ -345,7 +346,10 @@ def test_the_sweep_holds_what_its_predictions_need(root: Path) -> None:
     assert {j.settings.save for j in jobs} == {"none"}
 
 
-@pytest.mark.parametrize("name", ["prediction_fresh", "prediction_same_hour", "prediction_next"])
+FRESH = ("prediction_fresh", "prediction_same_hour", "prediction_next", "prediction_seeds")
+
+
+@pytest.mark.parametrize("name", FRESH)
 def test_each_fresh_case_has_its_prediction(name: str, root: Path) -> None:
     """Written down before the runs: the table and the sweep name the same cases."""
     file = root / "experiments" / f"{name}.yaml"

@@ -14,7 +14,7 @@ from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
 from harness.read.predict.model import EXCHANGE, SHARED_APART, SHARING, Model, predict
 from harness.read.predict.scenario import Scenario
-from tests.support.paired import Verb, planted_s, timed
+from tests.support.paired import Verb, measured, planted_s, timed
 from tests.support.predicted import FAR, MB, MODEL
 
 ASKED = ("--setup=2_1", "--link=20ms/200mbit", "--exchange=backend", "--batch=16")
@@ -112,3 +112,17 @@ def test_replicas_of_several_processes_share_a_machine_as_ddp() -> None:
     assert alone_s == pytest.approx(SHARED_APART * sharing_s())
     together = {"strategy": "diloco", "sync_scope": "rank", "updates": 100, "sync_first": 50}
     assert sharing_s(**together) == pytest.approx((1 + SHARED_APART) / 2 * sharing_s())
+
+
+def test_measured_all_reduces_are_said_to_tell_of_all_reduces_alone(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed(records, 16, 2, 1, link=measured(20, 200, 1.6))
+    predicted = Verb("predict", capsys)
+    for words, tells in (((), True), (("--compress=int8",), False)):
+        asked = (records, *ASKED, *words)
+        assert json.loads(predicted(*asked, "--json"))["link_measured"] is tells
+        text = predicted.in_one_line(*asked)
+        assert ("note: all-reduce over this link was measured, at 4 MB" in text) is tells
+        said = "note: --compress int8, by a closed form; all-reduces do not tell of it"
+        assert (said in text) is not tells

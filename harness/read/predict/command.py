@@ -29,6 +29,7 @@ from harness.read.predict.model import (
     EXCHANGE,
     Prediction,
     below_half_efficiency,
+    is_allreduce,
     over_nodes,
     predict,
     spread_of_form,
@@ -132,7 +133,7 @@ def as_fields(result: Outcome) -> dict[str, Any]:
         "parts_s": each.parts,
         "dominating": each.dominating,
         "alpha_beta_step_s": each.baseline_s,
-        "link_measured": each.correction.of_link and plan.exchange not in MEANS,
+        "link_measured": each.correction.of_link and is_allreduce(plan),
         "samples_per_s": each.samples_per_s,
         "efficiency": each.efficiency,
         **{name: value for name, value in vars(result).items() if name not in INNER},
@@ -255,6 +256,8 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
             f"note: --exchange {plan.exchange}, by a closed form. Measured all-reduces only tell "
             f"--exchange auto what the backend takes: there {'are some' if sizes else 'are none'}"
         )
+    if not is_allreduce(plan):
+        return f"note: --compress {plan.compress}, by a closed form; all-reduces do not tell of it"
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
         return f"note: all-reduce over this link was measured, at {measured} MB"

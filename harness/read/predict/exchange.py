@@ -28,9 +28,8 @@ LANES = {GLOO: 2, NCCL: 1}  # exchanges that a backend has under way at a time
 # DDP's buckets: the first, of the last layers, is small, so that the exchange begins early.
 FIRST_BYTES, CAP_MB = MIB, 25.0
 # Where a connection has sent nothing for its timeout of retransmission, which is the round trip and
-# at least 200 ms, TCP begins again with ten segments and doubles them each round trip; or it keeps
-# its window (bbr), and yet the next exchange takes about one round trip longer.
-RESTED_S, WINDOW_BYTES, KEPT_WINDOW_ROUND_TRIPS = 0.2, 10 * 1448, 1.0
+# at least 200 ms, TCP begins again with ten segments and doubles them each round trip.
+RESTED_S, WINDOW_BYTES = 0.2, 10 * 1448
 # How far an exchange of a training is from an all-reduce measured alone over its link, which no
 # repeats of that show: standard deviation over ten published links (propagation-tiny), of what
 # steps take longer there than without a link.
@@ -48,6 +47,11 @@ def alpha_beta(size: float, shape: Shape, wire: Wire) -> float:
         return 0.0
     wire_s = ring_share(shape.ranks) * size / wire.bytes_per_s
     return 2 * (shape.ranks - 1) * wire.delay_s + wire_s
+
+
+def rests_after_s(wire: Wire) -> float:
+    """How long a connection may send nothing before it counts as rested."""
+    return wire.round_trip_s + RESTED_S
 
 
 def slow_start_s(at_once: float, wire: Wire) -> float:

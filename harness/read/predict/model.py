@@ -16,7 +16,6 @@ from harness.core.collectives import (
     BACKEND,
     FAR_S,
     GLOO,
-    GLOO_SLACK,
     MEANS,
     Cost,
     Shape,
@@ -36,7 +35,6 @@ from harness.read.predict.exchange import Correction, Reduction
 from harness.read.predict.scenario import (
     APART,
     Scenario,
-    at_once,
     exchanges_of_update,
     neighbours,
     rested_of_update,
@@ -61,11 +59,14 @@ WIRE_SHARES = {
 AUTO = "auto"
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 # Of what processes of DDP cost each other on a machine, replicas that train apart have this share:
-# two machines, 3 to 100 ms. The rest is their exchange, beside what is exposed of it.
-SHARED_APART = 0.65
-# Of the bytes of an all-reduce that pass while ranks wait for one another, so much does not where
-# the exchanges before it are long ago.
-NOT_HIDDEN = 0.5
+# three machines, 2 to 100 ms. The rest is their exchange, beside what is exposed of it.
+SHARED_APART = 0.25
+# Replicas do not come to an exchange at the same time. That takes so much of a round trip, unless
+# all-reduces were measured over the link, which have it too; and so much of an update.
+APART_ROUND_TRIPS, APART_UPDATES = 0.3, 0.8
+# Where connections keep their windows while they rest (bbr), what exchanges wait longer after that,
+# and the first direct one of replicas.
+KEPT_WINDOW_ROUND_TRIPS, OPENING_ROUND_TRIPS = 0.5, 1.0
 # Packets between emulated nodes also pass what delays them, on the same cores.
 EMULATED_HOST = 1.5
 
@@ -216,10 +217,13 @@ def predict(model: Model, plan: Scenario) -> Prediction:
 
 def _shared(plan: Scenario) -> float:
     """The share of what processes of DDP cost each other that those of this training do."""
-    if not (trains_apart(plan) and units_of(plan).ranks == plan.shape.ranks):
-        return 1.0  # also of replicas of several processes, which exchange gradients inside
-    together = together_of(plan)
-    return together + (1 - together) * SHARED_APART
+    together = together_of(plan) if trains_apart(plan) else 1.0
+    return together + (1 - together) * _shared_apart(plan)
+
+
+def _shared_apart(plan: Scenario) -> float:
+    """The same of updates apart; replicas of several processes exchange gradients inside."""
+    return SHARED_APART if units_of(plan).ranks == plan.shape.ranks else 1.0
 
 
 def chosen_way(model: Model, plan: Scenario) -> str:
@@ -282,8 +286,11 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
         inside_s = model.hosts.get(plan.compress, model.inside_s)
         return inside_s * ring_share(plan.shape.per_node)
     if plan.compress in GRADIENT_CODES:
-        cost = _coded(model.payload(plan), plan.shape, plan)
-        return _with_host(model, plan, factors, cost.alone_s)
+        size = model.payload(plan)
+        between_s = _coded(size, plan.shape, plan).alone_s
+        if model.line.step_s(plan.batch) * slower + between_s > exchange.rests_after_s(plan.wire):
+            between_s += _rested_s(model, size, plan.shape, plan)
+        return _with_host(model, plan, factors, between_s)
     sizes = exchange.buckets(model.gradient_bytes or 0, model.cap_mb)
     share = model.payload(plan) / (sum(sizes) or 1)
     # Sent directly, each node's sum goes between nodes; a ring goes through all processes.
@@ -334,13 +341,13 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
         return inside_s
     size = model.payload(plan) / plan.fragments
     cost = _mean_of(model, size, units, plan, factors)
-    if cost.slack_s and plan.compress != "none":
-        # Codes that are exchanged so rarely wait as an all-reduce does beside its round trips.
-        cost = replace(cost, slack_s=GLOO_SLACK * plan.wire.round_trip_s)
-    alone_s = cost.alone_s + NOT_HIDDEN * min(cost.slack_s, cost.added * cost.wire_s)
-    host_s = 0.0 if _has_passed_hosts(model, plan, factors) else _host(model, plan, units)
-    alone_s += host_s / plan.fragments
     update_s = model.line.step_s(plan.batch) * slower + inside_s
+    if plan.compress != "none":
+        cost = replace(cost, slack_s=0.0)  # what codes wait beside round trips is of steps in a row
+    measured = _has_passed_hosts(model, plan, factors)
+    host_s = 0.0 if measured else _host(model, plan, units)
+    later_s = 0.0 if measured else APART_ROUND_TRIPS * plan.wire.round_trip_s
+    alone_s = cost.alone_s + later_s + (host_s + _unequal_s(model, plan, update_s)) / plan.fragments
     going_on_s = plan.overlap * update_s
     more_s = _rested_s(model, size, units, plan)
     often = exchanges_of_update(plan)
@@ -351,23 +358,31 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     keeps_windows = plan.exchange in MEANS and not model.slow_start_after_idle
     if plan.updates and begins_timed and keeps_windows:
         # The first direct exchange sends more at once than its connections have carried before.
-        first_s = exchange.slow_start_s(at_once(size, units, plan), plan.wire)
-        apart_s += max(0.0, first_s - more_s) / timed_apart(plan)
+        apart_s += OPENING_ROUND_TRIPS * plan.wire.round_trip_s / timed_apart(plan)
     if not plan.sync_first:
         return inside_s + apart_s
     # Together: one row after each backward pass, as large as the weights.
     together_s = _mean_of(model, model.payload(plan), units, plan, factors).alone_s + host_s
-    if update_s > plan.wire.round_trip_s + exchange.RESTED_S:
+    if update_s > exchange.rests_after_s(plan.wire):
         together_s += _rested_s(model, model.payload(plan), units, plan)
     share = together_of(plan)
     return inside_s + share * together_s + (1 - share) * apart_s
+
+
+def _unequal_s(model: Model, plan: Scenario, update_s: float) -> float:
+    """What replicas wait for one another at an exchange of all they have: no more than makes up
+    for what the updates before it cost each other less than DDP's.
+    """
+    less = (1 - _shared_apart(plan)) * (model.sharing or 0.0) * (neighbours(plan) - 1)
+    less_s = less * plan.sync_every * model.line.step_s(plan.batch)
+    return min(APART_UPDATES * update_s, less_s)
 
 
 def _rested_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
     """What an exchange takes longer over connections that have rested."""
     if model.slow_start_after_idle:
         return exchange.slow_start_s(size / units.ranks, plan.wire)
-    return exchange.KEPT_WINDOW_ROUND_TRIPS * plan.wire.round_trip_s
+    return KEPT_WINDOW_ROUND_TRIPS * plan.wire.round_trip_s
 
 
 def _mean_of(model: Model, size: float, units: Shape, plan: Scenario, factors: Correction) -> Cost:
@@ -382,7 +397,7 @@ def _inside(model: Model, plan: Scenario) -> float:
     return model.inside_s * ring_share(plan.shape.per_node)
 
 
-def _is_allreduce(plan: Scenario) -> bool:
+def is_allreduce(plan: Scenario) -> bool:
     """Whether it exchanges by all-reduces as they are measured over a link."""
     other = is_coded(plan.compress, plan.strategy in APART) or plan.compress.startswith("powersgd")
     return plan.exchange == BACKEND and not other
@@ -390,7 +405,7 @@ def _is_allreduce(plan: Scenario) -> bool:
 
 def _has_passed_hosts(model: Model, plan: Scenario, factors: Correction) -> bool:
     """Whether what is known of the exchange includes what it takes beside its link."""
-    return (bool(factors.sizes) and _is_allreduce(plan)) or model.backend != GLOO
+    return (bool(factors.sizes) and is_allreduce(plan)) or model.backend != GLOO
 
 
 def _with_host(model: Model, plan: Scenario, factors: Correction, between_s: float) -> float:
@@ -448,7 +463,7 @@ def _half(
     if parts[SHARING] > 0:
         errors.append((parts[SHARING], model.sharing_spread, model.sharing_freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
-        if factors.sizes and _is_allreduce(plan):
+        if factors.sizes and is_allreduce(plan):
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
         off = spread_of_form(model, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))

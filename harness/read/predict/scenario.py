@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.collectives import Shape, Wire
-from harness.read.predict.exchange import RESTED_S
+from harness.read.predict.exchange import rests_after_s
 
 APART = ("local_sgd", "diloco")
 
@@ -69,11 +69,6 @@ def trains_apart(plan: Scenario) -> bool:
     return plan.strategy in APART and units_of(plan).nodes > 1
 
 
-def at_once(size: float, units: Shape, plan: Scenario) -> float:
-    """Bytes that one of the units sends to another in one message."""
-    return size if units.ranks == 2 or plan.exchange == "all_to_all" else size / units.ranks
-
-
 def together_of(plan: Scenario) -> float:
     """The share of the timed updates that are made together before replicas train apart."""
     if not plan.updates:
@@ -104,6 +99,6 @@ def rested_of_update(plan: Scenario, update_s: float) -> float:
     long enough, else the first of each epoch.
     """
     often = exchanges_of_update(plan)
-    if plan.sync_every // plan.fragments * update_s > plan.wire.round_trip_s + RESTED_S:
+    if plan.sync_every // plan.fragments * update_s > rests_after_s(plan.wire):
         return often
     return min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
