@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from harness.core.collectives import GLOO
 from harness.core.strategies import SENT_DIRECTLY
 from harness.read.predict.cases import PredictedGroup, as_timed, scenario_of, workloads_of
-from harness.read.predict.model import EXCHANGE, Model, fit_line, predict
+from harness.read.predict.computing import fit_line
+from harness.read.predict.model import EXCHANGE, Model, predict
 from harness.read.predict.scenario import APART
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import read_results, read_sweep

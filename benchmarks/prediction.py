@@ -26,8 +26,9 @@ from benchmarks.results import show, told_by
 from harness.core.collectives import GLOO, Shape, wire_of
 from harness.core.links import plain_link
 from harness.core.records import read_json, write_json
+from harness.read.predict.computing import fit_line, fit_sharing
 from harness.read.predict.exchange import Reduction
-from harness.read.predict.model import Model, fit_line, fit_sharing
+from harness.read.predict.model import Model
 from harness.read.predict.scenario import Scenario
 
 LINKS = tuple(f"{delay}ms/{rate}mbit" for delay in (1, 5, 20, 50) for rate in (50, 200, 1000))

@@ -12,6 +12,7 @@ import pytest
 
 from harness.read.drawing import CUT, NothingToDraw, page_width
 from harness.read.figures.catalogue import draw, figures_for
+from harness.read.figures.panels import arrange
 from harness.read.figures.time import targets_of
 from harness.read.records.runs import Target
 from harness.read.records.sweeps import read_sweep
@@ -253,12 +254,26 @@ def test_set_ups_with_a_target_have_the_time_to_it_beside_samples_per_second(roo
 def test_a_target_that_is_reached_has_its_figure_whatever_varies(
     axis: str, values: tuple[Any, Any], first: str, plan: Plan
 ) -> None:
-    for setup in ("1_2", "2_1"):
+    for setup in ("2_1",) if axis == "link" else ("1_2", "2_1"):
         for value in values:
             plan.run(setup, label={axis: value}, epochs=epochs(0.5, 0.9))
     axes = ["setup", axis]
     assert figures_for(measured(plan, axes=axes, target=TARGET)) == (first, "time_to_accuracy")
     assert "time_to_accuracy" not in figures_for(measured(plan, axes=axes))
+
+
+def test_links_of_several_set_ups_are_lines_over_the_devices(plan: Plan) -> None:
+    """A line over the delay would join set-ups. That of a single node has no link for a name."""
+    plan.run("1_2")
+    plan.run("1_4")
+    for setup in ("2_1", "2_2"):
+        for link in ("1ms", "9ms"):
+            plan.run(setup, label={"link": link})
+    sweep = measured(plan, axes=["setup", "link"])
+    assert figures_for(sweep) == ("throughput", "frontier")
+    assert {line.name for line in arrange(sweep, sweep.groups, ("setup",))[0][0].lines} == {
+        "one node", "1ms", "9ms",
+    }  # fmt: skip
 
 
 def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:

@@ -25,15 +25,9 @@ from harness.core.collectives import (
 )
 from harness.core.links import Link
 from harness.core.settings import UserError
+from harness.read.predict.computing import fit_line
 from harness.read.predict.exchange import alpha_beta, buckets, last_end, ready_times, slow_start_s
-from harness.read.predict.model import (
-    EXCHANGE,
-    SHARING,
-    WIRE_SHARES,
-    Model,
-    fit_line,
-    predict,
-)
+from harness.read.predict.model import EXCHANGE, SHARING, WIRE_SHARES, Model, predict
 from harness.read.predict.scenario import Scenario, exchanges_of_update, together_of
 from harness.train.strategy.coded import CODECS
 from tests.support.predicted import FAR, LINE, MB, MODEL

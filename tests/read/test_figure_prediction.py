@@ -24,8 +24,9 @@ from harness.launch.sweepfile import load
 from harness.read.drawing import FAINT, Drawn, NothingToDraw
 from harness.read.figures.catalogue import draw, figure_for
 from harness.read.predict.cases import workloads_of
+from harness.read.predict.computing import fit_line
 from harness.read.predict.exchange import Reduction
-from harness.read.predict.model import SHARED_APART, Model, fit_line, predict
+from harness.read.predict.model import SHARED_APART, Model, predict
 from harness.read.predict.scenario import Scenario
 from harness.read.records.sweeps import PlannedRun, read_results
 from tests.support.paired import GRADIENT, measured, planted_s, timed
@@ -315,7 +316,8 @@ def test_the_page_says_how_far_off_those_with_measured_links_are(root: Path) -> 
     errors = sorted(abs(case.error) for case in workload.cases)
     page = " ".join((root / "docs" / "prediction.md").read_text().replace(" %", "%").split())
     half, most, worst = (f"{each:.1%}" for each in (median(errors), errors[36], errors[-1]))
-    assert f"half within {half}, 9 of 10 within {most}, {worst} at most" in page
+    said = f"is off by {half} in the median there, {most} in 9 of 10, {worst} at most"
+    assert said in page
     assert len(errors) == 40
 
 

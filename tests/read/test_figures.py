@@ -29,7 +29,9 @@ DRAWN = (
     "records/gallery",
     "records/limits",
     "records/xeon",
+    "records/xeon_nodes",
     "records/xeon_predicted",
+    "records/xeon_seeds",
 )
 PUBLISHED = "records/xeon/sweeps/propagation-tiny"
 FIGURES = {
@@ -44,11 +46,15 @@ FIGURES = {
     "fsdp": "frontier.png",
     "learning_rate-tiny": "accuracy.png",
     "lora-tiny": "frontier.png",
+    "near_and_far-tiny": "throughput.png",
     "news": "epoch_time.png",
+    "news_learning_rate": "epoch_time.png",
     "pictures": "epoch_time.png",
+    "precision-tiny": "frontier.png",
     "prediction-tiny": "prediction.png",
     "prediction_same_hour-tiny": "prediction.png",
     "prediction_next-tiny": "prediction.png",
+    "prediction_seeds-tiny": "prediction.png",
     "propagation-tiny": "propagation.png",
     "slow_link_exchange-tiny": "time_to_accuracy.png",
     "slow_link_pretrained": "time_to_accuracy.png",

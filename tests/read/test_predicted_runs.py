@@ -13,9 +13,10 @@ from harness.core.collectives import GLOO, Shape
 from harness.core.settings import UserError
 from harness.read.predict.candidates import _check_alike, _trainings, told_apart
 from harness.read.predict.command import half_efficiency_line
+from harness.read.predict.computing import fit_line
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
-from harness.read.predict.model import Model, below_half_efficiency, fit_line, over_nodes, predict
+from harness.read.predict.model import Model, below_half_efficiency, over_nodes, predict
 from harness.read.predict.scenario import Scenario
 from harness.read.records.selection import read_selected
 from harness.read.statistics import welch_half
@@ -43,12 +44,28 @@ def predicted(capsys: pytest.CaptureFixture[str]) -> Verb:
 def test_each_row_of_the_curve_has_the_updates_of_its_nodes() -> None:
     """An epoch of 1408 samples of batch 16: 44 updates on two nodes, 5 on sixteen."""
     plan = Scenario(Shape(16), 16, FAR, "diloco", sync_every=4, epoch_updates=5, updates=15)
-    curve = over_nodes(MODEL, plan, 16, 1408)
+    curve = over_nodes(MODEL, plan, 16, lambda samples: 1408 // samples)
     updates = {each.plan.shape.nodes: each.plan.updates for each in curve}
     assert updates == {1: 264, 2: 132, 4: 66, 8: 33, 16: 15}
     two = replace(plan, shape=Shape(2), epoch_updates=44, updates=132)
     assert curve[1].step_s == predict(MODEL, two).step_s
     assert {each.plan.updates for each in over_nodes(MODEL, plan, 16)} == {15}
+
+
+def test_an_epoch_has_a_last_batch_where_runs_filled_it(records: Path, predicted: Verb) -> None:
+    """Of 1000 samples 31 updates of 32, or 32 with --tail pad; of 2048 none, or one."""
+    for file in records.rglob("environment.json"):
+        content = json.loads(file.read_text())
+        content["data"] = {"train_samples": 1000, "left_out_samples": 0}
+        file.write_text(json.dumps(content))
+    for tail, counts in (("cut", (31, 0)), ("pad", (32, 1))):
+        for file in records.rglob("settings.json"):
+            file.write_text(json.dumps({**json.loads(file.read_text()), "tail": tail}))
+        for setup, count in zip(("2_1", "128_1"), counts, strict=True):
+            found = json.loads(predicted(records, *FAR_LINK, "--setup", setup, "--json"))
+            assert found["updates"] == count, (tail, setup)
+            if count:
+                assert found["epoch_s"] == pytest.approx(count * found["step_s"])
 
 
 def test_the_same_row_whatever_the_last_one_is(records: Path, predicted: Verb) -> None:
@@ -84,8 +101,9 @@ def test_an_interval_is_of_what_was_measured(records: Path, predicted: Verb) -> 
     line = fit_line([(8, 0.018), (16, 0.0265), (32, 0.0415), (16, 0.0255)])
     model = Model(line, 0.1, 0.3, 0.0, 1000, GLOO, shared_by=2, sharing_freedom=1)
     two = predict(model, Scenario(Shape(1, 2), 16))
-    assert two.high_s is not None and line.spread is not None
-    errors = (((line.spread * line.step_s(16)) ** 2, 2), ((0.3 * 0.1 * line.step_s(16)) ** 2, 1))
+    off = line.spread_at(16)
+    assert two.high_s is not None and off is not None
+    errors = (((off * line.step_s(16)) ** 2, 2), ((0.3 * 0.1 * line.step_s(16)) ** 2, 1))
     assert two.high_s - two.step_s == pytest.approx(welch_half(*errors))
     assert predict(model, Scenario(Shape(1), 64)).high_s is None
     out = predicted.in_one_line(records, "--setup", "1_1", "--batch", "64")

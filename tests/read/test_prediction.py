@@ -16,6 +16,7 @@ from harness.core.links import plain_link
 from harness.core.settings import UserError
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.command import curve_table
+from harness.read.predict.computing import fit_line, fit_sharing
 from harness.read.predict.exchange import TRAINING_FREEDOM, TRAINING_SPREAD, Reduction, correction
 from harness.read.predict.facts import Overrides, step_s
 from harness.read.predict.fitting import all_reduces_of
@@ -25,8 +26,6 @@ from harness.read.predict.model import (
     SHARING,
     Model,
     below_half_efficiency,
-    fit_line,
-    fit_sharing,
     over_nodes,
     predict,
 )
@@ -63,6 +62,22 @@ def test_one_batch_says_nothing_of_others() -> None:
     assert fit_line([(16, 0.02)]).spread is None
     with pytest.raises(UserError, match=r"only batch 16 was measured.*--per_gpu_batch 32"):
         predict(replace(MODEL, line=line), Scenario(Shape(1), 32))
+
+
+def test_the_error_of_a_line_by_hand() -> None:
+    """Of one batch that of a mean; two batches determine a line, each its own point of it. Between
+    them it is known better than at either, beyond them worse.
+    """
+    one = fit_line([(16, 0.02), (16, 0.03), (16, 0.025), (16, 0.025)])
+    assert one.spread is not None and one.spread_at(16) == pytest.approx(one.spread * 1.25**0.5)
+    two = fit_line([(8, 0.0181), (8, 0.0179), (32, 0.0419), (32, 0.0421)])
+    assert two.spread is not None
+    for batch in (8, 32):
+        assert two.spread_at(batch) == pytest.approx(two.spread * 1.5**0.5, rel=1e-3)
+    between, beyond = two.spread_at(20), two.spread_at(64)
+    assert between is not None and beyond is not None
+    assert two.spread < between < two.spread * 1.5**0.5 < beyond
+    assert fit_line([(16, 0.02)]).spread_at(16) is None
 
 
 def test_sharing_by_hand() -> None:
@@ -208,7 +223,7 @@ def test_an_interval_needs_a_spread_of_every_part() -> None:
     assert prediction.low_s < prediction.step_s < prediction.high_s
     assert noisy.spread is not None and prediction.correction.spread is not None
     half = welch_half(
-        ((noisy.spread * prediction.parts[COMPUTE]) ** 2, noisy.freedom),
+        (((noisy.spread_at(16) or 0) * prediction.parts[COMPUTE]) ** 2, noisy.freedom),
         ((prediction.correction.spread * prediction.parts[EXCHANGE]) ** 2,
          prediction.correction.freedom),
         ((TRAINING_SPREAD * prediction.parts[EXCHANGE]) ** 2, TRAINING_FREEDOM),
@@ -291,7 +306,7 @@ def test_which_published_intervals_do_not_hold(root: Path) -> None:
             outside.add((case.prediction.plan.label, case.runs[0].identity["link"]))
     assert outside == {
         ("ddp", None), ("ddp", "20ms/50mbit"), ("ddp", "50ms/50mbit"),
-        ("ddp powersgd", "20ms/50mbit"),
+        ("ddp powersgd", "20ms/50mbit"), ("diloco every 50", "80ms/1000mbit"),
     }  # fmt: skip
 
 

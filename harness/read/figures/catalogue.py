@@ -142,7 +142,9 @@ def figure_for(sweep: SweepResults) -> str:
         return "time_to_accuracy"
     if has_link and ways:
         return "strategies"
-    if "link" in varied and {*shown_axes(varied)} <= {"script", "setup", "link"}:
+    over_links = {group.label.get("setup") for group in sweep.groups if group.label.get("link")}
+    alone = {*shown_axes(varied)} <= {"script", "setup", "link"} and len(over_links) < 2
+    if "link" in varied and alone:
         return "propagation"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),

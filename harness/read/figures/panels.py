@@ -216,10 +216,16 @@ def _arranged(
         whole = ", ".join(filter(None, [title, *(axis_text(of_panel[0], axis) for axis in shared)]))
         lines: dict[str, list[Group]] = {}
         for group in of_panel:
-            texts = (axis_text(group, axis) for axis in within if axis not in shared)
+            texts = (_line_text(group, axis) for axis in within if axis not in shared)
             lines.setdefault(", ".join(filter(None, texts)), []).append(group)
         arranged[whole] = lines
     return arranged
+
+
+def _line_text(group: Group, axis: str) -> str:
+    """Beside lines of links that of a single node has none."""
+    alone = axis == "link" and group.topology.startswith("1_")
+    return axis_text(group, axis) or ("one node" if alone else "")
 
 
 def _title_text(sweep: SweepResults, group: Group, axis: str) -> str:

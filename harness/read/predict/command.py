@@ -90,8 +90,7 @@ class Outcome:
 
 def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | None) -> Outcome:
     ranks = prediction.plan.shape.ranks
-    # As with --tail cut: what fills no full effective batch is left out.
-    updates = fitted.train_samples // prediction.samples if fitted.train_samples else None
+    updates = fitted.updates_of(prediction.samples)
     plan = prediction.plan
     known = fitted.phases.at(plan.shape, plan.wire)
     phases = {name: phase.fixed_s for name, phase in known.items()}
@@ -370,7 +369,7 @@ def run(options: argparse.Namespace) -> int:
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     curve = []
     if plan.shape.nodes > 1:
-        curve = over_nodes(fitted.model, plan, plan.shape.nodes, fitted.train_samples)
+        curve = over_nodes(fitted.model, plan, plan.shape.nodes, fitted.updates_of)
     if options.json:
         print_json({
             **as_fields(result), "run_s": result.run_s(options.epochs, options.restarts),
@@ -408,7 +407,7 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
         raise UserError(f"--fragments {options.fragments}: must divide --sync_every")
     batch = options.batch or fitted.model.line.batches[-1]
     samples = effective_batch(batch, fitted.model.grad_acc, nodes * per_node)
-    updates = (fitted.train_samples or 0) // samples or None
+    updates = fitted.updates_of(samples) or None
     return Scenario(
         Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
         options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,

@@ -24,6 +24,7 @@ from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
 from harness.read.grouping import by_key
 from harness.read.labels import counted
+from harness.read.predict.computing import StepTime, fit_line, fit_sharing
 from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.facts import (
     Overrides,
@@ -36,7 +37,7 @@ from harness.read.predict.facts import (
     trained_bytes,
     unsaid,
 )
-from harness.read.predict.model import Model, StepTime, fit_line, fit_sharing
+from harness.read.predict.model import Model
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.predict.scenario import APART
 from harness.read.records.comparable import THREADS
@@ -94,6 +95,13 @@ class Fitted:
     selected: tuple[Run, ...] = ()  # all runs that were asked for
     not_read: tuple[str, ...] = ()  # a line for each of these that is not believed
     folder: str = "RECORDS"  # into which a measured link belongs
+    fills_last: bool = False  # batch of an epoch: --tail pad, and the Trainer of others' records
+
+    def updates_of(self, samples: int) -> int | None:
+        """Of an epoch, with so many samples an update; None where an epoch's are not known."""
+        if not self.train_samples:
+            return None
+        return (self.train_samples + (samples - 1) * self.fills_last) // samples
 
     @property
     def runs_text(self) -> str:
@@ -245,6 +253,7 @@ def fit_on(
         ),
         of_model=tuple(model_of(first)),
         train_samples=overrides.train_size or _train_samples(first),
+        fills_last=bool(first.imported) or first.identity["tail"] == "pad",
         phases=phases,
         power_w=_mean_power_w(singles),
         idle_w=spread(

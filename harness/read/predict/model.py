@@ -6,11 +6,8 @@ far as it outlasts the backward pass that it overlaps.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from harness.core.collectives import (
     BACKEND,
@@ -31,6 +28,7 @@ from harness.core.settings import Settings, UserError
 from harness.core.strategies import GRADIENT_CODES, STRATEGIES, chooses_exchange, is_coded
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
+from harness.read.predict.computing import StepTime
 from harness.read.predict.exchange import Correction, Reduction
 from harness.read.predict.scenario import (
     APART,
@@ -45,8 +43,6 @@ from harness.read.predict.scenario import (
 )
 from harness.read.statistics import welch_half
 
-# Backward passes take twice the operations of the forward pass.
-BACKWARD_SHARE = 2 / 3
 # Bytes of a number on the wire as a share of four, where no record says what was sent: int8 has a
 # scale of four bytes a block of 1024, int4 one a block of 256.
 WIRE_SHARES = {
@@ -69,67 +65,6 @@ APART_ROUND_TRIPS, APART_UPDATES = 0.3, 0.8
 KEPT_WINDOW_ROUND_TRIPS, OPENING_ROUND_TRIPS = 0.5, 1.0
 # Packets between emulated nodes also pass what delays them, on the same cores.
 EMULATED_HOST = 1.5
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """fixed_s + per_sample_s x batch; one batch alone predicts no other."""
-
-    fixed_s: float
-    per_sample_s: float
-    batches: tuple[int, ...]  # measured
-    spread: float | None  # relative standard deviation of a run from the line
-    freedom: int
-    residuals: tuple[tuple[int, float], ...]  # batch, how far a run is from the line, relative
-
-    def step_s(self, batch: int) -> float:
-        return self.fixed_s + self.per_sample_s * batch
-
-    def knows(self, batch: int) -> bool:
-        return len(self.batches) > 1 or batch in self.batches
-
-    def spans(self, batch: int) -> bool:
-        return self.batches[0] <= batch <= self.batches[-1]
-
-    def backward_s(self, batch: int) -> float:
-        """Where only one batch was measured, no part of the step is taken to be fixed."""
-        grows = self.per_sample_s * batch if len(self.batches) > 1 else self.step_s(batch)
-        return BACKWARD_SHARE * grows
-
-
-def fit_line(runs: Sequence[tuple[int, float]]) -> StepTime:
-    """By least squares of relative errors, with neither part below zero."""
-    batches = np.array([batch for batch, _ in runs], dtype=float)
-    steps = np.array([step for _, step in runs], dtype=float)
-    known = tuple(sorted({batch for batch, _ in runs}))
-    several = len(known) > 1
-    fixed, slope = least_squares(batches, steps) if several else (float(np.mean(steps)), 0.0)
-    freedom = len(runs) - 1 - several
-    off = (steps - (fixed + slope * batches)) / steps
-    spread = math.sqrt(float(off @ off) / freedom) if freedom > 0 else None
-    residuals = tuple((int(batch), float(each)) for batch, each in zip(batches, off, strict=True))
-    return StepTime(fixed, slope, known, spread, freedom, residuals)
-
-
-def least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
-    """(fixed, slope) of the line with the least relative errors, neither of them below zero."""
-    columns = np.stack([1 / steps, batches / steps], axis=1)
-    (fixed, slope), *_ = np.linalg.lstsq(columns, np.ones(len(steps)), rcond=None)
-    if slope < 0:
-        return float(np.sum(1 / steps) / np.sum(1 / steps**2)), 0.0
-    if fixed < 0:
-        return 0.0, float(np.sum(batches / steps) / np.sum((batches / steps) ** 2))
-    return float(fixed), float(slope)
-
-
-def fit_sharing(slower: Mapping[int, Sequence[float]]) -> float:
-    """What each further process on a machine adds to a step, as a share of it; never below zero.
-
-    From (number of processes -> their steps / those of one process).
-    """
-    points = [(count - 1, each - 1) for count, many in slower.items() for each in many]
-    squares = sum(more**2 for more, _ in points)
-    return max(0.0, sum(more * added for more, added in points) / squares) if squares else 0.0
 
 
 @dataclass(frozen=True)
@@ -459,7 +394,7 @@ def _half(
     """
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
-    errors = [(parts[COMPUTE], model.line.spread, model.line.freedom)]
+    errors = [(parts[COMPUTE], model.line.spread_at(plan.batch), model.line.freedom)]
     if parts[SHARING] > 0:
         errors.append((parts[SHARING], model.sharing_spread, model.sharing_freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
@@ -475,16 +410,16 @@ def _half(
 
 
 def over_nodes(
-    model: Model, plan: Scenario, most: int, train_samples: int | None = None
+    model: Model, plan: Scenario, most: int, updates_of: Callable[[int], int | None] | None = None
 ) -> list[Prediction]:
     """The same on 1, 2, 4 ... nodes, and on the most: as many epochs, of fewer updates each."""
     counts = sorted({2**power for power in range(most.bit_length())} | {most})
     shapes = [Shape(nodes, plan.shape.per_node) for nodes in counts]
-    if not (train_samples and plan.updates and plan.epoch_updates):
+    if not (updates_of and plan.updates and plan.epoch_updates):
         return [predict(model, replace(plan, shape=shape)) for shape in shapes]
     epochs, curve = plan.updates // plan.epoch_updates, []
     for shape in shapes:
-        updates = train_samples // effective_batch(plan.batch, model.grad_acc, shape.ranks)
+        updates = updates_of(effective_batch(plan.batch, model.grad_acc, shape.ranks)) or 0
         whole = replace(plan, shape=shape, epoch_updates=updates, updates=epochs * updates)
         curve.append(predict(model, whole))
     return curve

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.core.collectives import Shape, Wire
+from harness.read.predict.computing import least_squares
 from harness.read.predict.exchange import joined
-from harness.read.predict.model import least_squares
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.recorded import measuring_s
 from harness.read.records.runs import Run
