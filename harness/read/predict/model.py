@@ -55,7 +55,7 @@ WIRE_SHARES = {
 AUTO = "auto"
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 # Of what processes of DDP cost each other on a machine, replicas that train apart have this share:
-# three machines, 2 to 100 ms. The rest is their exchange, beside what is exposed of it.
+# two machines, 2 to 100 ms. The rest is their exchange, beside what is exposed of it.
 SHARED_APART = 0.25
 # Replicas do not come to an exchange at the same time. That takes so much of a round trip, unless
 # all-reduces were measured over the link, which have it too; and so much of an update.
