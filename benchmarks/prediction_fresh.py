@@ -57,7 +57,7 @@ def predictions(fitted: Fitted, sweep: str) -> Iterator[dict[str, str]]:
     for job in {key(job): job for job in jobs if job.nodes > 1}.values():
         assert isinstance(job.link, Link)
         own, samples = job.settings, job.settings.per_gpu_batch or 0
-        updates = (fitted.train_samples or 0) // (samples * job.nodes)
+        updates = fitted.updates_of(samples * job.nodes) or 0
         scenario = Scenario(
             Shape(job.nodes), samples, wire_of(job.link), str(own.strategy), own.compress,
             own.sync_every or 1, emulated=True, exchange=own.exchange, epoch_updates=updates,

@@ -31,8 +31,8 @@ GLOO_ADDED, GLOO_ADDED_OF_TWO = 0.5, 1.0
 # Of gloo's collectives for codes, all to all and each turn of the ring that gathers wait for one
 # round trip. Beside these so much of another passes, in which the bytes may be on their way. Timed
 # alone over 20 to 60 ms two ranks waited 3.1 to 3.4 round trips in all, three 4.0, four 5.6; in
-# trainings of two nodes over twelve links 3.1 to 3.4, and half of one more in steps long enough for
-# connections to rest.
+# trainings of two nodes over twelve links 3.1 to 3.4, and half of one more in steps of more than a
+# round trip and 200 ms. It was fitted on these, and leaves out half of one between four ranks.
 CODED_SLACK = 1.15
 
 # torch's PowerSGD sums what it does not compress, then either of its two factors.

@@ -208,6 +208,10 @@ def test_codes_of_long_steps_find_connections_at_rest() -> None:
     assert predict(RESTLESS, plan).parts[EXCHANGE] == pytest.approx(whole_s)
     slow = replace(RESTLESS, line=fit_line([(16, 0.3), (16, 0.3)]))
     assert predict(slow, plan).parts[EXCHANGE] == pytest.approx(whole_s + 0.04)
+    # As many rows as updates, of a diloco that begins with the first updates together.
+    begun = replace(plan, strategy="diloco", sync_every=10, updates=1000, sync_first=999)
+    all_s = predict(slow, begun).parts[EXCHANGE] - predict(RESTLESS, begun).parts[EXCHANGE]
+    assert all_s == pytest.approx(0.04, rel=0.01)
     slow = replace(slow, slow_start_after_idle=True)
     begins_s = slow_start_s((0.25 + 1 / 1024) * 4 * MB / 2, wire)
     assert predict(slow, plan).parts[EXCHANGE] == pytest.approx(whole_s + begins_s)

@@ -142,9 +142,10 @@ def figure_for(sweep: SweepResults) -> str:
         return "time_to_accuracy"
     if has_link and ways:
         return "strategies"
+    # Its line over the delay would join set-ups.
     over_links = {group.label.get("setup") for group in sweep.groups if group.label.get("link")}
-    alone = {*shown_axes(varied)} <= {"script", "setup", "link"} and len(over_links) < 2
-    if "link" in varied and alone:
+    links_alone = {*shown_axes(varied)} <= {"script", "setup", "link"}
+    if "link" in varied and links_alone and len(over_links) < 2:
         return "propagation"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),

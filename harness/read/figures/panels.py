@@ -223,9 +223,9 @@ def _arranged(
 
 
 def _line_text(group: Group, axis: str) -> str:
-    """Beside lines of links that of a single node has none."""
-    alone = axis == "link" and group.topology.startswith("1_")
-    return axis_text(group, axis) or ("one node" if alone else "")
+    """What an axis adds to a line's name; of links "one node" for groups of a single node."""
+    on_one_node = group.topology.startswith("1_")
+    return axis_text(group, axis) or ("one node" if axis == "link" and on_one_node else "")
 
 
 def _title_text(sweep: SweepResults, group: Group, axis: str) -> str:

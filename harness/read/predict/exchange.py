@@ -34,8 +34,9 @@ RESTED_S, WINDOW_BYTES = 0.2, 10 * 1448
 # repeats of that show: standard deviation over ten published links (propagation-tiny), of what
 # steps take longer there than without a link.
 TRAINING_SPREAD, TRAINING_FREEDOM = 0.046, 10
-# The same of exchanges from their closed forms, over twelve links of two nodes: codes, replicas
-# apart, and these with codes. DDP's own all-reduces are as far off as measured ones.
+# The same of exchanges from their closed forms, over the sixteen links of four sets of predictions
+# for two nodes (docs/prediction.md): codes, replicas apart, and these with codes. DDP's own
+# all-reduces are as far off as measured ones.
 CODED_SPREAD, APART_SPREAD, APART_CODED_SPREAD = 0.1, 0.12, 0.2
 # Links this close to each other are one link.
 ALIKE_SHARE, ALIKE_S = 0.1, 0.0002

@@ -95,7 +95,7 @@ class Fitted:
     selected: tuple[Run, ...] = ()  # all runs that were asked for
     not_read: tuple[str, ...] = ()  # a line for each of these that is not believed
     folder: str = "RECORDS"  # into which a measured link belongs
-    fills_last: bool = False  # batch of an epoch: --tail pad, and the Trainer of others' records
+    fills_last: bool = False  # whether an epoch's last, partial batch counts: --tail pad, imported
 
     def updates_of(self, samples: int) -> int | None:
         """Of an epoch, with so many samples an update; None where an epoch's are not known."""
