@@ -11,17 +11,26 @@ import pytest
 
 from harness.core.collectives import GLOO, Shape
 from harness.core.settings import UserError
-from harness.read.predict.candidates import _check_alike, _trainings, told_apart
+from harness.read.predict.candidates import (
+    STEPS,
+    Candidate,
+    _check_alike,
+    told_apart,
+    trainings_of,
+)
 from harness.read.predict.command import half_efficiency_line
 from harness.read.predict.computing import fit_line
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
 from harness.read.predict.model import Model, below_half_efficiency, over_nodes, predict
+from harness.read.predict.plan import alone_text, on_one_machine
 from harness.read.predict.scenario import Scenario
+from harness.read.records.runs import Target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import welch_half
 from tests.support.paired import Verb, planted_s, timed
 from tests.support.predicted import FAR, MODEL
+from tests.support.records import with_epochs
 
 FAR_LINK = ("--link", "20ms/200mbit", "--exchange", "backend", "--batch", "16")
 
@@ -66,6 +75,30 @@ def test_an_epoch_has_a_last_batch_where_runs_filled_it(records: Path, predicted
             assert found["updates"] == count, (tail, setup)
             if count:
                 assert found["epoch_s"] == pytest.approx(count * found["step_s"])
+
+
+def reaching(root: Path, rate: str, seed: int, wall_s: float, accuracy: float = 0.95) -> Path:
+    """A run of one process whose only epoch ends after so long, of which two seconds measure."""
+    row = {"epoch": 1.0, "updates": 44, "accuracy": accuracy, "samples": 1408,
+           "epoch_time_s": 1.0, "wall_s": wall_s, "measuring_s": 2.0}  # fmt: skip
+    return with_epochs(timed(root / rate, 16, 1, 1, "--lr", rate, seed=seed), [row])
+
+
+def test_one_machine_stands_beside_what_a_link_takes(records: Path) -> None:
+    """The fastest training that reached the target in every run there."""
+    target = Target("accuracy", 0.9)
+    assert on_one_machine(fit_records(str(records), Overrides()), target) is None
+    for seed, wall_s in ((3, 11.0), (4, 13.0)):
+        reaching(records, "0.003", seed, wall_s)
+        reaching(records, "0.004", seed, wall_s + 5)
+        reaching(records, "0.005", seed, 4.0, 0.95 if seed == 3 else 0.85)
+    found = on_one_machine(fit_records(str(records), Overrides()), target)
+    assert found is not None and found.mean("tta_wall_s") == pytest.approx(10.0)
+    best = Candidate(Scenario(Shape(2), 16), 32, 2, 1.0, {STEPS: 10.5}, 0.5, None, 3, True, None,
+                     found.runs[0])  # fmt: skip
+    said = "one machine: single, batch 16 on 1_1 took 10 s"
+    assert alone_text(found, best, target) == (f"{said}, less than anything over the link (2 runs)")
+    assert alone_text(found, replace(best, parts={STEPS: 9.0}), target) == f"{said} (2 runs)"
 
 
 def test_the_same_row_whatever_the_last_one_is(records: Path, predicted: Verb) -> None:
@@ -157,7 +190,7 @@ def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None
     file.write_text(json.dumps(content))
     runs = [run for run in read_selected(str(records), None).runs if run.nodes == 2]
     assert {run.identity["sync_first"] for run in runs} == {None, 0}
-    (training,) = _trainings(runs)
+    (training,) = trainings_of(runs)
     assert len(training) == 2 and told_apart([training]) == [""]
 
 

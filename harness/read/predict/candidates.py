@@ -158,7 +158,7 @@ def candidates(
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
     choices = Candidates([], [], [])
-    trainings = _trainings([*here, *lost])
+    trainings = trainings_of([*here, *lost])
     for same, settings in zip(trainings, told_apart(trainings), strict=True):
         _add(choices, fitted, same, settings, wire, target, emulated)
     if not choices.reached:
@@ -188,7 +188,7 @@ def _batch_of(run: Run) -> int | None:
     return run.effective_batch or run.identity.get("target_batch") or known
 
 
-def _trainings(runs: Iterable[Run]) -> list[list[Run]]:
+def trainings_of(runs: Iterable[Run]) -> list[list[Run]]:
     """Runs that differ in seed, link and way of exchange alone."""
 
     def kind(run: Run) -> str:

@@ -5,21 +5,31 @@ strategy, period, batch and exchange reach the target first there, what that tak
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 from harness.core.collectives import wire_of
 from harness.core.command_line import print_json
+from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.read.labels import UNKNOWN, duration
-from harness.read.predict.candidates import STEPS, Candidate, Candidates, candidates
+from harness.read.labels import UNKNOWN, counted, duration
+from harness.read.predict.candidates import (
+    STEPS,
+    Candidate,
+    Candidates,
+    candidates,
+    trainings_of,
+)
 from harness.read.predict.command import link_without_losses
-from harness.read.predict.facts import Overrides
-from harness.read.predict.fitting import fit_records
-from harness.read.records.runs import parse_target
+from harness.read.predict.facts import Overrides, model_of, shape_of
+from harness.read.predict.fitting import Fitted, fit_records
+from harness.read.records.groups import Group
+from harness.read.records.runs import Target, parse_target
 from harness.read.records.selection import command_on
 from harness.read.table import Table, screen, show
 
 SHOWN = 6
+WALL = "tta_wall_s"
 CLOSE = 1.1  # times the fastest: predictions without an interval do not tell these apart
 
 
@@ -33,9 +43,11 @@ def run(options: argparse.Namespace) -> int:
         options.emulated, str(link),
     )  # fmt: skip
     kept = within(choices.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
+    alone = on_one_machine(fitted, target)
     if options.json:
         fields = [as_fields(each, options.cost_per_gpu_hour) for each in kept]
-        print_json({"choices": fields, "missed": choices.missed, "left_out": choices.left_out,
+        print_json({"choices": fields, "on_one_machine_s": alone and alone.mean(WALL),
+                    "missed": choices.missed, "left_out": choices.left_out,
                     "assumed": fitted.assumed, "not_read": fitted.not_read})  # fmt: skip
         return 0 if kept else 1
     console = screen()
@@ -53,9 +65,33 @@ def run(options: argparse.Namespace) -> int:
             f"nothing is within the limit: the fastest, {name_of(fastest)}, takes "
             f"{duration(fastest.wall_s)} and {fastest.node_hours:.3g} node-hours"
         )
+    console.print(alone_text(alone, choices.reached[0], target))
     for line in (*notes(choices), *(f"assumed: {each}" for each in fitted.assumed)):
         console.print(line)
     return 0 if kept else 1
+
+
+def on_one_machine(fitted: Fitted, target: Target) -> Group | None:
+    """What reached the target first, in every run, without a link: as measured, on the machine that
+    the model was fitted on.
+    """
+    runs = [
+        run.toward(target) for run in fitted.selected
+        if run.state == FINISHED and shape_of(run).nodes == 1
+        and str(run.machine) == fitted.machine and tuple(model_of(run)) == fitted.of_model
+    ]  # fmt: skip
+    groups = [Group(tuple(same)) for same in trainings_of(runs)]
+    reached = [each for each in groups if each.values(WALL) and not each.missed(WALL)]
+    return min(reached, key=lambda each: each.mean(WALL) or math.inf, default=None)
+
+
+def alone_text(alone: Group | None, best: Candidate, target: Target) -> str:
+    if alone is None:
+        return f"one machine: {target} is not known to be reached there in every run"
+    run, took_s = alone.runs[0], alone.mean(WALL) or math.nan
+    name = f"{run.identity['strategy']}, batch {run.identity['per_gpu_batch']} on {shape_of(run)}"
+    less = ", less than anything over the link" if took_s < best.wall_s else ""
+    return f"one machine: {name} took {duration(took_s)}{less} ({counted(len(alone.runs), 'run')})"
 
 
 def _nodes(text: str) -> list[int]:
