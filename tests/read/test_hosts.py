@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.collectives import GLOO, NCCL, Shape
+from harness.core.collectives import GLOO, NCCL, Shape, Wire
 from harness.read.predict.exchange import Reduction
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
@@ -92,6 +92,19 @@ def test_a_measured_all_reduce_has_passed_the_hosts_and_no_other_exchange() -> N
         ends = predict(measured, Scenario(Shape(2), 16, FAR, **own))  # type: ignore[arg-type]
         assert ends.low_s is not None, compress
     assert exchange_s(replace(slow, backend=NCCL)) < 0.24
+
+
+def test_the_factor_of_other_links_has_no_host_in_it() -> None:
+    """A slower link is never faster, and two nodes no faster than two processes of a machine."""
+    table = (Reduction(GLOO, 4 * MB, 0.24, Shape(2), FAR),)
+    slow = replace(MODEL, inside_s=0.05, table=table)
+    wires = (Wire(), Wire(0.0, 12.5e9), Wire(0.0, 1.25e9), Wire(0.001, 1.25e8))
+    for strategy in ("ddp", "local_sgd"):
+        plans = [Scenario(Shape(2), 16, wire, strategy, emulated=True) for wire in wires]
+        found = [predict(slow, plan).step_s for plan in plans]
+        assert found == sorted(found)
+    one_machine_s = predict(slow, Scenario(Shape(1, 2), 16)).step_s
+    assert predict(slow, Scenario(Shape(2), 16, emulated=True)).step_s >= one_machine_s
 
 
 def test_a_fragment_takes_its_part() -> None:

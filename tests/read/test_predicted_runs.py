@@ -132,12 +132,17 @@ def test_all_that_a_run_takes_costs(records: Path, predicted: Verb) -> None:
 
 def test_an_interval_is_of_what_was_measured(records: Path, predicted: Verb) -> None:
     line = fit_line([(8, 0.018), (16, 0.0265), (32, 0.0415), (16, 0.0255)])
-    model = Model(line, 0.1, 0.3, 0.0, 1000, GLOO, shared_by=2, sharing_freedom=1)
+    model = Model(line, 0.1, 0.03, 0.0, 1000, GLOO, shared_by=2, sharing_freedom=1)
     two = predict(model, Scenario(Shape(1, 2), 16))
     off = line.spread_at(16)
     assert two.high_s is not None and off is not None
-    errors = (((off * line.step_s(16)) ** 2, 2), ((0.3 * 0.1 * line.step_s(16)) ** 2, 1))
+    errors = (((off * line.step_s(16)) ** 2, 2), ((0.03 * line.step_s(16)) ** 2, 1))
     assert two.high_s - two.step_s == pytest.approx(welch_half(*errors))
+    none = predict(replace(model, sharing=0.0), Scenario(Shape(1, 2), 16))  # as uncertain
+    assert none.high_s is not None
+    assert none.high_s - none.step_s == pytest.approx(welch_half(*errors))
+    once = predict(replace(model, sharing=0.0, sharing_spread=None), Scenario(Shape(1, 2), 16))
+    assert once.high_s is None
     assert predict(model, Scenario(Shape(1), 64)).high_s is None
     out = predicted.in_one_line(records, "--setup", "1_1", "--batch", "64")
     assert "interval unknown: batch 64 is outside those that were measured" in out

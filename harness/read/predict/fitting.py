@@ -221,8 +221,9 @@ def fit_on(
     first = singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
     sharing, sharing_spread, inside_s = _sharing(basis, line, overrides)
-    if overrides.sharing is not None:
-        sharing, sharing_spread = overrides.sharing, None
+    sharing_freedom = sum(shape_of(run).ranks > 1 for run in basis) - 1
+    if overrides.sharing is not None:  # is assumed to be so
+        sharing, sharing_spread, sharing_freedom = overrides.sharing, 0.0, 1
     arguments = first.settings.get("training_arguments") or {}
     same = _same_training(first, runs)
     coded = _coded_on_one_machine(first, same)
@@ -237,7 +238,7 @@ def fit_on(
         shared_by=max(shape_of(run).ranks for run in basis),
         payloads=_payloads(same),
         hosts=_hosts(coded, line, sharing, overrides),
-        sharing_freedom=sum(shape_of(run).ranks > 1 for run in basis) - 1,
+        sharing_freedom=sharing_freedom,
         slow_start_after_idle=_slow_start_after_idle(same),
     )  # fmt: skip
     return Fitted(
@@ -383,14 +384,8 @@ def _sharing(
         inside.append(exposed_s * count / (2 * (count - 1)))
     if not slower:
         return None, None, 0.0
-    sharing = fit_sharing(slower)
     added = [(each - 1) / (count - 1) for count, many in slower.items() for each in many]
-    sd = spread(added).sd
-    return (
-        sharing,
-        sd / sharing if sd is not None and sharing > 0 else None,
-        statistics.mean(inside),
-    )
+    return fit_sharing(slower), spread(added).sd, statistics.mean(inside)
 
 
 def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:

@@ -75,7 +75,7 @@ class Model:
 
     line: StepTime  # of one process, over its batch
     sharing: float | None  # each further process on a machine slows all by this share
-    sharing_spread: float | None
+    sharing_spread: float | None  # standard deviation of that share
     inside_s: float  # exposed exchange of two processes on one machine
     gradient_bytes: int | None
     backend: str
@@ -282,9 +282,9 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     if plan.compress != "none":
         cost = replace(cost, slack_s=0.0)  # seen only where one exchange follows another
-    contained = _has_passed_hosts(model, plan, factors)
-    host_s = 0.0 if contained else _host(model, plan, units)
-    later_s = 0.0 if contained else APART_ROUND_TRIPS * plan.wire.round_trip_s
+    host_s = 0.0 if _has_passed_hosts(model, plan, factors) else _host(model, plan, units)
+    corrected = (factors.sizes and is_allreduce(plan)) or model.backend != GLOO
+    later_s = 0.0 if corrected else APART_ROUND_TRIPS * plan.wire.round_trip_s
     alone_s = cost.alone_s + later_s + (host_s + _unequal_s(model, plan, update_s)) / plan.fragments
     going_on_s = plan.overlap * update_s
     more_s = _rested_s(model, size, units, plan)
@@ -354,8 +354,10 @@ def is_allreduce(plan: Scenario) -> bool:
 
 
 def _has_passed_hosts(model: Model, plan: Scenario, factors: Correction) -> bool:
-    """Whether what is known of the exchange includes what it takes beside its link."""
-    return (bool(factors.sizes) and is_allreduce(plan)) or model.backend != GLOO
+    """Whether what is known of the exchange includes what it takes beside its link. The factor of
+    other links does not: what they make longer grows with the link.
+    """
+    return (factors.of_link and is_allreduce(plan)) or model.backend != GLOO
 
 
 def _with_host(model: Model, plan: Scenario, factors: Correction, between_s: float) -> float:
@@ -410,8 +412,9 @@ def _half(
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
     errors = [(parts[COMPUTE], model.line.spread_at(plan.batch), model.line.freedom)]
-    if parts[SHARING] > 0:
-        errors.append((parts[SHARING], model.sharing_spread, model.sharing_freedom))
+    if (others := neighbours(plan) - 1) > 0:
+        shared_s = parts[COMPUTE] * _shared(plan) * others
+        errors.append((shared_s, model.sharing_spread, model.sharing_freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and is_allreduce(plan):
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
