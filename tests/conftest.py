@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.process
 import os
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -15,6 +16,10 @@ from typing import Any
 gc.disable()  # until all tests are imported
 # One thread a process: several ranks share few cores, and sums come out in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
+# With nohup, or in the background, children would inherit that these are ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for ignored in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(ignored, signal.SIG_DFL)
 # Each of many processes would compile our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
