@@ -99,6 +99,10 @@ def test_one_machine_stands_beside_what_a_link_takes(records: Path) -> None:
     said = "one machine: single, batch 16 on 1_1 took 10 s"
     assert alone_text(found, best, target) == (f"{said}, less than anything over the link (2 runs)")
     assert alone_text(found, replace(best, parts={STEPS: 9.0}), target) == f"{said} (2 runs)"
+    failed = reaching(records, "0.003", 6, 11.0) / "summary.json"
+    failed.write_text(json.dumps(json.loads(failed.read_text()) | {"outcome": "diverged"}))
+    found = on_one_machine(fit_records(str(records), Overrides()), target)
+    assert found is not None and found.mean("tta_wall_s") == pytest.approx(15.0)
 
 
 def test_the_same_row_whatever_the_last_one_is(records: Path, predicted: Verb) -> None:

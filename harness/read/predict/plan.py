@@ -14,6 +14,7 @@ from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, counted, duration
 from harness.read.predict.candidates import (
+    NOT_REACHED,
     STEPS,
     Candidate,
     Candidates,
@@ -73,15 +74,20 @@ def run(options: argparse.Namespace) -> int:
 
 def on_one_machine(fitted: Fitted, target: Target) -> Group | None:
     """What reached the target first, in every run, without a link: as measured, on the machine that
-    the model was fitted on.
+    the model was fitted on. A failed run is a miss.
     """
+    ended = [run for run in fitted.selected if run.settings and shape_of(run).nodes == 1]
     runs = [
-        run.toward(target) for run in fitted.selected
-        if run.state == FINISHED and shape_of(run).nodes == 1
-        and str(run.machine) == fitted.machine and tuple(model_of(run)) == fitted.of_model
+        run.toward(target) for run in ended
+        if tuple(model_of(run)) == fitted.of_model
+        and (run.state in NOT_REACHED
+             or (run.state == FINISHED and str(run.machine) == fitted.machine))
     ]  # fmt: skip
     groups = [Group(tuple(same)) for same in trainings_of(runs)]
-    reached = [each for each in groups if each.values(WALL) and not each.missed(WALL)]
+    reached = [
+        each for each in groups
+        if len(each.finished) == len(each.runs) and each.values(WALL) and not each.missed(WALL)
+    ]  # fmt: skip
     return min(reached, key=lambda each: each.mean(WALL) or math.inf, default=None)
 
 
