@@ -281,14 +281,25 @@ def daemons(folder: Path) -> list[int]:
     return found
 
 
-def test_the_command_that_link_prints_measures_between_nodes(cluster: dict[str, str]) -> None:
+def link_as_printed(cluster: Mapping[str, str], port: int) -> subprocess.CompletedProcess[str]:
     line = STARTS.split("under SLURM:")[1].split("\n  emulated")[0].strip()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "-c", line.replace("harness link", "harness link --mb 0.1 --seconds 2")],
-        cwd=ROOT, env={**os.environ, **cluster, "PATH": path, "PET_MASTER_PORT": str(free_port())},
+        cwd=ROOT, env={**os.environ, **cluster, "PATH": path, "PET_MASTER_PORT": str(port)},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
+
+
+def test_the_command_that_link_prints_measures_between_nodes(cluster: dict[str, str]) -> None:
+    done = link_as_printed(cluster, free_port())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 node(s) of 1 process(es), over ")
     assert done.stdout.count("0 - 1") == 1
+
+
+def test_where_the_port_is_taken_both_nodes_end(cluster: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.connect(server.getsockname())
+        done = link_as_printed(cluster, client.getsockname()[1])
+    assert done.returncode != 0 and "address already in use" in done.stderr

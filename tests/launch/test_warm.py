@@ -51,6 +51,20 @@ def fails_first(error: Exception) -> Callable[..., Any]:
     return launch
 
 
+def test_a_free_port_is_none_that_a_connection_may_take(tmp_path: Path) -> None:
+    range_of = tmp_path / "range"
+    range_of.write_text("10002\t60999\n")
+    with socket.socket() as taken:
+        taken.bind(("", 10000))
+        taken.listen()
+        assert warm.free_port(range_of) == 10001
+        range_of.write_text("10001\t60999\n")  # the one below it is taken: the system picks
+        assert warm.free_port(range_of) not in (0, 10000)
+    range_of.write_text("1024\t65535\n")
+    assert warm.free_port(range_of) > 0
+    assert warm.free_port(tmp_path / "none") > 0
+
+
 def test_a_port_that_was_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = DistNetworkError("The server socket has failed to listen")
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(taken))

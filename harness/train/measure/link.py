@@ -44,9 +44,9 @@ FEW_ROUND_TRIPS, SHORT_S = 4, 0.05
 STARTS = """a link takes two processes, so this is started on both of its ends:
   here:           torchrun --nnodes=2 --node_rank=0 --master_addr={address} -m harness link
   on another:     torchrun --nnodes=2 --node_rank=1 --master_addr={address} -m harness link
-  under SLURM:    srun --nodes=2 --ntasks-per-node=1 bash -c 'torchrun --nnodes=$SLURM_NNODES \
---node_rank=$SLURM_NODEID --master_addr=$(scontrol show hostnames $SLURM_JOB_NODELIST | \
-head -n 1) -m harness link'
+  under SLURM:    srun --kill-on-bad-exit --nodes=2 --ntasks-per-node=1 bash -c \
+'torchrun --nnodes=$SLURM_NNODES --node_rank=$SLURM_NODEID \
+--master_addr=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) -m harness link'
   emulated here:  python -m harness nodes 2 --link 20ms -- torchrun -m harness link"""
 UNKNOWN = "-"
 LEGEND = (

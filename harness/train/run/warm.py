@@ -7,6 +7,7 @@ JSON on standard input, events are lines of JSON on standard output (launch/agen
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -14,6 +15,7 @@ import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import queue
+import random
 import shutil
 import signal
 import socket
@@ -47,6 +49,7 @@ LOADED_LATER = (
     "transformers.models.vit.modeling_vit", "rich._emoji_codes", "PIL.BmpImagePlugin",
     "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin",
 )  # fmt: skip
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 TRIES = 5  # to start the fork server
 BEAT_S = 1.0  # between two signs of life
 sending = threading.Lock()
@@ -217,11 +220,24 @@ def _launch_config(request: dict[str, Any], logs: str) -> Any:
     )
 
 
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
+def free_port(outgoing: Path = OUTGOING_PORTS) -> int:
+    """A port that nobody listens on, and that the system gives to no outgoing connection.
+
+    One that the system picks may be that of a connection when the store comes to listen on it.
+    """
+    with contextlib.suppress(OSError):  # not on Linux
+        ports = range(10_000, int(outgoing.read_text().split()[0]))
+        for port in random.SystemRandom().sample(ports, min(20, len(ports))):
+            if _bound(port):
+                return port
+    return _bound(0) or 0
+
+
+def _bound(port: int) -> int | None:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("", port))
         return int(probe.getsockname()[1])
+    return None
 
 
 def rank_main(request: dict[str, Any]) -> None:

@@ -77,7 +77,8 @@ def test_waiting_for_data_is_seen(tmp_path: Path) -> None:
 
 def slow_steps(folder: str) -> list[float]:
     wall = Wall()
-    trainer_for(folder, Net(train_s=0.03), Points(24), callbacks=[wall]).train()
+    model = Net(train_s=0.03)
+    trainer_for(folder, model, Points(24), callbacks=[wall], num_train_epochs=4).train()
     return wall.epochs
 
 
@@ -94,12 +95,13 @@ def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
         assert row["train_samples_per_s_per_gpu"] == row["train_samples_per_s"]
         assert 0.03 <= row["step_time_median_s"] <= row["step_time_p95_s"] < row["timed_s"]
         assert row["timed_s"] <= row["epoch_time_s"]
-    assert [row["timed_steps"] for row in rows] == [6 - left_out, 6]
-    assert [row["timed_samples"] for row in rows] == [20, 24]
-    assert rows[1]["timed_s"] == pytest.approx(rows[1]["epoch_time_s"], rel=0.1)
+    assert [row["timed_steps"] for row in rows] == [6 - left_out, 6, 6, 6]
+    assert [row["timed_samples"] for row in rows] == [20, 24, 24, 24]
+    # Steps are nearly all of an epoch: of at least one, in which no other process ran between.
+    assert min(row["epoch_time_s"] / row["timed_s"] for row in rows[1:]) < 1.1
     summary = summary_of(folder)
-    both_s = sum(row["timed_s"] for row in rows)
-    assert summary["train_samples_per_s"] == pytest.approx(44 / both_s)
+    timed_s = sum(row["timed_s"] for row in rows)
+    assert summary["train_samples_per_s"] == pytest.approx(92 / timed_s)
     assert summary["train_time_s"] == pytest.approx(sum(row["epoch_time_s"] for row in rows))
     assert summary["wall_s"] >= summary["train_time_s"]
 
