@@ -268,6 +268,7 @@ class LogCallback(Recorder):
     ) -> None:
         logs = logs or {}
         if "loss" in logs:
+            self.clock.logged()
             self.losses.add(state.global_step, float(logs["loss"]))
             if self.row.row is not None:  # logged by epoch: after its end
                 self.row.row |= self._logged_loss(state)

@@ -114,8 +114,9 @@ class EpochRow(TypedDict):
         "likewise, the most that torch's allocator reserved on each GPU, free blocks included; "
         "null on a CPU"]]
     comm_exposed_share: NotRequired[Annotated[Share | None,
-        "share of the timed steps in which gradients were being exchanged and nothing was being "
-        "computed, without waiting for slower ranks (below); ddp with several processes only"]]
+        "share of the timed steps in which gradients, or the loss of a log entry, were being "
+        "exchanged and nothing was being computed, without waiting for slower ranks (below); ddp "
+        "with several processes only"]]
     compute_skew: NotRequired[Annotated[Ratio | None,
         "`compute_s` of the slowest rank / the median over the ranks; null where a rank does not "
         "know it, or there is only one"]]
@@ -190,14 +191,17 @@ class RankRow(TypedDict):
         "the training part of the epoch on this rank's clock, in the attempt that ended it"]
     step_time_median_s: Annotated[Seconds | None, "as in epochs.jsonl, on this rank's clock"]
     step_time_p95_s: Annotated[Seconds | None, "as in epochs.jsonl, on this rank's clock"]
-    data_wait_s: Annotated[Seconds, "time that this rank spent waiting for its batches"]
+    data_wait_s: Annotated[Seconds,
+        "time that this rank spent waiting for its batches; without waiting for the loss of a log "
+        "entry, which comes before (records from before 2026-11-27 include it)"]
     compute_s: NotRequired[Annotated[Seconds | None,
         "of the timed steps: their time without waiting for batches and without "
         "`comm_exposed_s`; null where the time of the exchange is not known: with several "
         "processes for every strategy but ddp, and for dp"]]
     comm_exposed_s: NotRequired[Annotated[Seconds | None,
         "of the timed steps: from the moment when this rank's last local gradient was ready to "
-        "the end of the backward pass, in which DDP completes the exchange; null without DDP"]]
+        "the end of the backward pass, in which DDP completes the exchange, and at log entries "
+        "the wait for the loss of the other ranks; null without DDP"]]
     comm_wait_s: NotRequired[Annotated[Seconds | None,
         "the part of `comm_exposed_s` beyond the smallest of all ranks at the same update: here "
         "this rank waited for slower ones. Where sums are sent directly, a difference of up to one "

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -291,7 +292,8 @@ def _resizer(settings: Settings) -> Resizer:
             size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         )
     resize = _timm_resize(processor) if hasattr(processor, "data_config") else _resize(processor)
-    with explain("model", str(settings.model)):
+    # Of our own processor nothing comes from the Hub, which explain() asks whether it is there.
+    with explain("model", str(settings.model)) if entry is None else nullcontext():
         data = Path(str(settings.dataset)).expanduser().resolve()
         resizer = Resizer(processor, resize, *_normalisation(processor), data)
         _check_same(settings, resizer)

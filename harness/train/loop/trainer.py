@@ -99,8 +99,6 @@ class ExactTrainer(Trainer):
             # The Trainer's own name for a model that looks after its placement and gradients: it
             # is neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
             self.is_distributed_loading_by_transformers = True
-        if self.accelerator.ddp_handler is not None:
-            self.accelerator.ddp_handler.gradient_as_bucket_view = True
         self.sums = self.empty_sums()
         self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
         measures = [self.utilisation, self.exposure, self.comm_probe]
@@ -265,6 +263,8 @@ class ExactTrainer(Trainer):
                 if unused and probes.skips_layers(self.model, sample):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
             self.accelerator.ddp_handler.find_unused_parameters = bool(unused)
+        if self.accelerator.ddp_handler is not None:
+            host_overhead.arrange_ddp(self.accelerator, self.model, self.context.world)
         # The model is as it will be trained: the strategy attaches, and what runs is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)

@@ -69,6 +69,8 @@ class StepClock:
         self.fetches: list[Any] = []  # the same of the steps that have ended
         self.began_s = 0.0
         self.data_wait_s = 0.0
+        self.log_s = 0.0  # of the current step: until its log entry was made
+        self.log_waits: list[float] = []  # the same of the steps that have ended
         self.paused_s = 0.0
         self.last_s = 0.0  # when the last step, or the last pause, ended
         self.running = False
@@ -76,10 +78,10 @@ class StepClock:
     def start(self) -> None:
         """An epoch begins."""
         self.running = True
-        self.data_wait_s = self.paused_s = 0.0
+        self.data_wait_s = self.log_s = self.paused_s = 0.0
         # Before the first mark, here and in resume(): the steps are never longer than the epoch.
         self.began_s = self.last_s = time.perf_counter()
-        self.marks, self.fetches = [(None, stamp(self.cuda))], []
+        self.marks, self.fetches, self.log_waits = [(None, stamp(self.cuda))], [], []
         self.traffic.start()
 
     def data_ready(self) -> None:
@@ -91,10 +93,20 @@ class StepClock:
         """A batch of an unfinished step is done; waiting for the next one begins."""
         self.last_s = time.perf_counter()
 
+    def logged(self) -> None:
+        """A log entry has been made, for which ranks waited for each other's loss, and the host for
+        its device: the next batch is waited for from here on.
+        """
+        now = time.perf_counter()
+        self.log_s += now - self.last_s
+        self.last_s = now
+
     def step(self, samples: int) -> None:
         """A step has ended."""
         self.marks.append((samples, stamp(self.cuda)))
         self.fetches.append(self.fetched)
+        self.log_waits.append(self.log_s)
+        self.log_s = 0.0
         self.last_s = time.perf_counter()
 
     @contextmanager
@@ -114,7 +126,7 @@ class StepClock:
         self.traffic.resume()
         now = time.perf_counter()
         self.paused_s += now - self.last_s
-        self.last_s = now
+        self.last_s, self.log_s = now, 0.0
         self.marks.append((None, stamp(self.cuda)))
 
     def stop(self) -> float:

@@ -121,7 +121,9 @@ class Exposure(EpochMeasure):
             split = self._split(self.exposed()[untimed:], len(steps))
             if split is not None:
                 exposed, waited = split
-                fields = dict(zip(FIELDS, (own - exposed, exposed, waited), strict=True))
+                compute_s = own - exposed
+                exposed += math.fsum(self.clock.log_waits[untimed:])  # in the steps' waits
+                fields = dict(zip(FIELDS, (compute_s, exposed, waited), strict=True))
         elif steps and self.context.session.alone and self.context.settings.strategy != "dp":
             fields["compute_s"] = own  # nothing is exchanged between processes or devices
         return fields

@@ -125,16 +125,17 @@ class SamplerClient:
 
 
 def start_sampler(
-    hz: float, world: World, devices: int, watch: Mapping[str, Any] | None = None
-) -> SamplerClient | None:
-    """The sampler of this node, on its first process, or of a peer; all of a group call this.
+    hz: float, world: World, processes: Sequence[tuple[list[str], int]],
+    watch: Mapping[str, Any] | None = None,
+) -> SamplerClient | None:  # fmt: skip
+    """The sampler of this node, on its first process, or of a peer.
 
-    It starts before anything is on the devices, so that their idle power is seen. watch: how it
-    ends this process where that is stopped.
+    It starts before anything is on the devices, so that their idle power is seen. processes: of
+    each rank its UUIDs of GPUs and its own number. watch: how it ends this process where that is
+    stopped.
     """
     if not hz:
         return SamplerClient([], 1 / HZ, watch=watch, samples=False) if watch else None
-    processes = session.gather([uuids(devices), os.getpid()])
     # A peer of hivemind has no group: it knows itself alone, and samples its own device.
     if world.local_rank != 0 and world.size > 1:
         return None
@@ -165,7 +166,10 @@ class Telemetry(EpochMeasure):
         self.world = world
         self.gather = gather or session.gather
         self.hz = HZ if context is None else context.settings.telemetry_hz
-        own = start_sampler(HZ, world, devices) if context is None else context.sampler
+        own = None if context is None else context.sampler
+        if context is None:
+            processes = session.gather([uuids(devices), os.getpid()])
+            own = start_sampler(HZ, world, processes)
         self.sampler = own if self.hz else None  # without a rate it only watches
         self.before = _energy_before(context)  # of this node, in this epoch
         self.before_training: list[dict[str, Any]] = []  # of all nodes

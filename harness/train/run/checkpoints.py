@@ -284,12 +284,9 @@ def _keep(last: Path, count: int, best: str | None) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def follow_rank0(folder: RunFolder, world: World) -> None:
-    """Set aside what this node still has of a run that rank 0 no longer has."""
-    if world.nodes == 1:
-        return
-    gone = broadcast(not folder.path.exists())
-    if gone and world.local_rank == 0 and world.rank:
+def follow_rank0(folder: RunFolder, world: World, gone: bool) -> None:
+    """Set aside what this node still has of a run that is gone on rank 0's disk."""
+    if gone and world.nodes > 1 and world.local_rank == 0 and world.rank:
         # On a shared disk another rank may be about to do the same.
         with suppress(OSError):
             if folder.path.exists():

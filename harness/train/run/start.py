@@ -40,13 +40,13 @@ from harness.core.topology import accumulated, effective_batch, world_of
 from harness.train.context import Context
 from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
 from harness.train.measure.environment import launch
-from harness.train.measure.telemetry import start_sampler
+from harness.train.measure.telemetry import start_sampler, uuids
 from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
 from harness.train.run.elastic import launch_of, warn
 from harness.train.run.lifecycle import Lifecycle
 from harness.train.run.publish import check_hub, publish
-from harness.train.session import Session, barrier, broadcast, end_group, gather
+from harness.train.session import Session, broadcast, end_group, gather
 from harness.train.stopped import UntilMet
 from harness.train.strategy import session_of
 
@@ -233,23 +233,30 @@ def _open(settings: Settings) -> tuple[Context, Lock | None, UntilMet]:
     return Context(settings, world, args, folder, session, launch_of(world)), lock, meeting
 
 
+def _meet(context: Context) -> list[dict[str, Any]]:
+    """What the ranks have to know of each other, in one exchange. Rank 0 says whether the run is
+    finished; with --rerun its earlier record is set aside.
+    """
+    devices = uuids(context.args.n_gpu) if context.settings.telemetry_hz else []
+    own = {"process": (devices, os.getpid()), "finished": False, "gone": False}
+    if context.is_rank0:
+        own |= {"finished": _is_finished(context), "gone": not context.folder.path.exists()}
+    return gather(own)
+
+
 def _is_finished(context: Context) -> bool:
-    """Whether the run is finished; with --rerun its earlier record is set aside."""
-    folder, elastic, rank0 = context.folder, context.launch, context.is_rank0
-    before = broadcast(RunFolder.at(folder.path).outcome() if rank0 else None)
-    goes_on = rank0 and (
-        bool(os.environ.pop(attempts.GOES_ON, None))
-        or attempts.went_on(folder, elastic.unix if elastic else None)
+    folder, elastic = context.folder, context.launch
+    before = RunFolder.at(folder.path).outcome()
+    goes_on = bool(os.environ.pop(attempts.GOES_ON, None)) or attempts.went_on(
+        folder, elastic.unix if elastic else None
     )
-    if elastic is not None and rank0:
+    if elastic is not None:
         warn(context.settings)
-    if context.settings.rerun and not broadcast(goes_on):
-        if rank0 and folder.path.exists():
+    if context.settings.rerun and not goes_on:
+        if folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
         return False
-    if before == FINISHED:
-        _refuse_changed_inputs(context)
-    return bool(before == FINISHED)
+    return before == FINISHED
 
 
 def _require_one_strategy(context: Context) -> None:
@@ -308,7 +315,9 @@ def start(settings: Settings) -> Lifecycle | None:
         context = replace(context, inputs=inputs(context.settings), earlier_failures=earlier)
     settings, world, args = context.settings, context.world, context.args
     _require_one_strategy(context)
-    if _is_finished(context):
+    ranks = _meet(context)
+    if ranks[0]["finished"]:
+        _refuse_changed_inputs(context)
         meeting.close()
         context.session.already_finished()
         if lock is not None:
@@ -318,9 +327,10 @@ def start(settings: Settings) -> Lifecycle | None:
         return None
     if not context.session.open():
         return None
-    sampler = start_sampler(settings.telemetry_hz, world, args.n_gpu, _watch(context))
-    follow_rank0(context.folder, world)
-    barrier()
+    processes = [rank["process"] for rank in ranks]
+    sampler = start_sampler(settings.telemetry_hz, world, processes, _watch(context))
+    # Nothing is written before the ranks exchange again.
+    follow_rank0(context.folder, world, ranks[0]["gone"])
     _take_smaller_batch(context)
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)

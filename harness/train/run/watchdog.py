@@ -96,9 +96,8 @@ class Watchdog(TrainerCallback):
         hang_after_s = context.settings.hang_after if context.session.ends_when_silent else 0.0
         # Not torchrun's count of restarts, which is another one on a node that has come back.
         tokens, pids = zip(*gather([secrets.token_hex(8), os.getpid()]), strict=True)
-        # A connection of its own: the main thread may wait on the other one.
         connected = hang_after_s and dist.is_initialized()
-        store = _get_default_store().clone() if connected else None
+        store = _get_default_store() if connected else None
         return cls(context, hang_after_s, end, store, tokens[0], pids)
 
     def start(self) -> None:
@@ -131,6 +130,9 @@ class Watchdog(TrainerCallback):
         """Publish how far this rank is, and read it of those that it watches."""
         number = 0
         try:
+            # A connection of its own: the main thread may wait on the other one. Made here, as over
+            # a slow link it takes two round trips.
+            self.store = self.store.clone()
             while not self.closed.wait(self.period_s):
                 number += 1
                 self._talk(number)

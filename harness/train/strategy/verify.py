@@ -7,6 +7,7 @@ never names a strategy, an exchange or a number format that did not run.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -149,13 +150,22 @@ def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -
 
 def require_equal_weights(model: nn.Module, strategy: object) -> None:
     """After the last update: what one rank saves and evaluates is what all have trained."""
-    rows = (p.detach().contiguous().view(-1).view(torch.uint8) for p in model.parameters())
-    first, *others = gather(torch.stack([row.sum(dtype=torch.int64) for row in rows]).tolist())
-    if unlike := sum(sums != first for sums in others):
+    first, *others = gather(checksum_of(model))
+    if unlike := sum(checksum != first for checksum in others):
         raise RuntimeError(
             f"--strategy {strategy}: after the last update {unlike} rank(s) have other "
             "weights than rank 0, and one model is recorded: they must be exchanged until then"
         )
+
+
+def checksum_of(model: nn.Module) -> str:
+    """Of all weights, their names and their shapes."""
+    checksum = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        checksum.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        content = weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        checksum.update(memoryview(content.numpy()))
+    return checksum.hexdigest()
 
 
 def observe_decay(optimizer: Any) -> dict[str, int]:

@@ -12,6 +12,7 @@ import transformers
 from PIL import Image
 
 from harness.core.settings import Settings, UserError
+from harness.train.data import models
 from harness.train.data.images import ImageBatches, _resizer, load_images
 from tests.support.samples import stored
 
@@ -30,6 +31,14 @@ def test_sixteen_bits_look_like_eight(resizer: Any, kind: str, dtype: Any, top: 
     image = Image.fromarray((RAMP * top).round().astype(dtype))
     expected = np.broadcast_to((RAMP * 255).round(), (3, 8, 8))
     assert np.abs(resizer(stored(image, kind)).astype(int) - expected).max() <= 1
+
+
+def test_a_model_of_our_own_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network that takes a second, and each rank would ask after the one before it."""
+    monkeypatch.setattr(models, "no_network", lambda: pytest.fail("asked the Hub"))
+    settings = Settings(script="vit", model="vit-nano", dataset="embedded:digits", train_size=32,
+                        test_size=16, per_gpu_batch=2)  # fmt: skip
+    assert load_images(settings, 1).labels == [str(digit) for digit in range(10)]
 
 
 def test_images_with_sixteen_bits_are_counted_once_they_are_prepared_and_later(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers.trainer
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedConfig, Trainer, TrainerCallback
 
@@ -73,6 +74,24 @@ def test_waiting_for_data_is_seen(tmp_path: Path) -> None:
     for row, waited in zip(rows, (took[:24], took[24:]), strict=True):
         assert 0.99 * sum(waited) < row["data_wait_share"] * row["epoch_time_s"]
         assert 24 * 0.01 <= row["data_wait_share"] * row["epoch_time_s"] <= row["epoch_time_s"]
+
+
+def slow_logs(folder: str) -> None:
+    gather = transformers.trainer.nested_gather
+
+    def late(*args: Any) -> Any:
+        time.sleep(0.05)
+        return gather(*args)
+
+    transformers.trainer.nested_gather = late
+    train(folder)
+
+
+def test_waiting_for_the_loss_of_a_log_entry_is_no_waiting_for_data(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, slow_logs)
+    rows = rows_of(folder)
+    assert all(row["epoch_time_s"] > 4 * 0.05 for row in rows)
+    assert min(row["data_wait_share"] * row["epoch_time_s"] for row in rows) < 0.05
 
 
 def slow_steps(folder: str) -> list[float]:

@@ -274,9 +274,8 @@ def test_a_real_sampler_sees_what_this_machine_does(tmp_path: Path) -> None:
 def test_a_peer_of_any_number_samples_its_own_device(
     peer: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "uuids", lambda devices: ["GPU-one"])
     monkeypatch.setattr(telemetry, "SamplerClient", lambda *options: options)
-    started: Any = telemetry.start_sampler(2.0, peer, 1)
+    started: Any = telemetry.start_sampler(2.0, peer, [(["GPU-one"], os.getpid())])
     assert started == (["GPU-one"], 0.5, None, [os.getpid()], None)
 
 

@@ -44,7 +44,7 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
     if world.rank == 1:
         run.path.mkdir()
         (run.path / "old").write_text("of a run that rank 0 does not have")
-    follow_rank0(run, world)
+    follow_rank0(run, world, gone=True)
     aside = Path("run.earlier-1/old").is_file()
     dist.barrier()
     checkpoint.mkdir(parents=True)
@@ -53,7 +53,7 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
         (checkpoint / "inner" / "weights").write_text("w" * 100)
         write_manifest(checkpoint / COMPLETE, {})
     own = [on_own_disk(checkpoint / COMPLETE, world)]
-    follow_rank0(run, world)  # it is there: nothing is set aside
+    follow_rank0(run, world, gone=False)  # it is there: nothing is set aside
     for _ in range(2):  # the second time all is there
         hand_out([checkpoint], world)
     if world.rank == 1:
