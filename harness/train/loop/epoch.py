@@ -23,7 +23,7 @@ from harness.core.strategies import own_strategy
 from harness.train.run.checkpoints import keep_model
 from harness.train.run.failures import Diverged
 from harness.train.session import gather
-from harness.train.strategy import verify
+from harness.train.strategy.weights import require_equal_weights
 
 
 class EpochEvents(TrainerCallback):
@@ -87,7 +87,7 @@ class EpochEvents(TrainerCallback):
         trainer = self.trainer
         trainer.exchange.end()
         if own_strategy(strategy := trainer.settings.strategy):
-            verify.require_equal_weights(trainer.model, strategy)
+            require_equal_weights(trainer.model, strategy)
         if trainer.compiled is not None:
             trainer.observations.checked |= trainer.compiled.observed()
         if trainer.test_dataset is not None:

@@ -15,14 +15,11 @@ import accelerate.optimizer
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate.utils import DistributedDataParallelKwargs, is_lomo_available
+from accelerate.utils import is_lomo_available
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from harness.core.settings import UserError
-from harness.core.topology import World
-from harness.train.session import gather
-from harness.train.strategy.verify import checksum_of
 
 # Private methods are overridden and one function is replaced: checked with these alone.
 CHECKED = {"transformers": "5.23", "accelerate": "1.15"}
@@ -39,22 +36,6 @@ def patch_libraries() -> None:
             )
     # It looks for a package on the disk, twice a step.
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
-
-
-class EqualStart(DistributedDataParallelKwargs):
-    """The arguments of DDP for a model that is the same on all ranks."""
-
-    def to_kwargs(self) -> dict[str, Any]:
-        return {**super().to_kwargs(), "init_sync": False}
-
-
-def arrange_ddp(accelerator: accelerate.Accelerator, model: nn.Module, world: World) -> None:
-    """Before the model is wrapped; all ranks call this. Rank 0 would send each other node all its
-    weights, frozen ones too, over whatever link: between nodes it does so only where they differ.
-    """
-    accelerator.ddp_handler.gradient_as_bucket_view = True
-    if world.nodes > 1 and len({*gather(checksum_of(model))}) == 1:
-        accelerator.ddp_handler = EqualStart(**vars(accelerator.ddp_handler))
 
 
 class Distributed(accelerate.Accelerator):

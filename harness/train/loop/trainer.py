@@ -40,6 +40,7 @@ from harness.train.run.checkpoints import Written, agree_to_save, complete, requ
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import choice, exchange_of, sharding, verify
+from harness.train.strategy.weights import arrange_ddp
 
 
 class ExactTrainer(Trainer):
@@ -263,8 +264,8 @@ class ExactTrainer(Trainer):
                 if unused and probes.skips_layers(self.model, sample):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
             self.accelerator.ddp_handler.find_unused_parameters = bool(unused)
-        if self.accelerator.ddp_handler is not None:
-            host_overhead.arrange_ddp(self.accelerator, self.model, self.context.world)
+        if self.settings.strategy != "fsdp":  # its weights are in shards
+            arrange_ddp(self.accelerator, self.model, self.context.world)
         # The model is as it will be trained: the strategy attaches, and what runs is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)

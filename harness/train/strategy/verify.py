@@ -7,7 +7,6 @@ never names a strategy, an exchange or a number format that did not run.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +23,6 @@ from harness.core.topology import World
 from harness.train.data import lora
 from harness.train.data.probes import BATCHNORM
 from harness.train.measure.communication import uncompiled
-from harness.train.session import gather
 
 # What torch says of a model that a strategy cannot train, and what that means.
 UNFIT = {
@@ -146,26 +144,6 @@ def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -
             "refusing to record one as the other"
         )
     return {"gradient_hook": hook}
-
-
-def require_equal_weights(model: nn.Module, strategy: object) -> None:
-    """After the last update: what one rank saves and evaluates is what all have trained."""
-    first, *others = gather(checksum_of(model))
-    if unlike := sum(checksum != first for checksum in others):
-        raise RuntimeError(
-            f"--strategy {strategy}: after the last update {unlike} rank(s) have other "
-            "weights than rank 0, and one model is recorded: they must be exchanged until then"
-        )
-
-
-def checksum_of(model: nn.Module) -> str:
-    """Of all weights, their names and their shapes."""
-    checksum = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        checksum.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        content = weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        checksum.update(memoryview(content.numpy()))
-    return checksum.hexdigest()
 
 
 def observe_decay(optimizer: Any) -> dict[str, int]:

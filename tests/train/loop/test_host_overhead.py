@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,24 +10,19 @@ import accelerate
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import distributed
 from transformers import Trainer
 
 from harness.core.settings import UserError
-from harness.core.topology import World
 from harness.train.loop import host_overhead
 from harness.train.loop.trainer import ExactTrainer
-from harness.train.strategy.verify import checksum_of
 from tests.support.ranks import ranks
 from tests.support.toys import CPU, Net, Points, logged, ours, weights
 
 pytestmark = pytest.mark.process
 
-SEND_ALL = distributed._sync_module_states
 CASES = [(), ("--grad_acc=2",), ("--max_grad_norm=0",), ("--max_grad_norm=0.01",)]
 # What is taken from the Trainer again for the other arm.
 METHODS = ("_get_grad_norm", "floating_point_ops", "store_flos")
@@ -171,36 +165,3 @@ def test_offloaded_shards_are_clipped_by_the_norm_of_all(most: float) -> None:
 def test_one_process_of_ddp_is_wrapped_on_every_device() -> None:
     assert host_overhead.Distributed.multi_device is True
     assert isinstance(vars(accelerate.Accelerator)["multi_device"], property)
-
-
-def wrapped(nodes: int, unlike: str) -> tuple[int, str]:
-    """How often DDP sent all weights, and the weights that it starts with."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
-    model[0].requires_grad_(False)
-    with torch.no_grad():
-        if unlike == "one frozen weight" and rank == 1:
-            model[0].weight[2, 3].nextafter_(torch.tensor(9.0))
-        if unlike == "two that are exchanged" and rank == 1:
-            model[2].bias[[0, 1]] = model[2].bias[[1, 0]]
-    accelerator: Any = SimpleNamespace(ddp_handler=DistributedDataParallelKwargs(bucket_cap_mb=7))
-    world = World(nodes, 2 // nodes, rank=rank, local_rank=rank % (2 // nodes), launched=True)
-    host_overhead.arrange_ddp(accelerator, model, world)
-    flags = accelerator.ddp_handler.to_kwargs()
-    assert flags["gradient_as_bucket_view"] and flags["bucket_cap_mb"] == 7
-    with mock.patch.object(distributed, "_sync_module_states", wraps=SEND_ALL) as sends:
-        ddp = nn.parallel.DistributedDataParallel(model, **flags)
-    return sends.call_count, checksum_of(ddp.module)
-
-
-@pytest.mark.parametrize(("nodes", "unlike", "sent"), [
-    (2, "", 0), (2, "one frozen weight", 1), (2, "two that are exchanged", 1), (1, "", 1),
-])  # fmt: skip
-def test_weights_are_sent_between_nodes_only_where_they_differ(
-    nodes: int, unlike: str, sent: int
-) -> None:
-    (times, first), (other_times, other) = ranks(2, wrapped, nodes, unlike, env=CPU)
-    assert times == other_times == sent and first == other
