@@ -192,16 +192,17 @@ class RankRow(TypedDict):
     step_time_median_s: Annotated[Seconds | None, "as in epochs.jsonl, on this rank's clock"]
     step_time_p95_s: Annotated[Seconds | None, "as in epochs.jsonl, on this rank's clock"]
     data_wait_s: Annotated[Seconds,
-        "time that this rank spent waiting for its batches; without waiting for the loss of a log "
-        "entry, which comes before (records from before 2026-11-27 include it)"]
+        "time that this rank spent waiting for its batches, after the log entry where there is one "
+        "(records from before 2026-11-27 include what log entries wait for)"]
     compute_s: NotRequired[Annotated[Seconds | None,
         "of the timed steps: their time without waiting for batches and without "
         "`comm_exposed_s`; null where the time of the exchange is not known: with several "
         "processes for every strategy but ddp, and for dp"]]
     comm_exposed_s: NotRequired[Annotated[Seconds | None,
         "of the timed steps: from the moment when this rank's last local gradient was ready to "
-        "the end of the backward pass, in which DDP completes the exchange, and at log entries "
-        "the wait for the loss of the other ranks; null without DDP"]]
+        "the end of the backward pass, in which DDP completes the exchange, and until log entries "
+        "the wait for the loss of the other ranks (records from before 2026-11-27 have it in "
+        "`data_wait_s`); null without DDP"]]
     comm_wait_s: NotRequired[Annotated[Seconds | None,
         "the part of `comm_exposed_s` beyond the smallest of all ranks at the same update: here "
         "this rank waited for slower ones. Where sums are sent directly, a difference of up to one "

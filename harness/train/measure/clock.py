@@ -69,8 +69,8 @@ class StepClock:
         self.fetches: list[Any] = []  # the same of the steps that have ended
         self.began_s = 0.0
         self.data_wait_s = 0.0
-        self.log_s = 0.0  # of the current step: until its log entry was made
-        self.log_waits: list[float] = []  # the same of the steps that have ended
+        self.log: Any = None  # stamp: the log entry at the beginning of the current step was made
+        self.logs: list[Any] = []  # the same of the steps that have ended
         self.paused_s = 0.0
         self.last_s = 0.0  # when the last step, or the last pause, ended
         self.running = False
@@ -78,10 +78,11 @@ class StepClock:
     def start(self) -> None:
         """An epoch begins."""
         self.running = True
-        self.data_wait_s = self.log_s = self.paused_s = 0.0
+        self.data_wait_s = self.paused_s = 0.0
         # Before the first mark, here and in resume(): the steps are never longer than the epoch.
         self.began_s = self.last_s = time.perf_counter()
-        self.marks, self.fetches, self.log_waits = [(None, stamp(self.cuda))], [], []
+        self.marks, self.fetches = [(None, stamp(self.cuda))], []
+        self.log, self.logs = None, []
         self.traffic.start()
 
     def data_ready(self) -> None:
@@ -94,19 +95,18 @@ class StepClock:
         self.last_s = time.perf_counter()
 
     def logged(self) -> None:
-        """A log entry has been made, for which ranks waited for each other's loss, and the host for
-        its device: the next batch is waited for from here on.
+        """A log entry has been made, for which ranks have exchanged their loss since the last step
+        ended: waiting for the next batch begins.
         """
-        now = time.perf_counter()
-        self.log_s += now - self.last_s
-        self.last_s = now
+        self.wait_begins()
+        self.log = stamp(self.cuda)
 
     def step(self, samples: int) -> None:
         """A step has ended."""
         self.marks.append((samples, stamp(self.cuda)))
         self.fetches.append(self.fetched)
-        self.log_waits.append(self.log_s)
-        self.log_s = 0.0
+        self.logs.append(self.log)
+        self.log = None
         self.last_s = time.perf_counter()
 
     @contextmanager
@@ -126,7 +126,7 @@ class StepClock:
         self.traffic.resume()
         now = time.perf_counter()
         self.paused_s += now - self.last_s
-        self.last_s, self.log_s = now, 0.0
+        self.last_s, self.log = now, None
         self.marks.append((None, stamp(self.cuda)))
 
     def stop(self) -> float:
@@ -145,13 +145,24 @@ class StepClock:
         return [(samples, seconds_between(*edges)) for samples, *edges in self._edges()]
 
     def waits(self) -> list[float]:
-        """Seconds of each step until its batches were fetched; call it after stop().
+        """Seconds of each step, after its log entry, until its batches were fetched; call it after
+        stop().
 
         On a GPU this is the time in which it was idle: while the host waits for data, the GPU may
         still be busy with the previous step.
         """
-        edges = zip(self._edges(), self.fetches, strict=True)
-        return [seconds_between(before, fetched) for (_, before, _), fetched in edges]
+        steps = zip(self._edges(), self.logs, self.fetches, strict=True)
+        return [
+            seconds_between(before if log is None else log, fetched)
+            for (_, before, _), log, fetched in steps
+        ]
+
+    def log_waits(self) -> list[float]:
+        """Seconds of each step until its log entry was made, or 0; call it after stop()."""
+        steps = zip(self._edges(), self.logs, strict=True)
+        return [
+            0.0 if log is None else seconds_between(before, log) for (_, before, _), log in steps
+        ]
 
     def _edges(self) -> Iterator[tuple[int, Any, Any]]:
         """(samples, beginning, end) of each step."""

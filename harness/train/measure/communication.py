@@ -118,12 +118,13 @@ class Exposure(EpochMeasure):
         fields: dict[str, float | None] = dict.fromkeys(FIELDS)
         own = math.fsum(steps) - math.fsum(waits)
         if self.handles:
-            split = self._split(self.exposed()[untimed:], len(steps))
+            exposed_of, logs = self.exposed(), self.clock.log_waits()
+            if len(exposed_of) == len(logs):  # else an update is not known
+                exposed_of = [sum(pair) for pair in zip(exposed_of, logs, strict=True)]
+            split = self._split(exposed_of[untimed:], len(steps))
             if split is not None:
                 exposed, waited = split
-                compute_s = own - exposed
-                exposed += math.fsum(self.clock.log_waits[untimed:])  # in the steps' waits
-                fields = dict(zip(FIELDS, (compute_s, exposed, waited), strict=True))
+                fields = dict(zip(FIELDS, (own - exposed, exposed, waited), strict=True))
         elif steps and self.context.session.alone and self.context.settings.strategy != "dp":
             fields["compute_s"] = own  # nothing is exchanged between processes or devices
         return fields

@@ -75,30 +75,8 @@ def test_the_slowest_rank_and_how_much_slower_it_is() -> None:
 
 def test_what_is_done_aside_is_in_no_time_and_in_no_count(monkeypatch: Any) -> None:
     # A stamp is a look at the clock of its own; two more are at the edges of what is aside.
-    looks = [
-        0.0,
-        0,
-        1,
-        1,
-        4,
-        4,
-        4,
-        10,
-        10,
-        10.5,
-        10.5,
-        12,
-        12,
-        14,
-        14.5,
-        14.5,
-        15,
-        15,
-        18,
-        18,
-        18,
-        18,
-    ]
+    looks = [0.0, 0, 1, 1, 4, 4, 4, 10, 10, 10.5, 10.5, 12, 12]
+    looks += [14, 14, 14.5, 14.5, 15, 15, 18, 18, 18, 18, 18]
     now = iter(looks).__next__
     monkeypatch.setattr("harness.train.measure.clock.time.perf_counter", now)
     sent = iter([(0, None), (5, None), (105, None), (107, None)]).__next__
@@ -116,8 +94,8 @@ def test_what_is_done_aside_is_in_no_time_and_in_no_count(monkeypatch: Any) -> N
     assert clock.steps() == [(8, 4.0), (8, 2.0), (8, 3.0)]
     clock.logged()  # from 15 to 18: in no step
     clock.resume()
-    assert clock.waits() == [1.0, 0.5, 2.5] and clock.log_waits == [0.0, 0.0, 2.0]
-    assert (clock.stop(), clock.data_wait_s, clock.log_s) == (12.0, 2.0, 0.0)
+    assert clock.waits() == [1.0, 0.5, 0.5] and clock.log_waits() == [0.0, 0.0, 2.0]
+    assert (clock.stop(), clock.data_wait_s, clock.log) == (12.0, 2.0, None)
     assert clock.traffic.stop()["payload_bytes"] == 7
 
 
@@ -226,7 +204,7 @@ def of_unlike_knowledge() -> list[Any]:
     clock = SimpleNamespace(
         steps=lambda: [(4, 9.0), (4, 3.0), (4, 5.0)],
         waits=lambda: [9, 1, 1],
-        log_waits=[5.0, 0.0, 0.125],
+        log_waits=lambda: [5.0, 0.0, 0.125],
     )
     settings = SimpleNamespace(strategy="ddp")
     run: Any = SimpleNamespace(args=SimpleNamespace(device=torch.device("cpu")), settings=settings)
@@ -241,7 +219,7 @@ def of_unlike_knowledge() -> list[Any]:
         result.append(exposure.rank_fields(untimed=1))
     exposure.marks = [(None, 1.0)] * 3 if rank == 0 else [(0.0, 1.0)] * 3
     result.append(exposure.rank_fields(untimed=1))
-    clock.steps = clock.waits = list
+    clock.steps = clock.waits = clock.log_waits = list
     result.append(exposure.rank_fields(untimed=1))
     return result
 
@@ -250,9 +228,9 @@ def of_unlike_knowledge() -> list[Any]:
 def test_where_one_rank_does_not_know_none_does() -> None:
     nothing: dict[str, Any] = dict.fromkeys(FIELDS)
     one, other = ranks(2, of_unlike_knowledge)
-    # The wait for a log entry's loss is communication as well: in the steps' waits for data.
-    assert one[0] == {"compute_s": 6 - 1.5, "comm_exposed_s": 1.625, "comm_wait_s": 0.75}
-    assert other[0] == {"compute_s": 6 - 2.25, "comm_exposed_s": 2.375, "comm_wait_s": 1.5}
+    # The wait for the loss of a log entry, 0.125 s, is communication as well.
+    assert one[0] == {"compute_s": 6 - 1.625, "comm_exposed_s": 1.625, "comm_wait_s": 0.75}
+    assert other[0] == {"compute_s": 6 - 2.375, "comm_exposed_s": 2.375, "comm_wait_s": 1.5}
     assert one[1:] == other[1:] == [nothing] * 3
 
 

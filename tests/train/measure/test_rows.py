@@ -48,9 +48,9 @@ def test_steps_leave_out_what_pauses_the_epoch_and_wait_for_their_batches() -> N
     clock = StepClock(cuda=False)
     # A step of 2 s, an evaluation of 5 s, a step of 3 s.
     clock.marks = [(None, 10.0), (4, 12.0), (None, 17.0), (4, 20.0)]
-    clock.fetches = [10.5, 17.25]
+    clock.fetches, clock.logs = [10.5, 17.5], [None, 17.25]  # the second after a log entry
     assert clock.steps() == [(4, 2.0), (4, 3.0)]
-    assert clock.waits() == [0.5, 0.25]
+    assert clock.waits() == [0.5, 0.25] and clock.log_waits() == [0.0, 0.25]
 
 
 def test_steps_are_never_longer_than_their_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
