@@ -131,7 +131,7 @@ def start_sampler(
     """The sampler of this node, on its first process, or of a peer.
 
     It starts before anything is on the devices, so that their idle power is seen. processes: of
-    each rank its UUIDs of GPUs and its own number. watch: how it ends this process where that is
+    each rank its UUIDs of GPUs and its process ID. watch: how it ends this process where that is
     stopped.
     """
     if not hz:
@@ -166,10 +166,10 @@ class Telemetry(EpochMeasure):
         self.world = world
         self.gather = gather or session.gather
         self.hz = HZ if context is None else context.settings.telemetry_hz
-        own = None if context is None else context.sampler
         if context is None:
-            processes = session.gather([uuids(devices), os.getpid()])
-            own = start_sampler(HZ, world, processes)
+            own = start_sampler(HZ, world, session.gather([uuids(devices), os.getpid()]))
+        else:
+            own = context.sampler
         self.sampler = own if self.hz else None  # without a rate it only watches
         self.before = _energy_before(context)  # of this node, in this epoch
         self.before_training: list[dict[str, Any]] = []  # of all nodes

@@ -233,18 +233,19 @@ def _open(settings: Settings) -> tuple[Context, Lock | None, UntilMet]:
     return Context(settings, world, args, folder, session, launch_of(world)), lock, meeting
 
 
-def _meet(context: Context) -> list[dict[str, Any]]:
+def _exchange_facts(context: Context) -> list[dict[str, Any]]:
     """What the ranks have to know of each other, in one exchange. Rank 0 says whether the run is
     finished; with --rerun its earlier record is set aside.
     """
     devices = uuids(context.args.n_gpu) if context.settings.telemetry_hz else []
-    own = {"process": (devices, os.getpid()), "finished": False, "gone": False}
+    own = {"process": (devices, os.getpid()), "finished": False, "folder_gone": False}
     if context.is_rank0:
-        own |= {"finished": _is_finished(context), "gone": not context.folder.path.exists()}
+        own["finished"] = _finished_or_set_aside(context)
+        own["folder_gone"] = not context.folder.path.exists()
     return gather(own)
 
 
-def _is_finished(context: Context) -> bool:
+def _finished_or_set_aside(context: Context) -> bool:
     folder, elastic = context.folder, context.launch
     before = RunFolder.at(folder.path).outcome()
     goes_on = bool(os.environ.pop(attempts.GOES_ON, None)) or attempts.went_on(
@@ -315,7 +316,7 @@ def start(settings: Settings) -> Lifecycle | None:
         context = replace(context, inputs=inputs(context.settings), earlier_failures=earlier)
     settings, world, args = context.settings, context.world, context.args
     _require_one_strategy(context)
-    ranks = _meet(context)
+    ranks = _exchange_facts(context)
     if ranks[0]["finished"]:
         _refuse_changed_inputs(context)
         meeting.close()
@@ -330,7 +331,7 @@ def start(settings: Settings) -> Lifecycle | None:
     processes = [rank["process"] for rank in ranks]
     sampler = start_sampler(settings.telemetry_hz, world, processes, _watch(context))
     # Nothing is written before the ranks exchange again.
-    follow_rank0(context.folder, world, ranks[0]["gone"])
+    follow_rank0(context.folder, world, ranks[0]["folder_gone"])
     _take_smaller_batch(context)
     # Before the model is made: the head's weights are drawn from it, on every rank alike.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
