@@ -353,11 +353,7 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
 
 
 # Flags that print something in place of training, the first one first.
-PRINTERS: dict[str, Callable[[str], str]] = {
-    "h": help_text,
-    "help": help_text,
-    "list_models": listing,
-}
+PRINTERS: dict[str, Callable[[str], str]] = dict(h=help_text, help=help_text, list_models=listing)
 
 
 def show(text: str, leader: bool) -> int:
@@ -468,9 +464,13 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError(f"settings file {path} does not exist")
     with reading_yaml(f"settings file {path}"):
         # Texts only, as on a command line: YAML would read the set-up 1_1 as the number 11.
-        content = yaml.BaseLoader(path.read_text("utf-8")).get_single_data()
-    if not isinstance(content, dict):
+        content = yaml.BaseLoader(text := path.read_text("utf-8")).get_single_data()
+    root = yaml.compose(text, Loader=yaml.BaseLoader)
+    if not isinstance(content, dict) or root is None:
         raise UserError(f"settings file {path}: expected lines such as 'lr: 3e-5'")
+    names = [key.value for key, _ in root.value]
+    if twice := next((name for name in content if names.count(name) > 1), None):
+        raise UserError(f"settings file {path}: {twice} is given twice")
     return content
 
 
