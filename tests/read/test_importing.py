@@ -274,11 +274,14 @@ def test_evaluations_within_a_rounded_epoch_are_rows_of_their_own(tmp_path: Path
     assert run["accuracy"] == 0.6
 
 
-def test_a_state_that_goes_on_after_its_last_evaluation_says_so(tmp_path: Path) -> None:
+def test_a_state_that_goes_on_after_its_last_evaluation_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     history = [e for e in state()["log_history"] if "eval_loss" not in e or e["step"] < 20]
     assert take(tmp_path, state_file(tmp_path, state(log_history=history)), *PLACE) == 0
     notes = (read_json(only(tmp_path).settings) or {})["imported"]["notes"]
     assert "the last evaluation is that after update 15 of 20" in notes
+    assert capsys.readouterr().out.endswith("; the last evaluation is that after update 15 of 20\n")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,15 @@ from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, total_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
-from harness.read.imports.formats import ROW, STATE, TEXT, Foreign, read_foreign
+from harness.read.imports.formats import (
+    ROW,
+    STATE,
+    STATE_NOTES,
+    TEXT,
+    TEXT_NOTES,
+    Foreign,
+    read_foreign,
+)
 
 # Without these a record has no place, or could not be distinguished from others.
 NEEDED = {
@@ -112,7 +120,8 @@ def _place(
     path = output_dir / settings["script"] / settings["setup"] / name
     _write_record(foreign, source or foreign.format, path)
     known[path] = {"sha256": foreign.sha256, "begins": foreign.begins}
-    return f"imported: {foreign.file} is {path}"
+    of_this_file = [note for note in foreign.notes if note not in (*TEXT_NOTES, *STATE_NOTES)]
+    return f"imported: {foreign.file} is {path}{''.join(f'; {note}' for note in of_this_file)}"
 
 
 def _write_record(foreign: Foreign, source: str, path: Path) -> None:

@@ -174,7 +174,7 @@ def curve_figure(curve: list[Prediction], title: str) -> Drawn:
 def fit_lines(fitted: Fitted) -> Iterator[str]:
     """What the prediction is based on, residuals included."""
     model, line = fitted.model, fitted.model.line
-    yield f"{fitted.name} on {fitted.machine}: fitted on {fitted.runs_text}"
+    yield fitted.about
     if len(line.batches) > 1:
         formula = f"{line.fixed_s * 1e3:.3g} ms + {line.per_sample_s * 1e3:.3g} ms a sample"
         yield f"a step of one process computes {formula}, over batches {_listed(line.batches)}"

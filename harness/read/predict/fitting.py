@@ -108,6 +108,10 @@ class Fitted:
         runs = f"{counted(self.runs, 'run')} on one machine"
         return f"{runs} ({self.left_out} disturbed left out)" if self.left_out else runs
 
+    @property
+    def about(self) -> str:
+        return f"{self.name} on {self.machine}: fitted on {self.runs_text}"
+
 
 def all_reduces_of(runs: Sequence[Run]) -> Iterator[Reduction]:
     """All-reduces that runs measured over their link before they began. The model does not matter

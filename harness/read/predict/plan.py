@@ -47,11 +47,13 @@ def run(options: argparse.Namespace) -> int:
     alone = on_one_machine(fitted, target)
     if options.json:
         fields = [as_fields(each, options.cost_per_gpu_hour) for each in kept]
-        print_json({"choices": fields, "on_one_machine_s": alone and alone.mean(WALL),
+        print_json({"model": fitted.name, "machine": fitted.machine, "choices": fields,
+                    "on_one_machine_s": alone and alone.mean(WALL),
                     "missed": choices.missed, "left_out": choices.left_out,
                     "assumed": fitted.assumed, "not_read": fitted.not_read})  # fmt: skip
         return 0 if kept else 1
     console = screen()
+    console.print(fitted.about)
     if kept:
         show(plan_table(kept[:SHOWN], options.cost_per_gpu_hour))
         if more := kept[SHOWN:]:
