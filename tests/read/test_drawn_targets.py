@@ -298,13 +298,14 @@ def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
         draw("frontier", measured(plan, axes=axes))
 
 
-def test_times_can_be_read_beside_long_counts(plan: Plan) -> None:
-    """Of the ticks of the whole width only that of zero lay left of the counts of misses."""
+@pytest.mark.parametrize("apart", [1, 50])
+def test_times_can_be_read_beside_long_counts(apart: int, plan: Plan) -> None:
+    """Of the ticks of the whole width only the first lay left of the counts of misses."""
     for batch in (8, 16):
         for seed, last in ((1, 0.9), (2, 0.6)):
             rows = epochs(0.5, last)
             for row in rows:
-                row["epoch_time_s"] = 2.0 + 0.1 * batch
+                row["epoch_time_s"] = (2.0 + 0.1 * batch) * (apart if batch == 16 else 1)
             plan.run("1_1", batch, seed, epochs=rows)
     drawn = draw("time_to_accuracy", measured(plan, target={"metric": "accuracy", "value": 0.85}))
     for axes in drawn.figure.axes[:2]:

@@ -354,13 +354,15 @@ def name_lines(
     if place is None:
         kit.legend(figure, styles, more)
         return
-    for name, end in ends.items():
-        kit.small_text(place, name, end, (8, 0))
+    for name, (end, up) in ends.items():
+        kit.small_text(place, name, end, (8, up))
     kit.legend(figure, {}, more)
 
 
-def _ends_apart(axes: Axes, named: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """The ends of the lines with these names, if short names fit beside them; else none."""
+def _ends_apart(axes: Axes, named: Sequence[str]) -> dict[str, tuple[tuple[float, float], float]]:
+    """The ends of the lines with these names, if short names fit beside them, and by how many
+    points a name is above its end, so that it does not lie on the axis; else none.
+    """
     place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
     assert place is not None and figure is not None
     points = {str(line.get_label()): np.asarray(line.get_xydata()) for line in axes.lines}
@@ -374,8 +376,13 @@ def _ends_apart(axes: Axes, named: Sequence[str]) -> dict[str, tuple[float, floa
     across, heights = zip(*shares, strict=True)
     inches = axes.get_position().height * figure.get_figheight()
     together = max(across) - min(across) <= ONE_PLACE
-    apart = all(b - a >= kit.HEAD / inches for a, b in itertools.pairwise(sorted(heights)))
-    return ends if together and apart else {}
+    least = kit.HEAD / inches / 2  # half of a name
+    above = [max(height, least) for height in heights]
+    apart = all(b - a >= 2 * least for a, b in itertools.pairwise(sorted(above)))
+    if not (together and apart):
+        return {}
+    ups = [72 * inches * (to - height) for to, height in zip(above, heights, strict=True)]
+    return {name: (end, up) for (name, end), up in zip(ends.items(), ups, strict=True)}
 
 
 def set_title(figure: Figure, text: str) -> None:
