@@ -434,3 +434,21 @@ def test_loader_compares_itself_with_the_model(tmp_path: Path) -> None:
     assert 0 < of["collate_s"] < of["loader_s"]
     row = cells((tmp_path / "found.md").read_text(), "vit-nano, 8 px")
     assert float(row[4]) == pytest.approx(of["model_s"] / of["loader_s"], abs=0.1)
+
+
+@pytest.mark.process
+@pytest.mark.root
+@pytest.mark.slow
+def test_collectives_beside_the_updates_of_a_run(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    done = benchmark("collectives", "--link=30ms", f"--out={out}", "--", "--train_size=128")
+    rows = [line[2:-2].split(" | ") for line in done.out.splitlines() if line.startswith("| ")]
+    by = {(row[0], row[1]): row[2:] for row in rows}
+    assert not [key for key in by if key[0] == "elsewhere"]
+    for what in ("an earlier record, the devices", "whether weights are equal"):
+        exchanges, size, floor, waited, _ = by["start", what]
+        assert (exchanges, size, floor) == ("1.0", "4,096", "30") and 25 < int(waited) < 1000
+    # Between two nodes what is sent back waits for what was sent.
+    assert all(0.5 < float(by["each epoch", what][4]) < 20 for what in ("evaluation", "saving"))
+    ranks = json.loads(out.read_text())["ranks"]
+    assert len(ranks) == 2 and by["start", "measuring the link"][2] == "-"
