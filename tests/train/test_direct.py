@@ -33,8 +33,12 @@ def messages_of_all_sizes() -> bool:
     total = torch.ones(3)
     dist.all_reduce(total)
     assert total.tolist() == [count] * 3
-    rows = messages.rows(torch.full((2, 3), float(rank)))
-    assert [row.unique().tolist() for row in rows] == [[float(of)] for of in range(count)]
+    for shape in ((2, 3), (0, 3), (), (BLOCK, 5)):  # a message, nothing, a message, and more
+        for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.bool):
+            own = torch.full(shape, rank).to(dtype)
+            for of, row in enumerate(messages.rows(own)):
+                expected = torch.full(shape, of).to(dtype)
+                assert row.dtype == dtype and row.shape == own.shape and row.equal(expected)
     dist.destroy_process_group()
     return True
 
