@@ -98,10 +98,9 @@ def test_repeats_of_seeds_are_no_further_seeds(plan: Plan) -> None:
     """A seed that is measured again ends with the same weights: it says nothing of other seeds."""
     for seed, accuracy in ((1, 0.90), (2, 0.92), (3, 0.94)):
         for repeat in (1, 2):
-            rows = epochs(accuracy, seconds=2.0**seed)
-            plan.run("1_2", 8, seed, label={"repeat": repeat}, epochs=rows)
-    (row,) = plan.groups(target=TARGET)
-    assert (row["finished"], row["accuracy_n"], row["tta_train_s_n"]) == (6, 3, 3)
+            plan.run("1_2", 8, seed=seed, accuracy=accuracy, label={"repeat": repeat})
+    (row,) = plan.groups()
+    assert (row["finished"], row["accuracy_n"]) == (6, 3)
     assert row["accuracy"] == pytest.approx(0.92) and row["accuracy_sd"] == pytest.approx(0.02)
     assert row["accuracy_low"] == pytest.approx(0.8703, abs=1e-4)
     assert row["accuracy_high"] == pytest.approx(0.9697, abs=1e-4)

@@ -140,9 +140,9 @@ class Group:
 
 def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]]) -> list[float]:
     """Of a time the number of each run; of all else one for each seed, the mean of its repeats:
-    these show the noise of times, but not of quality, nor of when a target is reached.
+    these show the noise of times, but not of quality.
     """
-    if is_timed(measure) and measure not in TO_TARGET:
+    if is_timed(measure):
         return [value for _, value in by_run]
     return [statistics.mean(values) for values in by_seed(by_run).values()]
 
