@@ -353,7 +353,7 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
 
 
 # Flags that print something in place of training, the first one first.
-PRINTERS: dict[str, Callable[[str], str]] = dict(h=help_text, help=help_text, list_models=listing)
+PRINTERS = {"h": help_text, "help": help_text, "list_models": listing}
 
 
 def show(text: str, leader: bool) -> int:
@@ -464,13 +464,14 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError(f"settings file {path} does not exist")
     with reading_yaml(f"settings file {path}"):
         # Texts only, as on a command line: YAML would read the set-up 1_1 as the number 11.
-        content = yaml.BaseLoader(text := path.read_text("utf-8")).get_single_data()
-    root = yaml.compose(text, Loader=yaml.BaseLoader)
-    if not isinstance(content, dict) or root is None:
+        root = (loader := yaml.BaseLoader(path.read_text("utf-8"))).get_single_node()
+        content = root and loader.construct_document(root)
+    if root is None or not isinstance(content, dict):
         raise UserError(f"settings file {path}: expected lines such as 'lr: 3e-5'")
-    names = [key.value for key, _ in root.value]
-    if twice := next((name for name in content if names.count(name) > 1), None):
-        raise UserError(f"settings file {path}: {twice} is given twice")
+    within = [node for _, node in root.value if isinstance(node, yaml.MappingNode)]
+    names = [[key.value for key, _ in node.value] for node in (root, *within)]
+    if twice := [name for of in names for name in of if of.count(name) > 1]:
+        raise UserError(f"settings file {path}: {twice[0]} is given twice")
     return content
 
 
@@ -495,6 +496,5 @@ def reading_yaml(name: str) -> Iterator[None]:
 
 def _add(settings: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:
     value = typed(name, field_name, values)
-    earlier = settings.setdefault(field_name or name, value)
-    if earlier != value:
+    if (earlier := settings.setdefault(field_name or name, value)) != value:
         raise UserError(f"--{name} {value} contradicts an earlier {earlier} for the same setting")

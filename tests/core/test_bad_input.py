@@ -90,6 +90,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bad.yaml").write_text("lr: [")
     (folder / "list.yaml").write_text("- lr")
     (folder / "twice.yaml").write_text("lr: 1e-3\nepochs: 1\nlr: 2e-3\n")
+    (folder / "within.yaml").write_text("trainer: {adam_beta1: 0.8, adam_beta1: 0.9}\n")
     (folder / "bert.yaml").write_text("script: bert\n")
     models(folder)
     return folder
@@ -152,6 +153,7 @@ MISTAKES: dict[str, list[str]] = {
     "bert {d}/bad.yaml": ["bad.yaml", "line", "YAML"],
     "bert {d}/list.yaml": ["list.yaml", "lr: 3e-5"],
     "bert {d}/twice.yaml": ["twice.yaml", "lr is given twice"],
+    "bert {d}/within.yaml": ["within.yaml", "adam_beta1 is given twice"],
     "bert {d}/binary.yaml": ["binary.yaml", "YAML"],
     "vit {d}/bert.yaml": ["bert.yaml", "bert.py", "vit.py"],
     # what the device cannot do

@@ -200,7 +200,7 @@ class RankRow(TypedDict):
         "processes for every strategy but ddp, and for dp"]]
     comm_exposed_s: NotRequired[Annotated[Seconds | None,
         "of the timed steps: from the moment when this rank's last local gradient was ready to "
-        "the end of the backward pass, in which DDP completes the exchange, and until log entries "
+        "the end of the backward pass, in which DDP completes the exchange, and before log entries "
         "the wait for the loss of the other ranks (records from before 2026-11-27 have it in "
         "`data_wait_s`); null without DDP"]]
     comm_wait_s: NotRequired[Annotated[Seconds | None,

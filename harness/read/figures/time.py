@@ -204,11 +204,11 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
     axes.set_xlim(low, right)
     if longest:
         # Those of the whole width may all but the first lie in the strip.
-        linear = axes.get_xscale() == "linear"
-        ticks = MaxNLocator(nbins=4).tick_values(low, high) if linear else axes.get_xticks()
-        decades = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1) if low else ()
-        if not linear and len(decades) > 1:
-            ticks = [10.0**n for n in decades]
+        if axes.get_xscale() == "linear":
+            ticks = list(MaxNLocator(nbins=4).tick_values(low, high))
+        else:
+            decades = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+            ticks = [10.0**n for n in decades] if len(decades) > 1 else list(axes.get_xticks())
         axes.set_xticks([tick for tick in ticks if low <= tick <= high])
         axes.axvspan(high, right, color=kit.STRIP, zorder=0, linewidth=0)
 

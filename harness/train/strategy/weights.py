@@ -15,7 +15,7 @@ from harness.train.session import gather
 
 
 class EqualStart(DistributedDataParallelKwargs):
-    """The arguments of DDP for a model that is the same on all ranks."""
+    """The arguments of DDP for a model whose weights are the same on all ranks."""
 
     def to_kwargs(self) -> dict[str, object]:
         return {**super().to_kwargs(), "init_sync": False}
