@@ -1,4 +1,4 @@
-"""What a run exchanges beside its updates, over an emulated link: how much, and how long it waits.
+"""What a run exchanges besides its updates, over an emulated link: how much, and how long it waits.
 
     python -m benchmarks.collectives                         two nodes, 80 ms and 50 Mbit/s one way
     python -m benchmarks.collectives --nodes 4 --link 20ms/200mbit --out found.json
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks.results import OUT_HELP, ROOT, show
@@ -131,13 +132,14 @@ def inside(folder: Path, flags: list[str]) -> None:
     for name in ("all_reduce", "all_gather", "broadcast"):
         _count_calls(dist, name, found)
         setattr(distributed_c10d, name, getattr(dist, name))
-    send = Direct.send
+    direct: Any = Direct  # whose method is replaced
+    send = direct.send
 
     def counted(self: Direct, part: Any, to: int, tag: int) -> Any:
         _row(found)["bytes"] += part.nbytes
         return send(self, part, to, tag)
 
-    setattr(Direct, "send", counted)  # noqa: B010 - mypy: a function for a method
+    direct.send = counted
     argv = ["--tiny", f"--epochs={EPOCHS}", f"--o={folder}/records", *flags]
     sys.argv = ["vit.py", *argv]
     imported("vit").main(command_line("vit", argv))
@@ -171,14 +173,15 @@ def _row(found: Found) -> dict[str, float]:
 
 
 def _purpose() -> tuple[str, str]:
-    frame, unknown = sys._getframe(1), ""
+    frame: FrameType | None = sys._getframe(1)
+    unknown = ""
     while frame is not None:
         file, function = Path(frame.f_code.co_filename), frame.f_code.co_name
         if (file.stem, function) in PURPOSES:
             return PURPOSES[file.stem, function]
         if not unknown and "harness" in file.parts and file.stem not in CARRIERS:
             unknown = f"{file.stem} {function}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return OTHER, unknown
 
 

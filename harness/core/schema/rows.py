@@ -93,7 +93,9 @@ class EpochRow(TypedDict):
     step_time_p95_s: Annotated[Seconds | None,
         "the step time that 95 % of the steps on rank 0 do not exceed"]
     data_wait_share: Annotated[Share | None,
-        "share of the epoch's training that rank 0 spent waiting for the next batches"]
+        "share of the epoch's training that rank 0 spent waiting for the next batches, after the "
+        "log entry where there is one (records from before 2026-11-27 include what log entries "
+        "wait for)"]
     tflops_per_s: NotRequired[Annotated[TflopPerSecond | None,
         "floating-point operations of the timed steps on all ranks / `timed_s`, including padding "
         "and samples fed twice; null where they cannot be counted (below)"]]
