@@ -41,12 +41,13 @@ CPU_CASES = {
 # allows. A step of BERT-base on 64 texts of AG News has less work than it takes to launch it.
 _BERT = Case(TEXT, "bert-base", 5888, 1536, 256, precision="bf16", lr=2e-5)
 _VIT = Case(
-    IMAGE, "vit-base-patch16", 1024, 256, 128, precision="bf16", lr=2e-5,
+    IMAGE, "vit-base-patch16", 2048, 512, 128, precision="bf16", lr=2e-5,
     image_size=224, jpeg_px=224,
 )  # fmt: skip
 GPU_CASES = {
     "bert-base": _BERT,
     "vit-base-patch16": _VIT,
+    "bert-base-1024": replace(_BERT, train=16384, batch=1024),
     "distilbert-base": replace(_BERT, model="distilbert-base"),
     "modernbert-base": replace(_BERT, model="modernbert-base"),
     "resnet-18-cifar": Case(

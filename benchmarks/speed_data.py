@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +120,18 @@ def _pictures(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str,
         if case.jpeg_px is None:
             data[split].to_parquet(folder / "data" / f"{split}.parquet")
             continue
-        for number, row in enumerate(data[split]):
-            target = folder / "data" / split / f"class{row['label']}" / f"{number:06d}.jpg"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_jpeg(row["image"], case.jpeg_px, number))
-            written += target.stat().st_size
+        images = folder / "data" / split
+
+        def write(number: int, images: Path = images, rows: datasets.Dataset = data[split]) -> int:
+            row = rows[number]
+            target = images / f"class{row['label']}" / f"{number:06d}.jpg"
+            target.write_bytes(_jpeg(row["image"], case.jpeg_px or 0, number))
+            return target.stat().st_size
+
+        for label in set(data[split]["label"]):
+            (images / f"class{label}").mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            written += sum(pool.map(write, range(len(data[split]))))
     side = {"height": case.image_size, "width": case.image_size}
     processor = ViTImageProcessorPil(size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     processor.save_pretrained(folder / "model")
