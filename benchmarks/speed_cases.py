@@ -70,6 +70,7 @@ class Arm:
     recipe: str  # module of benchmarks/recipes
     says: str
     changed: dict[str, Any] = field(default_factory=dict)  # of the task
+    flags: tuple[str, ...] = ()  # of our command line
     exact: bool = True  # the same batches as ours, so the same losses but for rounding
     stock: bool = False  # transformers' own Trainer
 
@@ -83,13 +84,18 @@ ARMS = {
                  {"batches": "ideal"}, exact=False),
     "bf16": Arm("ours", "bert.py or vit.py with --precision bf16, where the others are in fp32",
                 {"precision": "bf16"}, exact=False),
+    "compiled": Arm("ours", "bert.py or vit.py with --torch_compile; the first epoch compiles",
+                    flags=("--torch_compile",), exact=False),
     "ours": Arm("ours", "bert.py or vit.py"),
 }  # fmt: skip
 
 
 def arms_of(case: Case, asked: list[str]) -> list[str]:
-    """Those that there are for this case: pictures are all of one length, and some in bf16."""
-    there = {"ideal": case.kind == TEXT, "bf16": case.precision != "bf16"}
+    """Those that there are for this case: pictures are all of one length, and those in bf16 are for
+    a GPU, where a model is compiled for a purpose.
+    """
+    gpu = case.precision == "bf16"
+    there = {"ideal": case.kind == TEXT, "bf16": not gpu, "compiled": gpu}
     return [name for name in asked if there.get(name, True)]
 
 
@@ -105,5 +111,5 @@ def task_of(case: Case, arm: str, folder: Path, out: Path, flags: list[str]) -> 
         "kind": case.kind, "model": str(folder / "model"), "data": str(folder / "data"),
         "out": str(out), "batch": case.batch, "epochs": case.epochs, "lr": case.lr,
         "precision": case.precision, **ARMS[arm].changed,
-        "flags": tuple(flags) if ARMS[arm].recipe == "ours" else (),
+        "flags": (*ARMS[arm].flags, *flags) if ARMS[arm].recipe == "ours" else (),
     }  # fmt: skip

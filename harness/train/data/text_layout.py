@@ -169,7 +169,7 @@ def _without_masks(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def _keep_read_rows(mean: bool, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
     """What the head reads of each text, as (texts, 1, width): its first token, or the mean."""
     if (texts := kwargs.get("texts")) is not None:
-        row, first = output.last_hidden_state[0], texts["first"]
+        row, first = output.last_hidden_state.squeeze(0), texts["first"]
         kept = _means(row, first, texts["lengths"]) if mean else row.index_select(0, first)
         output.last_hidden_state = kept[:, None]
     return output
@@ -203,7 +203,8 @@ def packed_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return padded
-    rows = [each[0].transpose(0, 1) for each in (query, key, value)]  # (tokens, heads, width)
+    # (tokens, heads, width). The gradient of an index would be copied, transposed, into zeros.
+    rows = [each.squeeze(0).transpose(0, 1) for each in (query, key, value)]
     if "bounds" in texts:
         attended = kernel_attention(rows, texts["bounds"], texts["longest"], dropout, scaling)
     elif "runs" in texts:

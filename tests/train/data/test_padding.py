@@ -172,6 +172,18 @@ def test_attention_drops_what_it_is_told_to(tmp_path: Path) -> None:
         assert result[:, 0, 0].std() == pytest.approx(40**-0.5, rel=0.2)
 
 
+def test_the_gradient_of_a_row_is_not_copied(tmp_path: Path) -> None:
+    batches, model = text_batches(tmp_path, lengths()), small("bert")
+    text_layout.accept_packed(model)
+    for attention in ("runs", "padded"):
+        batches.layout = Layout("packed", attention)
+        batch = for_model(batches(np.arange(6)))
+        with torch.profiler.profile() as profile:
+            model(**batch).loss.backward()
+        counts = {event.key: event.count for event in profile.key_averages()}
+        assert counts["aten::select_backward"] == 1, attention  # the pooler's: one row a text
+
+
 # ---- training ----
 
 
