@@ -133,7 +133,7 @@ def _section(name: str, found: dict[str, Any], processes: int) -> Iterator[str]:
     for arm in found["arms"]:
         own = [r for r in runs if r["arm"] == arm]
         if own:
-            yield f"| {' | '.join(_row(arm, own, runs, found, processes))} |"
+            yield f"| {' | '.join(row(arm, own, runs, found, processes))} |"
 
 
 def _changed(case: Case) -> str:
@@ -155,7 +155,7 @@ def _optimizer_ms(facts: dict[str, Any], limit: dict[str, float]) -> float:
     return float(facts["parameters"] * 7 * 4 / limit["copy_gb_per_s"] / 1e6)
 
 
-def _row(arm: str, own: Runs, runs: Runs, found: dict[str, Any], processes: int) -> list[str]:
+def row(arm: str, own: Runs, runs: Runs, found: dict[str, Any], processes: int) -> list[str]:
     case = Case(**found["case"])
     rates = [case.train / _mean(r, "train_s") for r in own]
     flop, peak = found["facts"]["gflop_per_sample"], found["roofline"]["matmul_tflops"]

@@ -17,7 +17,8 @@ import pytest
 from harness.core.command_line import parse
 from harness.core.records import find_runs
 from harness.read.records.selection import read_selected
-from tests.support.benchmarked import benchmark, cells, run_benchmark
+from tests.support.benchmarked import benchmark, cells, run_benchmark, run_warm
+from tests.support.ranks import ran
 
 GPU_SH = ["bash", "benchmarks/gpu.sh"]
 # What torchrun sets for one process on one node.
@@ -45,6 +46,23 @@ def test_overhead_compares_equal_work(tmp_path: Path) -> None:
     rows = [line for line in table.splitlines() if line.startswith("| vit-nano |")]
     assert [line.split(" | ")[1] for line in rows[:3]] == ["bare", "stock", "loop"]
     assert len(rows) == 4  # the last one is of row writing
+
+
+@pytest.mark.process
+def test_update_profile_says_where_the_time_goes() -> None:
+    done = benchmark("update_profile", "vit", "--rows=3", "--train_size=512", "--per_gpu_batch=8")
+    line = next(t for t in done.out.splitlines() if t.startswith("an update: "))
+    whole, *stages = [float(number) for number in re.findall(r"\d+\.\d\d", line)]
+    named = dict(zip(re.findall(r"(\w+) \d+\.\d\d", line), stages, strict=True))
+    assert 0 < named["compute_loss"] + named["backward"] <= named["training_step"] < whole
+    assert cells(done.out, "self_cpu_time_total") == [
+        "self_cpu_time_total",
+        "share",
+        "calls an update",
+    ]
+    assert len([t for t in done.out.splitlines() if "% |" in t]) == 3
+    few = ran(1, run_warm, "update_profile", ["vit", "--per_gpu_batch=64"], "")
+    assert few.code == 2 and "error: an epoch has 22 updates, and 26 are looked at" in few.err
 
 
 @pytest.mark.process

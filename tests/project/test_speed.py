@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -397,3 +397,39 @@ def test_which_arms_agree() -> None:
     # The stock Trainer multiplies BERT's loss by the number of processes, ViT's it does not.
     assert not is_exact(TEXT, "examples", 2) and is_exact(PICTURES, "examples", 2)
     assert is_exact(TEXT, "loop", 2) and is_exact(TEXT, "ours", 2)
+
+
+def rows_of_speed(record: dict[str, Any]) -> Iterator[list[str]]:
+    for found in record["cases"].values():
+        case = Case(**found["case"])
+        names = {
+            "examples": "transformers' examples", "loop": "a loop by hand",
+            "ours": f"{task.SCRIPTS[case.kind]}.py",
+            "compiled": f"{task.SCRIPTS[case.kind]}.py, --torch_compile",
+        }  # fmt: skip
+        for arm, name in names.items():
+            own = [run for run in found["runs"] if run["arm"] == arm]
+            if own:
+                row = speed_table.row(arm, own, found["runs"], found, 1)
+                cells = dict(zip(speed_table.HEAD, row, strict=True))
+                yield [
+                    f"{case.model}, {case.batch}", name, cells["training samples/s"],
+                    cells["share of matmul peak"], cells["training alone: ours is faster by"],
+                    cells["evaluation s"], cells["saving s"],
+                ]  # fmt: skip
+
+
+def test_the_page_has_the_comparison_on_a_gpu(root: Path) -> None:
+    part = (root / "docs" / "guide.md").read_text().split("### On one H200")[1]
+    found = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
+    assert [row for row in found if len(row) == 7 and "samples/s" not in row] == [
+        row
+        for name in ("speed", "speed_compiled")
+        for row in rows_of_speed(json.loads((root / f"records/gpu/{name}.json").read_text()))
+    ]
+    cost = json.loads((root / "records/gpu/overhead.json").read_text())["cases"]["bert-nano"]
+    (pair,) = cost
+    mine, bare = pair["ours"], pair["bare"]
+    step, whole = (mine[name] / bare[name] for name in ("step_s", "train_s"))
+    assert f"{step:.2f} of the step\ntime of the bare Trainer" in part
+    assert f"in one round of {mine['steps']} steps ({whole:.2f} of its whole training)" in part
