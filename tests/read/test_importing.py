@@ -16,7 +16,7 @@ from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.environment import DataRecord, ImportedRecord
 from harness.core.schema.fields import fields_of
 from harness.read import load, load_runs
-from harness.read.imports.formats import learning_rate
+from harness.read.imports.formats import learning_rate, read_foreign
 from tests.support.paired import NAME, TEXT, text_file
 from tests.support.records import record
 
@@ -101,8 +101,9 @@ def test_a_text_file_becomes_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rate"),
     [
-        ("2e-05", 2e-5), ("0002", 0.0002), ("00002", 2e-5), ("001", 0.001), ("0.0003", 0.0003),
-        ("1.5e-4", 1.5e-4), ("-05", None), ("5", None), ("fast", None), ("000", None),
+        ("2e-05", 2e-5), ("25e-05", None), ("0002", 0.0002), ("00002", 2e-5), ("001", 0.001),
+        ("0.0003", 0.0003), ("1.5e-4", 1.5e-4), ("-05", None), ("5", None), ("fast", None),
+        ("000", None),
         ("1e999", None), ("0e-5", None),
     ],
 )  # fmt: skip
@@ -237,6 +238,22 @@ def test_a_trainer_state_has_a_row_an_evaluation(tmp_path: Path) -> None:
     assert run["train_samples_per_s"] is None and run["train_time_s"] is None
     text = (read_json(only(tmp_path).settings) or {})["imported"]["said"]
     assert text == {"train_runtime": 12.5, "train_steps_per_second": 1.6}
+
+
+def test_the_best_metric_is_that_of_the_update_that_the_state_names(tmp_path: Path) -> None:
+    rows = [(1.0, 10, 0.5, 0.6), (2.0, 20, 0.6, 0.55)]
+    history = [
+        {"eval_accuracy": accuracy, "eval_f1": f1, "eval_runtime": 0.5, "epoch": epoch, "step": n}
+        for epoch, n, accuracy, f1 in rows
+    ]
+    content = state(log_history=history, best_metric=0.6)
+    found = []
+    for more in ({"best_global_step": 20}, {}, {"best_global_step": 7}):
+        file = state_file(tmp_path, content | more, f"checkpoint-{len(found)}")
+        found.append(read_foreign(file).best_metric)
+    assert found == ["accuracy", None, None]  # without the update it may be either of them
+    history[1]["eval_f1_macro"] = 60.0
+    assert take(tmp_path, state_file(tmp_path, state(log_history=history)), "--script=bert") == 2
 
 
 def test_evaluations_at_one_update_are_one_row(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ ROW = (
     "timed_s", "energy_j", "eval_loss", "accuracy", "precision", "recall", "f1", "eval_samples",
     "eval_time_s", "eval_samples_per_s", "wall_s", "unix",
 )  # fmt: skip
-SHARES = ("accuracy", "precision", "recall", "f1", "top5_accuracy")
+SHARES = {*QUALITY_FIELDS} - {"train_loss", "eval_loss"}
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,16 @@ def _read_text(file: Path, text: str, sha256: str) -> Foreign:
         epochs_done=epochs,
         outcome=FINISHED if broken is None else "diverged",
         reason=None if broken is None else f"the test loss of epoch {broken:g} is not finite",
-        notes=TEXT_NOTES,
+        notes=(*TEXT_NOTES, *_may_be_cut(file)),
     )
+
+
+def _may_be_cut(file: Path) -> list[str]:
+    match = FILE_NAME.match(file.stem)
+    if match is None or not re.fullmatch(r"\de-?\d+", rate := match[2]):
+        return []
+    return [f"the learning rate is {rate}, as the name has it: if the callback cut it, as 1.{rate} "
+            "becomes so, it was another"]  # fmt: skip
 
 
 def settings_in(file: Path) -> dict[str, Any]:
@@ -141,10 +149,12 @@ def settings_in(file: Path) -> dict[str, Any]:
 
 
 def learning_rate(text: str) -> float | None:
-    """None where digits are lost: -05 is what was left of 2e-05, or of 3e-05."""
+    """None where digits are lost: -05 is what was left of 2e-05, or of 3e-05, and 25e-05 of
+    1.25e-05. 5e-05 may be what was left of 1.5e-05, and is taken as it stands.
+    """
     if re.fullmatch(r"0\d+", text):
         text = f"0.{text}"
-    elif not re.fullmatch(r"\d+(\.\d+)?e-?\d+|\d+\.\d+", text):
+    elif not re.fullmatch(r"\d(\.\d+)?e-?\d+|\d+\.\d+", text):
         return None
     value = float(text)
     return value if value > 0 and math.isfinite(value) else None
@@ -366,11 +376,17 @@ def _outcome(
 
 
 def _best_metric(state: dict[str, Any], rows: list[dict[str, Any]]) -> str | None:
-    """Whose best value the state holds; none where it chose by nothing that it logged."""
-    best = state.get("best_metric")
-    chosen_by = set(QUALITY_FIELDS) - {"train_loss"}
-    known = [n for row in rows for n, value in row.items() if n in chosen_by and value == best]
-    return known[0] if is_number(best) and known else None
+    """Whose best value the state holds; none where nothing that it logged, or more than one metric,
+    had that value at that update.
+    """
+    best, update = state.get("best_metric"), state.get("best_global_step")
+    if not is_number(best):
+        return None
+    if any(row["updates"] == update for row in rows):  # older states do not say it
+        rows = [row for row in rows if row["updates"] == update]
+    chosen_by = [name for name in QUALITY_FIELDS if name != "train_loss"]
+    named = [name for name in chosen_by if any(row.get(name) == best for row in rows)]
+    return named[0] if len(named) == 1 else None
 
 
 def _begins(history: list[dict[str, Any]]) -> str | None:
