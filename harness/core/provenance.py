@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -126,14 +127,23 @@ def nvidia_driver() -> Driver | None:
 
 
 def visible_gpus(count: int) -> tuple[str, ...]:
-    """The GPUs, out of so many, that CUDA_VISIBLE_DEVICES leaves visible, named as it does."""
+    """The GPUs, out of so many, that CUDA_VISIBLE_DEVICES leaves visible, named as it does: CUDA
+    reads it up to the first entry that names none.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = range(count) if visible is None else map(str.strip, visible.split(","))
-    return tuple(str(name) for name in names if name not in ("", "-1"))
+    if visible is None:
+        return tuple(map(str, range(count)))
+
+    def names_one(entry: str) -> bool:
+        number = entry.isdecimal() and int(entry) < count
+        return number or entry.startswith(("GPU-", "MIG-"))
+
+    return tuple(takewhile(names_one, map(str.strip, visible.split(","))))
 
 
 # Of `harness nodes`, in the environment of the command that it runs.
 NODES_LINK = "HARNESS_NODES_LINK"
+SHARED_GPUS = "HARNESS_NODES_GPUS"  # how many there are, where nodes share them
 # The process that carries the packets of emulated nodes, which is no load by others; on one node.
 RELAY = "HARNESS_RELAY"
 

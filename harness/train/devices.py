@@ -14,6 +14,7 @@ from harness.core.settings import Settings, UserError
 from harness.core.strategies import strategy_of
 from harness.core.topology import World
 
+HIDDEN = ("", "-1", "NoDevFiles")  # of CUDA_VISIBLE_DEVICES; the last is a cluster's word
 ON_CPU = "or train on the CPU with --use_cpu"
 
 
@@ -75,7 +76,7 @@ def why_unusable(visible: str | None) -> str | None:
         if torch.cuda.is_available():
             return _not_in_this_build()
     driver = nvidia_driver()
-    if driver is None or not visible_gpus(driver.gpus):
+    if driver is None or not driver.gpus or visible in HIDDEN:
         return None
     problem = f"this machine has {driver.gpus} GPU(s), but torch cannot use them"
     built, newest = torch.version.cuda, ".".join(map(str, driver.cuda))

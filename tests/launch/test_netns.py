@@ -101,6 +101,10 @@ def test_no_two_nodes_share_a_gpu_unless_they_are_told_to() -> None:
             "the command stands after --: python -m harness nodes 2 -- torchrun vit.py --tiny",
         ),
         (["2", "vit.py"], "nodes 2 -- torchrun vit.py"),
+        (
+            ["2", "--", "python3", "vit.py", "--tiny"],
+            "each node would train alone: did you mean -- torchrun vit.py --tiny?",
+        ),
         (["2", "--"], "a command is expected after --"),
         (["4", "--link", "2+1:between=1ms"], "has 3 nodes in its places, and the set-up 4"),
     ],

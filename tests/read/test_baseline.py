@@ -74,6 +74,12 @@ def test_of_two_disturbed_runs_both_are_said_to_be(tmp_path: Path) -> None:
     assert "The baseline is" in told(quiet) and said not in told(quiet)
 
 
+def test_processes_that_share_a_gpu_are_said_to(tmp_path: Path) -> None:
+    run = on_two(tmp_path, launch={"processes_per_gpu": 2.0})
+    on_one(tmp_path, 32)
+    assert "But 2 of its processes share a GPU and slow each other." in told(run)
+
+
 @pytest.mark.parametrize(("timed_s", "said"), [(8.0, "1.00"), (8.16, "1.02"), (1.0, "0.125")])
 def test_a_ratio_has_three_digits(timed_s: float, said: str, tmp_path: Path) -> None:
     run = on_two(tmp_path)

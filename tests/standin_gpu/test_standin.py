@@ -288,7 +288,13 @@ def test_each_emulated_node_has_gpus_of_its_own(tmp_path: Path) -> None:
         if "nodes" in done.stderr and "cannot" in done.stderr:
             pytest.skip(done.stderr)
         assert done.returncode == 0, done.stdout + done.stderr
+    shared, own = (only_run(tmp_path / n).read_epochs()[0][-1] for n in ("1", "2"))
+    launch = environment(only_run(tmp_path / "1"))["launch"]
+    assert launch["processes_per_gpu"] == 2
+    for row, gpus in ((shared, 1), (own, 2)):
+        assert row["mfu"] == pytest.approx(row["tflops_per_s"] / (gpus * 67))
     facts = environment(only_run(tmp_path / "2"))
+    assert "processes_per_gpu" not in facts["launch"]
     assert facts["nodes"] == 2 and facts["observed"]["backend"] == "nccl"
 
 

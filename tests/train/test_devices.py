@@ -79,6 +79,11 @@ def test_a_process_alone_sees_one_gpu(cuda: FakeCuda, monkeypatch: pytest.Monkey
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5a")
     peers = Settings(script="vit", strategy="hivemind")
+    for visible, found in (("1,0,2", "1"), ("3,7,1", "3,7,1"), ("0, -1, 1", "0, -1, 1")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        devices.choose_gpus(ALONE, World())  # CUDA shows one where the second entry names none
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == found
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5a")
     assert devices.choose_gpus(peers, World(per_node=2, local_rank=1)) == 1
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-5a"
 
@@ -144,7 +149,7 @@ def test_nccl_is_told_the_device_of_a_barrier(monkeypatch: pytest.MonkeyPatch) -
 def test_gpus_hidden_by_the_user_are_no_mistake(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for hidden in ("", "-1"):
+    for hidden in ("", "-1", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         monkeypatch.setattr(cuda, "available", False)
         assert devices.choose_gpus(RANKS, World(per_node=8)) == 0

@@ -42,6 +42,8 @@ class LaunchRecord(TypedDict):
     processes_per_core: Annotated[Amount | None,
         "processes of all nodes / cores of the machine that they share; above 1 they slow each "
         "other down; null on GPUs and on machines elsewhere"]
+    processes_per_gpu: NotRequired[Annotated[Amount,
+        "of `harness nodes --oversubscribe` where nodes share GPUs: processes of all nodes / GPUs"]]
     start: Annotated[str, Value(choices=("warm", "cold", "slurm")),
         "`warm`: in processes forked from one that had loaded everything; `cold`: by torchrun; "
         "`slurm`: by torchrun in a job of a cluster"]

@@ -19,8 +19,9 @@ from typing import Any
 
 from harness.core.links import Link, Network, link_of
 from harness.core.process import GRACE_S
-from harness.core.provenance import NODES_LINK
+from harness.core.provenance import NODES_LINK, SHARED_GPUS
 from harness.core.settings import UserError
+from harness.core.tasks import TASKS
 from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.places import (
@@ -95,11 +96,15 @@ def emulation_facts(emulated: EmulatedNodes, link: Link | Network, count: int) -
 def run(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     link = link_of(options.link)
+    if options.nodes > 1 and options.command:
+        refuse_apart(options.command)
     machine = this_machine()
     gpus = gpus_of(options.nodes, machine.gpus, options.oversubscribe)
     use = others(machine)  # before nodes are opened, which is work
     try:
         os.environ[NODES_LINK] = str(link)
+        if 0 < len(machine.gpus) < options.nodes:
+            os.environ[SHARED_GPUS] = str(len(machine.gpus))
         with EmulatedNodes.open(options.nodes, link) as emulated:
             place = place_facts("netns") | emulation_facts(emulated, link, options.nodes)
             launch = launched(None, Options(cold=True), use, place)
@@ -172,6 +177,18 @@ def torchrun_of_ours(command: list[str]) -> list[str]:
         line = shlex.join(["torchrun", *command])
         raise UserError(f"{command[0]} is no command: did you mean -- {line}?")
     return command
+
+
+def refuse_apart(command: list[str]) -> None:
+    """Nodes that would each train alone, into one record: only the peers of hivemind find each
+    other without a launcher.
+    """
+    starts_python = Path(command[0]).name.startswith("python")
+    script = next((word for word in command[1:] if word.endswith(".py")), "")
+    peers = any("hivemind" in word for word in command)
+    if starts_python and command[1:2] == [script] and Path(script).stem in TASKS and not peers:
+        line = shlex.join(["torchrun", *command[1:]])
+        raise UserError(f"each node would train alone: did you mean -- {line}?")
 
 
 def show(nodes: list[Node]) -> int:

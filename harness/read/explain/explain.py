@@ -37,7 +37,8 @@ from harness.read.explain.time_breakdown import (
     time_breakdown,
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
-from harness.read.records.comparable import all_beside_others
+from harness.read.records.baseline import RATE
+from harness.read.records.comparable import SPEED, all_beside_others, measured_against
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, is_ours
 from harness.read.records.runs import Run
@@ -268,7 +269,12 @@ def _against(
     group: Group, breakdown: TimeBreakdown, baseline: Group, base: TimeBreakdown, was_searched: bool
 ) -> list[str]:
     assert breakdown.rate.mean is not None and base.rate.mean is not None
-    times, devices = breakdown.rate.mean / base.rate.mean, breakdown.devices / base.devices
+    # As `compare` has it; the rates of runs whose summary lacks one are known all the same.
+    compared = measured_against(group, baseline, RATE, SPEED).value
+    times, devices = (
+        compared or breakdown.rate.mean / base.rate.mean,
+        breakdown.devices / base.devices,
+    )
     one = "one process" if base.devices == 1 else f"{base.devices} processes"
     if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
@@ -280,6 +286,9 @@ def _against(
         f"It reaches {_rate(base)}.",
         f"Training reaches {_times(times)} times its samples/s{scaling if devices != 1 else ''}.",
     ]
+    shared = group.finished[0].launch.get("processes_per_gpu") or 0
+    if shared > 1:
+        sentences.append(f"But {shared:g} of its processes share a GPU and slow each other.")
     if all_beside_others(baseline):
         sentences.append("Other programs ran beside it and its baseline: neither time is certain.")
     unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]

@@ -108,6 +108,9 @@ def _disturbed(runs: list[Run]) -> Iterator[str]:
         "had more processes than cores": [
             (r.launch.get("processes_per_core") or 0) > 1 for r in runs
         ],
+        "had more processes than GPUs": [
+            (r.launch.get("processes_per_gpu") or 0) > 1 for r in runs
+        ],
         "ran in another batch per process than asked for": [bool(r.other_batches) for r in runs],
         "ran beside others of the sweep (--pack)": [r.launch.get("packed") for r in runs],
         f"began or trained while others used more than {DISTURBING_SHARE:.0%} of the cores": [

@@ -192,6 +192,11 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
     named = [c for c in LABEL_NAMES if c in columns]
     candidates = classes or named or {*_few_valued(settings, data), *({"category"} & {*columns})}
+    if not candidates and columns == ["image"]:
+        raise UserError(
+            f"--dataset {settings.dataset}: its pictures have no classes: name the folder above, "
+            "with a folder of pictures for each class, or add a metadata.csv"
+        )
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of classes among {', '.join(columns)}"
@@ -268,7 +273,10 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
             raise UserError(f"--{flag} {chosen}: too many columns")
         return named
     if not candidates:
-        raise UserError(f"--dataset {settings.dataset} has no column of {kind} among {columns}")
+        raise UserError(
+            f"--dataset {settings.dataset} has no column of {kind} among {columns}, where {label} "
+            "is taken for the classes"
+        )
     if len(candidates) == 1:
         return candidates
     usual = [c for c in preferred if c in candidates][:1]
@@ -298,9 +306,11 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
     for which, values in columns.items():
         if all(isinstance(v, float) and v.is_integer() for v in values):  # pandas' whole numbers
             columns[which] = values = [int(v) for v in values]
-        if any(_is_fraction(v) or not isinstance(v, (int, str)) for v in values):
+        wrong = [v for v in values if _is_fraction(v) or not isinstance(v, (int, str))]
+        if wrong:
+            shown = wrong[0] if _is_number(wrong[0]) else type(wrong[0]).__name__
             raise UserError(
-                f"column {label} holds {type(values[0]).__name__}, not classes: "
+                f"column {label} holds {shown}, which is no class (a word or a whole number): "
                 "name another with --label_column"
             )
     if isinstance(feature, datasets.ClassLabel):

@@ -122,7 +122,8 @@ class Console(TrainerCallback):
                 )
 
     def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
-        settings, device = self.context.settings, observed["device"]
+        settings = self.context.settings
+        device = observed["device"] if args.n_gpu < 2 else f"{args.n_gpu} GPUs"  # DataParallel
         on_cpu, threads = device == "cpu", torch.get_num_threads()
         many = observed["world"] > 1
         if on_cpu:

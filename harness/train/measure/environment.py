@@ -18,7 +18,7 @@ import torch
 from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
 from harness.core.process import usable_cores
-from harness.core.provenance import commit, nvidia_driver, versions
+from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
 from harness.core.records.redact import redacted, redacted_command, settings_of
 from harness.core.settings import Settings
 from harness.core.topology import World
@@ -87,7 +87,16 @@ def _recorded_launch(gpus: int) -> dict[str, Any] | None:
     if facts.get("sweep", "") is None and "WORLD_SIZE" in os.environ and not gpus:
         processes = int(os.environ["WORLD_SIZE"])
         facts["processes_per_core"] = round(processes / len(usable_cores()), 3)
+    if gpus and (shared := processes_per_gpu()) is not None:
+        facts["processes_per_gpu"] = shared
     return facts or None
+
+
+def processes_per_gpu() -> float | None:
+    """Where emulated nodes share GPUs; None where each process has one of its own."""
+    if SHARED_GPUS not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    return round(int(os.environ["WORLD_SIZE"]) / int(os.environ[SHARED_GPUS]), 3)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ from harness.train.data.models import first_position
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.calibration import bf16_gain, calibration
 from harness.train.measure.clock import MEASURING
+from harness.train.measure.environment import processes_per_gpu
 from harness.train.measure.rows import EpochMeasure
 from harness.train.session import broadcast, gather
 
@@ -54,6 +55,7 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("h100 nvl", {"bf16": 835, "fp16": 835, "tf32": 418, "fp32": 60}),
     ("h100 pcie", {"bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51}),
     ("h100", {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67}),
+    ("h800 pcie", {"bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51}),
     ("h800", {"bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67}),
     ("h20", {"bf16": 148, "fp16": 148, "tf32": 74, "fp32": 44}),
     # NVIDIA A100, A30, A40, A10 data sheets (2020, 2021)
@@ -68,8 +70,10 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("l40", {"bf16": 181, "fp16": 181, "tf32": 90.5, "fp32": 90.5}),
     ("l4", {"bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3}),
     # NVIDIA V100 (2018), T4 (2019), P100 (2016) data sheets: no bf16, no tf32
+    ("v100 pcie", {"fp16": 112, "fp32": 14}),
     ("v100", {"fp16": 125, "fp32": 15.7}),
     ("t4", {"fp16": 65, "fp32": 8.1}),
+    ("p100 sxm2", {"fp16": 21.2, "fp32": 10.6}),
     ("p100", {"fp16": 18.7, "fp32": 9.3}),
     # NVIDIA Ada and Ampere architecture white papers: GeForce at half rate with fp32 sums
     ("rtx 4090", {"bf16": 165.2, "fp16": 165.2, "tf32": 82.6, "fp32": 82.6}),
@@ -260,10 +264,10 @@ def _polynomial(counts: Mapping[int, float]) -> Work:
 
 def peak_tflops(device: str, precision: str) -> float | None:
     """The peak of a device, by its name; None if it is not in the table, has no such format or is a
-    part of a device (MIG).
+    part of a device (MIG, or a virtual one, as A100-10C).
     """
     name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
-    if " mig " in name:
+    if " mig " in name or re.search(r" \d+[abcq] $", name):
         return None
     for part, by_format in PEAKS:
         _, match, after = name.partition(f" {part} ")
@@ -341,6 +345,7 @@ class Utilisation(EpochMeasure):
         nodes = _processors(context, model, one_batch)
         self.processor = nodes[0] if nodes else None
         self.peak, self.peak_from = peak_of(context.settings, nodes)
+        self.sharing = processes_per_gpu() or 1.0 if context.args.device.type == "cuda" else 1.0
         self.updates: dict[int, BatchShape] = {}  # of this epoch
 
     @staticmethod
@@ -372,7 +377,7 @@ class Utilisation(EpochMeasure):
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
         sums = {name: total([rank.get(name) for rank in ranks]) for name in SUMS}
-        peak = self.peak * self.devices() if self.peak is not None else None
+        peak = self.peak * self.devices() / self.sharing if self.peak is not None else None
         return rates(sums, row["timed_s"], peak)
 
     def facts(self) -> dict[str, Any]:

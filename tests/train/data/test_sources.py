@@ -147,6 +147,21 @@ def test_a_column_of_two_words_is_the_class(tmp_path: Path) -> None:
         load(settings(tmp_path / "two.csv"))
 
 
+def test_what_is_no_column_of_classes_or_text(tmp_path: Path) -> None:
+    table = [{"text": f"t {i % 40}", "score": 0.5 * (i % 7)} for i in range(80)]
+    write_csv(tmp_path / "a.csv", table)
+    with pytest.raises(UserError, match=r"column score holds 0\.5, which is no class \(a word or"):
+        load(settings(tmp_path / "a.csv", label_column="score"))
+    with pytest.raises(UserError, match="no column of text among text, score, where text is taken"):
+        load(settings(tmp_path / "a.csv", label_column="text"))
+    red = tmp_path / "pictures" / "red"
+    red.mkdir(parents=True)
+    for n in range(3):
+        Image.new("RGB", (8, 8), (n, 0, 0)).save(red / f"{n}.png")
+    with pytest.raises(UserError, match="its pictures have no classes: name the folder above"):
+        load(settings(red, script="vit"))
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_column_of_few_small_numbers_is_the_class(kind: str, tmp_path: Path) -> None:
     others: dict[str, Callable[[int], Any]] = {

@@ -15,9 +15,10 @@ import torch
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
+from harness.core.provenance import SHARED_GPUS
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.topology import World
-from harness.train.measure.environment import environment
+from harness.train.measure.environment import _recorded_launch, environment, processes_per_gpu
 from harness.train.measure.resources import (
     CpuTime,
     Memory,
@@ -193,6 +194,16 @@ def test_what_harness_nodes_cannot_know_is_added_by_the_run(
         facts = {"sweep": sweep, "launcher": "netns", "processes_per_core": None}
         monkeypatch.setenv("HARNESS_LAUNCH", json.dumps(facts))
         assert environment()["launch"] == facts | {"processes_per_core": expected}
+
+
+def test_nodes_that_share_a_gpu_are_told_to_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert processes_per_gpu() is None
+    monkeypatch.setenv(SHARED_GPUS, "2")
+    assert processes_per_gpu() == 1.5
+    monkeypatch.setenv("HARNESS_LAUNCH", json.dumps({"sweep": None}))
+    assert (_recorded_launch(1) or {})["processes_per_gpu"] == 1.5
+    assert "processes_per_gpu" not in (_recorded_launch(0) or {})  # on the CPU
 
 
 def test_a_cpu_reserves_nothing() -> None:
