@@ -62,7 +62,11 @@ EXPECT_KEYS = ("of", "against", "measure", "at_least", "at_most")
 # Settings that belong on the command line of the sweep.
 NOT_IN_A_FILE = {"output_dir": "--output_dir", "tiny": "--tiny", "rerun": "--rerun all"}
 
-AXIS_ALONE = "it belongs under grid (link: [1ms, 20ms]), settings (for all runs) or runs"
+COMMENT = "it is a comment above the keys, as # {}: ..."
+MISPLACED = {
+    "link": "it belongs under grid (link: [1ms, 20ms]), settings (for all runs) or runs",
+    **{name: COMMENT.format(name.title()) for name in ("question", "hypothesis")},
+}
 
 MOST_PARTS = 100_000  # of a file, with each alias in full
 
@@ -208,7 +212,7 @@ def load(path: Path, tiny: bool = False, installed: Callable[[str], object] | No
     known = (*KEYS, *dict.fromkeys((*TASKS, *own)), "tiny")
     for where in (*((key,) for key in source.content), *(("tiny", key) for key in small)):
         if where[-1] not in known or where == ("tiny", "tiny"):
-            hint = AXIS_ALONE if where[-1] == "link" else nearest(where[-1], known)
+            hint = MISPLACED.get(str(where[-1])) or nearest(where[-1], known)
             raise source.wrong(where, f"unknown key {where[-1]}: {hint}")
     if tiny:
         source.use_tiny()

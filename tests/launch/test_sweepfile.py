@@ -149,6 +149,7 @@ WRONG = {
     "script twice": ("script: [vit, vit]", "name each script once"),
     "key": ("script: vit\n\ngird: {}", "line 3: unknown key gird: did you mean grid?"),
     "link at the top": ("script: vit\nlink: 20ms", "unknown key link: it belongs under grid"),
+    "hypothesis": ("script: vit\nhypothesis: 16", "it is a comment above the keys"),
     "far key": ("script: vit\nzzz: 1", "line 2: unknown key zzz: there are script"),
     "key in tiny": ("script: vit\ntiny:\n  gird: {}", "line 3: unknown key gird"),
     "tiny": ("script: vit\ntiny: 3", "line 2: tiny: expected keys"),

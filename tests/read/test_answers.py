@@ -181,6 +181,12 @@ def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Pl
     )
     by = "reached by 1 of 2 runs, of the baseline by 2 of 2"
     assert f"{wall}{by}; {training}{by}" in missed
+    for seed in (0, 1):
+        plan.run("1_1", 64, seed=seed, epochs=epochs(0.5, 0.95))
+        plan.run("2_1", 64, seed=seed, epochs=epochs(0.5, 0.6))
+    missed = str(answers(read_sweep(plan.write(target=TARGET)))[1])
+    both = f"{by} for b4, and {by.replace('1 of 2 runs', '0 of 2 runs')} for b64"
+    assert f"{wall}{both}; {training}{both}" in missed
     # What devices buy is a rate, too; ways to train on the same ones are told apart by the times.
     assert two.startswith("setup 1_2 against setup 1_1: samples/s: equal; wall time")
 
@@ -295,6 +301,19 @@ def test_a_disturbed_run_that_misses_its_target_counts(plan: Plan) -> None:
 def groups_of(plan: Plan) -> tuple[Group, Group]:
     one, two = read_sweep(plan.write()).groups
     return one, two
+
+
+def test_compare_says_where_the_load_is_not_known(plan: Plan) -> None:
+    quiet = [row | {"others_cpu_share": 0.0} for row in epochs(0.5)]
+    for seed in (0, 1):
+        plan.run("1_1", seed=seed, epochs=quiet)
+        plan.run("1_2", seed=seed, epochs=quiet if seed else epochs(0.5))
+    groups = groups_of(plan)
+    verdicts = compare(*groups).verdicts
+    note = "other programs: not recorded during 1 of 2 runs of "
+    note += f"{groups[1].name}: taken to be none"
+    for question, notes in ((q, v.notes) for q, v in verdicts.items()):
+        assert (note in notes) == (question != "quality"), question
 
 
 def test_compare_leaves_disturbed_runs_out_or_refuses(disturbed: Plan) -> None:

@@ -312,3 +312,15 @@ def test_times_can_be_read_beside_long_counts(apart: int, plan: Plan) -> None:
         (strip,) = axes.patches
         begins = strip.get_x()  # type: ignore[attr-defined]
         assert sum(0 < tick < begins for tick in axes.get_xticks()) >= 2
+
+
+def test_a_time_axis_within_a_decade_has_more_than_one_tick(plan: Plan) -> None:
+    """Times from 0.4 to 4 s, beside counts that take much of a narrow panel."""
+    for batch, took in ((4, 0.4), (8, 1.5), (16, 4.0)):
+        rows = [row | {"wall_s": took, "epoch_time_s": took} for row in epochs(0.9)]
+        plan.run("1_1", batch, 1, epochs=rows)
+        plan.run("1_1", batch, 2, epochs=epochs(0.5))
+    for panel in draw("time_to_accuracy", measured(plan, target=TARGET)).figure.axes[:2]:
+        low, high = panel.get_xlim()
+        assert panel.get_xscale() == "log"
+        assert len([tick for tick in panel.get_xticks() if low <= tick <= high]) >= 3

@@ -120,6 +120,7 @@ def test_usage_has_one_scale_for_all_runs(plan: Plan) -> None:
     tops = [place.get_ylim()[1] for place in axes]
     # A line at 100 % does not lie on the frame.
     assert tops == pytest.approx([105, 105, 9.9, 9.9])
+    assert axes[0].get_xlim() == axes[2].get_xlim() and axes[0].get_xlim()[0] == 0
 
 
 def test_usage_marks_no_more_ends_of_epochs_than_can_be_told_apart(plan: Plan) -> None:
@@ -130,7 +131,8 @@ def test_usage_marks_no_more_ends_of_epochs_than_can_be_told_apart(plan: Plan) -
         drawn = draw("usage", measured(plan))
         dotted = [x for x in drawn.figure.axes[0].lines if x.get_linestyle() == ":"]
         assert len(dotted) == marked
-        assert ("dotted lines at the end of" in " ".join(drawn.notes)) == (count > 20)
+        which = {20: "each epoch", 21: "one epoch in 2", 100: "one epoch in 5"}[count]
+        assert f"dotted lines at the end of {which}" in " ".join(drawn.notes)
         plan.content["runs"].clear()
     assert drawn.notes[0].endswith("dotted lines at the end of one epoch in 5")
 

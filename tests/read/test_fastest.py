@@ -13,6 +13,8 @@ from harness.read.compare.fastest import fastest_batch, next_question
 from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_all, read_sweep
 from harness.read.report.report import make_report
+from harness.read.tables.command import markdown
+from harness.read.tables.sweep_table import sweep_table
 from tests.support.drawn import measured
 from tests.support.paired import Verb
 from tests.support.records import ENVIRONMENT, Plan, epochs, record
@@ -57,6 +59,8 @@ def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
         "The fastest batch per GPU is 64 in 1, 16 in 1 of 2 cases of setup (beyond the noise in 1);"
         " the highest accuracy has 4 in 1, 16 in 1 (beyond the noise in 2)."
     ]
+    shown, _ = sweep_table(sweep)
+    assert shown.fastest == fastest_batch(sweep) and shown.fastest[0] in markdown(shown)
     asked = "up to which batch larger ones pay: python -m harness batches "
     assert next_question(sweep) == f"{asked}{plan.folder} --target accuracy=VALUE"
 

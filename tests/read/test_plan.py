@@ -377,9 +377,9 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     (("--nodes", "one"), "--nodes one: expected 2 or more, or several of them: 2,4"),
     (("--nodes", "1"), "--nodes 1: expected 2 or more"),
     (("--effective_batch", "128"), "--effective_batch 128: runs on 4 nodes have 64"),
-    (("--target", "accuracy=0.95"), "no strategy and period reached it in every run; the best "
-     "epoch has 0.9"),
-    (("--target", "f1=0.9"), "--target f1: no epoch of these runs has it: there are accuracy"),
+    (("--target", "accuracy=0.95"), "reached it in every run; the best epoch has 0.9: measure"),
+    (("--nodes", "3", "--target", "f1=0.9"), "--target f1: no epoch of these runs has it: there "
+     "are accuracy"),
     (("--link", "20ms/loss1%"), "loss and jitter are not modelled"),
 ])  # fmt: skip
 def test_outside_what_runs_support_it_refuses(

@@ -215,3 +215,18 @@ def test_flags_of_another_strategy_are_refused(
     flags: tuple[str, ...], words: str, records: Path, predicted: Verb
 ) -> None:
     assert words in predicted.refused(records, "--setup", "2_1", *FAR_LINK, *flags)
+
+
+def test_what_is_to_be_measured_on_more_nodes_has_reached_the_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one process with batch 8, 16 and 32 that with 16 reached it most often."""
+    reached = {8: (0.9, 0.8), 16: (0.9, 0.9), 32: (0.8, 0.8)}
+    for batch, accuracies in reached.items():
+        for seed, accuracy in enumerate(accuracies):
+            folder = timed(tmp_path, batch, seed=seed)
+            with_epochs(folder, [{"epoch": 1.0, "accuracy": accuracy, "wall_s": 10.0}])
+    asked = ("--nodes", "2", "--link", "20ms/200mbit", "--target", "accuracy=0.9")
+    text = Verb("plan", capsys).refused(tmp_path, *asked)
+    assert "quality was not measured on as many nodes" in text
+    assert "--per_gpu_batch 16" in text and "torchrun" in text

@@ -295,11 +295,14 @@ def _part(
     cases, what = cases_of(measure, pairs), what_is_compared(sweep, measure)
     results = [case.result for case in cases]
     estimates = [each for each in results if isinstance(each, Estimate) and each.value is not None]
-    if not estimates:
-        few = len(cases) <= FEW_CASES
-        texts = [MISSED if isinstance(each, Missed) and not few else str(each) for each in results]
-        return f"{what}: {listed(dict.fromkeys(texts), ' or ', MOST_TEXTS)}"
     names = names_of_cases(cases, _shared_axes(sweep, pairs[0]))
+    if not estimates:
+        if len(cases) <= FEW_CASES and len({*results}) > 1:
+            texts = [f"{each} for {name}" for each, name in zip(results, names, strict=True)]
+            return f"{what}: {', and '.join(texts)}"
+        texts = [MISSED if isinstance(each, Missed) and len(cases) > FEW_CASES else str(each)
+                 for each in results]  # fmt: skip
+        return f"{what}: {listed(dict.fromkeys(texts), ' or ', MOST_TEXTS)}"
     unit = unit_of(measure, brief)
     of_pairs = "" if brief else pairs_counted(results)
     once = counted_once(len(cases), len(pairs)) + of_pairs

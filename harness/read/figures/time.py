@@ -207,8 +207,10 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
         if axes.get_xscale() == "linear":
             ticks = list(MaxNLocator(nbins=4).tick_values(low, high))
         else:
-            decades = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-            ticks = [10.0**n for n in decades] if len(decades) > 1 else list(axes.get_xticks())
+            decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+            ticks = [10.0**n for n in decades if 10.0**n >= low]
+            if len(ticks) < 2:
+                ticks = [m * 10.0**n for n in decades for m in (1, 2, 5)]
         axes.set_xticks([tick for tick in ticks if low <= tick <= high])
         axes.axvspan(high, right, color=kit.STRIP, zorder=0, linewidth=0)
 

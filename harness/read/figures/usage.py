@@ -70,8 +70,9 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
         ends, every = _ends_of_epochs(run)
-        if every > 1:
-            drawn.notes.append(f"{name}: dotted lines at the end of one epoch in {every}")
+        if ends:
+            which = f"one epoch in {every}" if every > 1 else "each epoch"
+            drawn.notes.append(f"{name}: dotted lines at the end of {which}")
         means = []
         for y, quantity in enumerate(shown):
             place = axes[y * len(runs) + x]
@@ -94,7 +95,12 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
 
 
 def _share_scales(axes: Sequence[Axes], columns: int) -> None:
-    """A quantity has the same scale for all runs."""
+    """A quantity has the same scale for all runs, and all of a run the same time."""
+    for first in range(columns):
+        column = [place for place in axes[first::columns] if place.get_visible()]
+        end = max(place.get_xlim()[1] for place in column)
+        for place in column:
+            place.set_xlim(0, end)
     for first in range(0, len(axes), columns):
         row = [place for place in axes[first : first + columns] if place.get_visible()]
         top = max(place.get_ylim()[1] for place in row)

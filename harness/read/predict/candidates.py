@@ -144,8 +144,8 @@ def candidates(
     asked = " or ".join(map(str, nodes))
     if not here:
         there = ", ".join(map(str, sorted({shape_of(run).nodes for run in done}))) or "one alone"
-        furthest = max(runs, key=lambda run: shape_of(run).nodes)
-        command = command_on(furthest, nodes[0], 1, True, link)
+        check_target(target, runs)
+        command = command_on(_most_likely(runs, target), nodes[0], 1, True, link)
         raise UserError(
             f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: measure "
             f"it over any link, emulated nodes will do: {command or 'python -m harness nodes'}"
@@ -167,6 +167,18 @@ def candidates(
     return choices
 
 
+def _most_likely(runs: Sequence[Run], target: Target) -> Run:
+    """One of the training to measure on more nodes: of those on most nodes, the one whose runs most
+    often reached the target.
+    """
+
+    def rank(same: list[Run]) -> tuple[int, float]:
+        reached = sum(math.isfinite(needed) for needed in _epochs(same, target))
+        return shape_of(same[0]).nodes, reached / len(same)
+
+    return max(trainings_of(runs), key=rank)[0]
+
+
 def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run]) -> str:
     values = [row.get(target.metric) for run in runs for row in run.epochs]
     best = [float(value) for value in values if isinstance(value, (int, float))]
@@ -177,8 +189,9 @@ def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run
         missed = f"; all else missed {target} in some run" if choices.missed else ""
         return f"runs on {asked} nodes cannot be predicted: {choices.left_out[0]}{missed}"
     value = min(best) if target.smaller_is_better else max(best)
-    return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the "
-            f"best epoch has {value:.4g}")  # fmt: skip
+    return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the best "
+            f"epoch has {value:.4g}: measure more --epochs or a smaller batch, or name another "
+            "--target")  # fmt: skip
 
 
 def _batch_of(run: Run) -> int | None:

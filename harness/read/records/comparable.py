@@ -209,6 +209,11 @@ def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> No
                 verdict = verdicts[question]
                 all_of_them = changed == len(group.finished)
                 (verdict.reasons if all_of_them else verdict.notes).append(text)
+        if unknown := sum(run.load_is_unknown for run in group.finished):
+            text = f"{LOAD}: not recorded during {unknown} of {len(group.finished)} runs of "
+            text += f"{group.name}: taken to be none"
+            for question in (SPEED, TARGET):
+                verdicts[question].notes.append(text)
         if not (count := sum(run.is_beside_others for run in group.finished)):
             continue
         text = f"{LOAD}: {count} of {len(group.finished)} runs of {group.name} "

@@ -261,6 +261,11 @@ class Run:
         """Others used the machine when it began, or while it trained."""
         return disturbance(self.launch, self.epochs) is not None
 
+    @property
+    def load_is_unknown(self) -> bool:
+        """While it trained; without telemetry, or with epochs too short for it."""
+        return self.others_cpu_share is None and not self.is_beside_others
+
     @cached_property
     def others_cpu_share(self) -> float | None:
         return others_share_of_run(self.epochs)

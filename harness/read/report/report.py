@@ -23,7 +23,7 @@ from harness.core.records import WAITING
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
 from harness.read.compare.answers import failed_ways
-from harness.read.compare.fastest import fastest_batch, next_question
+from harness.read.compare.fastest import next_question
 from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
@@ -216,7 +216,7 @@ def _repeat(sweep: SweepResults) -> str:
 def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
     compared = [answer.item for answer in table.answers] or [Item(_uncompared(sweep))]
     return [
-        *map(Item, table.verdicts), *map(Item, fastest_batch(sweep)), *compared,
+        *map(Item, table.verdicts), *map(Item, table.fastest), *compared,
         *map(Item, failed_ways(sweep)),
     ]  # fmt: skip
 

@@ -19,7 +19,14 @@ from harness.core.process import printable
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
-from harness.read.labels import UNKNOWN, column_of, heading_of, plain_text, strategy_text
+from harness.read.labels import (
+    UNKNOWN,
+    column_of,
+    heading_of,
+    listed,
+    plain_text,
+    strategy_text,
+)
 from harness.read.records.baseline import run_row
 from harness.read.records.comparable import disturbed
 from harness.read.records.frames import frame_with_runs
@@ -43,6 +50,7 @@ from harness.read.tables import columns
 from harness.read.tables.definitions import OF_IMPORTED, OF_LAST_EPOCH, OF_RUNS
 from harness.read.tables.sweep_table import SweepTable, keeps_best, sweep_table
 
+MOST_NAMED = 8  # settings in a line
 # Column of load_runs() -> how a value is shown.
 COLUMNS = {
     "run": "{}",  # its folder, where nothing else tells two rows apart
@@ -109,7 +117,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         return
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
-    more = _other_settings(runs, read)
+    more, unlike = _other_settings(runs, read)
     _name_alike(runs, more)
     added = {"seed": [*more], "eval_loss": own_metrics_of(read)}  # before these columns
     tables = [
@@ -126,7 +134,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         show(table)
     finished = [run for run in read if run.state == FINISHED]
     disturbances = (f"{columns.DISTURBED} {text}" for text in disturbed(finished, grouped=False))
-    for line in (*_notes(runs), *disturbances):
+    for line in (*_notes(runs, unlike), *disturbances):
         console.print(line)
     of_imported = [OF_IMPORTED] * bool(runs["imported"].notna().any())
     for line in (OF_RUNS, *[OF_LAST_EPOCH] * keeps_best(read), *of_imported):
@@ -134,7 +142,9 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
     console.print(f"records: {root}")
 
 
-def _notes(runs: pd.DataFrame) -> Iterator[str]:
+def _notes(runs: pd.DataFrame, unlike: Sequence[str]) -> Iterator[str]:
+    if unlike:
+        yield f"rows also differ in: {listed(unlike, ', ', MOST_NAMED)}"
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
     for _, run in failed.iterrows():
         yield f"{run['outcome']}: {run['reason']}\n  {run['path']}"
@@ -149,9 +159,10 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
     return [strategy_text(dict(zip(names, row, strict=True))) for row in labels.to_numpy()]
 
 
-def _other_settings(runs: pd.DataFrame, read: Sequence[Run]) -> dict[str, str]:
+def _other_settings(runs: pd.DataFrame, read: Sequence[Run]) -> tuple[dict[str, str], list[str]]:
     """Column -> heading of settings, and of the threads where they are known, in which runs differ
-    that no other column tells apart; adds them to the runs.
+    that no other column tells apart; adds them to the runs. And the headings of others in which
+    runs of one script and dataset differ.
     """
     shown = [runs[name].map(str) for name in SHOWN if name in runs]
     identities = [identity_settings(run.settings) for run in read]
@@ -161,14 +172,20 @@ def _other_settings(runs: pd.DataFrame, read: Sequence[Run]) -> dict[str, str]:
         alike.setdefault(key, []).append(row)
     names = dict.fromkeys(name for each in identities for name in each)
     values = {n: [each.get(n) for each in identities] for n in names if n not in SETTINGS_SHOWN}
-    headings = {}
+    headings, unlike = {}, []
+    of_data: dict[tuple[Any, Any], list[int]] = {}
+    for row, run in enumerate(read):
+        key = run.settings.get("script"), run.settings.get("dataset")
+        of_data.setdefault(key, []).append(row)
     for name, of_runs in (values | {"threads": threads}).items():
         texts = [*map(plain_text, of_runs)]
         unknown = {UNKNOWN} if name == "threads" else set()  # a setting that is not there is off
         if any(len({texts[n] for n in rows} - unknown) > 1 for rows in alike.values()):
             runs[f"setting {name}"] = texts
             headings[f"setting {name}"] = heading_of(column_of(name))
-    return headings
+        elif any(len({texts[n] for n in rows} - unknown) > 1 for rows in of_data.values()):
+            unlike.append(heading_of(column_of(name)))
+    return headings, unlike
 
 
 def _name_alike(runs: pd.DataFrame, more: Iterable[str]) -> None:
@@ -238,7 +255,8 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if options.json:
         print_json({
             "sweep": sweep.name, "question": sweep.question, "hypothesis": sweep.hypothesis,
-            "verdicts": shown.verdicts, "answers": [*map(str, shown.answers)], "rows": rows,
+            "verdicts": shown.verdicts, "fastest_batch": shown.fastest,
+            "answers": [*map(str, shown.answers)], "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
             "not_read": sweep.problems,
         })  # fmt: skip
@@ -249,7 +267,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if shown.hypothesis:
         console.print(f"hypothesis: {shown.hypothesis}")
     show(table)
-    show_list(map(Item, shown.verdicts))
+    show_list([*map(Item, shown.verdicts), *map(Item, shown.fastest)])
     show_list(answer.item for answer in shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
@@ -305,6 +323,7 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
     if shown.verdicts:
         yield "\nWhat the hypothesis says in numbers, where the sweep can judge it:\n"
         yield from markdown_list(map(Item, shown.verdicts))
+    yield from (f"\n{escaped(text)}" for text in shown.fastest)
     if shown.answers:
         yield "\nAgainst the baseline:\n"
         yield from markdown_list(answer.item for answer in shown.answers)
