@@ -6,13 +6,25 @@ python -m harness.train.torchrun --standalone --nproc_per_node=2 bert.py --setup
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
+import re
 import sys
+from functools import partial
 
 from harness.core.process import install_quit_handlers
 from harness.core.settings import UserError
 
+REFUSED = 2  # how a script ends whose command cannot run; it has said why, in one line
+ELASTIC = "torch.distributed.elastic"
+# What the agent logs that tells a user nothing, by logger. At a normal end the first node, which
+# has the store, may be gone before the others look.
+UNSAID = {
+    "agent.server.api": "exit barrier",
+    "multiprocessing.api": rf"closing signal|failed \(exitcode: {REFUSED}\)",
+    "multiprocessing.errors.error_handler": "no error file defined for parent",
+}
 SAMPLER_FIRST_S = 5.0  # the only rank's own sampler can record why it ends, this cannot
 
 
@@ -30,9 +42,8 @@ def main() -> int:
 
     gc.freeze()
     gc.enable()
-    # At a normal end the first node, which has the store, may be gone before the others look.
-    agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
-    agent.addFilter(lambda record: "exit barrier" not in str(record.msg))
+    for name, unsaid in UNSAID.items():
+        logging.getLogger(f"{ELASTIC}.{name}").addFilter(partial(_is_said, re.compile(unsaid)))
     if "--standalone" in sys.argv:
         os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
     try:
@@ -47,12 +58,19 @@ def main() -> int:
         print(f"torchrun: error: the processes cannot meet: {why:.400}", file=sys.stderr)
         return 1
     except ChildFailedError as failed:
+        launched = json.loads(os.environ.get("HARNESS_LAUNCH") or "{}")
+        if failed.get_first_failure()[1].exitcode == REFUSED and not launched.get("sweep"):
+            return REFUSED  # a sweep reads the ranks
         print(failed, file=sys.stderr)  # the ranks and their reasons, without torchrun's own frames
         return 1
     except SignalException as stopped:
         print(f"torchrun: stopped by {stopped.sigval.name}", file=sys.stderr)
         return 128 + int(stopped.sigval)
     return 0
+
+
+def _is_said(unsaid: re.Pattern[str], record: logging.LogRecord) -> bool:
+    return unsaid.search(record.getMessage()) is None
 
 
 if __name__ == "__main__":

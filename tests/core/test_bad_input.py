@@ -307,10 +307,14 @@ def test_torchrun_ends_with_the_line(launcher: str) -> None:
     command = [sys.executable, "-m", launcher, "--standalone", "--nproc_per_node=2", "bert.py"]
     done = subprocess.run([*command, "--bacth=3"], cwd=ROOT, capture_output=True, text=True)
     line = "bert.py: error: unknown flag --bacth: did you mean --batch? use --per_gpu_batch"
-    assert done.returncode == 1 and done.stderr.splitlines().count(line) == 1
+    said = [text for text in done.stderr.splitlines() if "distributed/run.py" not in text]
+    assert said.count(line) == 1
+    if launcher == "harness.train.torchrun":
+        assert done.returncode == 2 and said == [line]
+        return
     *_, root_cause = done.stderr.split("Root Cause")
     assert f"  traceback : {line}\n" in root_cause and "exitcode  : 2 " in root_cause
-    assert ("Traceback (most" in done.stderr) == (launcher != "harness.train.torchrun")
+    assert done.returncode == 1 and "Traceback (most" in done.stderr
 
 
 def test_a_line_that_torchrun_cannot_be_told(
