@@ -66,13 +66,14 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         what = "GPU" if by_gpu else "node"
         of_names = {f"{what} {n}": kit.cycle(n)._replace(marker="") for n in numbers}
         kit.legend(figure, of_names)
+    dotted: dict[str, list[str]] = {}  # where lines stand -> names of runs
     for x, ((group, run, readings), series) in enumerate(zip(runs, known, strict=True)):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
         ends, every = _ends_of_epochs(run)
         if ends:
             which = f"one epoch in {every}" if every > 1 else "each epoch"
-            drawn.notes.append(f"{name}: dotted lines at the end of {which}")
+            dotted.setdefault(which, []).append(name)
         means = []
         for y, quantity in enumerate(shown):
             place = axes[y * len(runs) + x]
@@ -89,9 +90,18 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
             )
         texts.append(f"{name}: {', '.join(means)}.")
+    drawn.notes += _dotted(dotted)
     _share_scales(axes, len(runs))
     drawn.alt = "What devices and nodes did over the time of a run. " + " ".join(texts)
     return drawn
+
+
+def _dotted(lines: Mapping[str, Sequence[str]]) -> list[str]:
+    """What the dotted lines of these runs are; of all in one line, where they are the same."""
+    texts = {which: f"dotted lines at the end of {which}" for which in lines}
+    if len(lines) < 2:
+        return [*texts.values()]
+    return [f"{'; '.join(names)}: {texts[which]}" for which, names in lines.items()]
 
 
 def _share_scales(axes: Sequence[Axes], columns: int) -> None:
