@@ -117,7 +117,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpu", action="store_true", help="real models, bf16")
     parser.add_argument("--quick", action="store_true", help="smallest sizes: does it run?")
     parser.add_argument("--cases", help="some of them, with commas (all)")
-    parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)} (all)")
+    usual = [name for name in ARMS if name != "compiled"]  # which takes minutes to compile
+    parser.add_argument("--arms", default=",".join(usual),
+                        help=f"of {', '.join(ARMS)} (all but compiled)")  # fmt: skip
     parser.add_argument("--processes", default="1", help="1, 2 or 1,2, a device each (1)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each arm (3)")
     parser.add_argument("--threads", type=int, default=1, help="torch's, a process (1)")

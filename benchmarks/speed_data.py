@@ -117,15 +117,17 @@ def _cut(text: str, tokenizer: Any) -> str:
 def _pictures(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str, Any]:
     written = 0
     for split in SPLITS:
-        if case.jpeg_px is None:
+        if (px := case.jpeg_px) is None:
             data[split].to_parquet(folder / "data" / f"{split}.parquet")
             continue
         images = folder / "data" / split
 
-        def write(number: int, images: Path = images, rows: datasets.Dataset = data[split]) -> int:
+        def write(
+            number: int, images: Path = images, rows: Any = data[split], px: int = px
+        ) -> int:
             row = rows[number]
             target = images / f"class{row['label']}" / f"{number:06d}.jpg"
-            target.write_bytes(_jpeg(row["image"], case.jpeg_px or 0, number))
+            target.write_bytes(_jpeg(row["image"], px, number))
             return target.stat().st_size
 
         for label in set(data[split]["label"]):

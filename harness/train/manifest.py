@@ -8,6 +8,7 @@ A manifest vouches for itself, too. It is a JSON file that may carry other facts
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ def checksum(file: Path) -> str:
 def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
     """Vouch for a folder: all of it is on disk before the manifest, with these facts, is."""
     folder = manifest.parent
-    files: dict[str, tuple[int, str]] = {}
-    for path in sorted(folder.rglob("*")):
-        if path == manifest:
-            continue
-        sync(path)
-        if path.is_file():
-            files[str(path.relative_to(folder))] = path.stat().st_size, checksum(path)
+    paths = [path for path in sorted(folder.rglob("*")) if path != manifest]
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(lambda: [*map(sync, paths)])  # meanwhile they are read
+        files = {
+            str(path.relative_to(folder)): (path.stat().st_size, checksum(path))
+            for path in paths
+            if path.is_file()
+        }
+        synced.result()  # raises what the disk refused
     write_json(manifest, vouched(plain({**facts, FILES: files})))
 
 

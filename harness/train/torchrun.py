@@ -59,7 +59,8 @@ def main() -> int:
         return 1
     except ChildFailedError as failed:
         launched = json.loads(os.environ.get("HARNESS_LAUNCH") or "{}")
-        if failed.get_first_failure()[1].exitcode == REFUSED and not launched.get("sweep"):
+        speaker = failed.failures.get(0)  # other ranks leave it to rank 0 to say why
+        if speaker and speaker.exitcode == REFUSED and not launched.get("sweep"):
             return REFUSED  # a sweep reads the ranks
         print(failed, file=sys.stderr)  # the ranks and their reasons, without torchrun's own frames
         return 1

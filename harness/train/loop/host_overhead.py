@@ -36,6 +36,8 @@ def patch_libraries() -> None:
             )
     # It looks for a package on the disk, twice a step.
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
+    # The manifest of a checkpoint has a checksum of each file, at a tenth of the time.
+    torch.serialization.set_crc32_options(False)
 
 
 class Distributed(accelerate.Accelerator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -123,6 +124,18 @@ def looked_up(folder: str) -> int:
 def test_no_package_is_looked_for_in_the_step(tmp_path: Path) -> None:
     (count,) = ranks(1, looked_up, str(tmp_path), env=CPU)
     assert count <= 3  # in 16 steps
+
+
+def saved_without_crc32(folder: str) -> bool:
+    host_overhead.patch_libraries()
+    file, weights = Path(folder, "weights.pt"), {"a": torch.arange(1000.0)}
+    torch.save(weights, file)
+    assert torch.equal(torch.load(file, weights_only=True)["a"], weights["a"])
+    return all(entry.CRC == 0 for entry in zipfile.ZipFile(file).infolist())
+
+
+def test_a_file_of_weights_has_no_second_checksum(tmp_path: Path) -> None:
+    assert ranks(1, saved_without_crc32, str(tmp_path), env=CPU) == [True]
 
 
 @pytest.mark.parametrize("library", ["transformers", "accelerate"])
