@@ -128,7 +128,7 @@ def nvidia_driver() -> Driver | None:
 
 def visible_gpus(count: int) -> tuple[str, ...]:
     """The GPUs, out of so many, that CUDA_VISIBLE_DEVICES leaves visible, named as it does: CUDA
-    reads it up to the first entry that names none.
+    reads it up to the first entry that names none, and shows none where one stands twice.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -138,7 +138,8 @@ def visible_gpus(count: int) -> tuple[str, ...]:
         number = entry.isdecimal() and int(entry) < count
         return number or entry.startswith(("GPU-", "MIG-"))
 
-    return tuple(takewhile(names_one, map(str.strip, visible.split(","))))
+    entries = tuple(takewhile(names_one, map(str.strip, visible.split(","))))
+    return entries if len({*entries}) == len(entries) else ()
 
 
 # Of `harness nodes`, in the environment of the command that it runs.

@@ -311,7 +311,7 @@ def test_compare_says_where_the_load_is_not_known(plan: Plan) -> None:
     groups = groups_of(plan)
     verdicts = compare(*groups).verdicts
     note = "other programs: not recorded during 1 of 2 runs of "
-    note += f"{groups[1].name}: taken to be none"
+    note += f"{groups[1].name}: counted as none"
     for question, notes in ((q, v.notes) for q, v in verdicts.items()):
         assert (note in notes) == (question != "quality"), question
 

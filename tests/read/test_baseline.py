@@ -77,7 +77,15 @@ def test_of_two_disturbed_runs_both_are_said_to_be(tmp_path: Path) -> None:
 def test_processes_that_share_a_gpu_are_said_to(tmp_path: Path) -> None:
     run = on_two(tmp_path, launch={"processes_per_gpu": 2.0})
     on_one(tmp_path, 32)
-    assert "But 2 of its processes share a GPU and slow each other." in told(run)
+    assert "Its processes share GPUs and slow each other." in told(run)
+
+
+def test_a_ratio_by_pairs_of_seeds_says_so(tmp_path: Path) -> None:
+    run = on_two(tmp_path)  # 8 samples/s
+    on_one(tmp_path, 32, 2.0)
+    assert "Training reaches 0.250 times its samples/s on 2x the devices (12 % eff" in told(run)
+    on_one(tmp_path, 32, 4.0, seed=2)
+    assert "(12 % efficiency), by 1 pair with the same seed alone." in told(run)
 
 
 @pytest.mark.parametrize(("timed_s", "said"), [(8.0, "1.00"), (8.16, "1.02"), (1.0, "0.125")])
@@ -100,7 +108,7 @@ def test_an_argument_that_is_advised_can_be_explained(
     advised = text.rpartition("for example python -m harness explain ")[2].strip()
     assert "its runs differ in dropout (0.5, none), lr (0.001, 0.003): name one" in text
     assert advised == f"{tmp_path}:dropout=none,lr=0.003,threads=1"
-    assert "(mean and standard deviation of 3 runs)" in explained.in_one_line(advised)
+    assert "(harmonic mean and standard deviation of 3 runs)" in explained.in_one_line(advised)
     # Of those with one kind of settings, too.
     fewer = f"{tmp_path}:lr=0.003"
     text = explained.refused(fewer)

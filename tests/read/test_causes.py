@@ -199,6 +199,9 @@ def test_a_rank_that_computes_slowly_could_have_fewer_samples() -> None:
     text = "--balance measured, for about 1.5 times as many samples/s, or finding out what else"
     assert causes.stragglers(run, replace(CONTEXT, balances=True))[1].startswith(text)
     assert "--balance" not in causes.stragglers(run, CONTEXT)[1]  # it is balanced, or cannot be
+    told = causes.stragglers(run, replace(CONTEXT, shares=(10, 22)))
+    assert told[0].startswith("rank 1, with 22 of the 32 samples of an update (--balance): it")
+    assert told[1].startswith("shares that fit, as --balance measured finds them, or finding out")
     even = replace(run, slowest=replace(slowest, spared_s=0.01))
     assert "--balance" not in causes.stragglers(even, replace(CONTEXT, balances=True))[1]
 
@@ -351,7 +354,10 @@ def test_nodes_are_compared_with_as_many_processes_on_one(older: Path) -> None:
     several = [run for run in runs_on_one_node(find_runs(older)) if run.devices == 2]
     result = of_older(older, "vit/2_1_20ms", near=several)
     assert result.main == UNSEPARATED
-    assert "277 ± 3.34 samples/s (mean and standard deviation of 3 runs)" in result.sentences[0]
+    assert (
+        "277 ± 3.34 samples/s (harmonic mean and standard deviation of 3 runs)"
+        in result.sentences[0]
+    )
     assert "2 processes on one node with batch 16" in result.sentences[1]
     assert "a round trip of 40." in result.sentences[3]
 
@@ -403,7 +409,7 @@ def test_notes(tmp_path: Path) -> None:
     run = read_group("RUN", str(path.parent), None)
     text = " ".join(explain(run, read_group("BASELINE", str(base), None)).sentences)
     assert "They also differ in dropout." in text
-    assert "took 45 s of 60 s" in text and "Measuring the link" not in text
+    assert "took 42 s of 60 s" in text and "Measuring the link" not in text
     linked = written(tmp_path / "d", wall_s=60.0, environment={"link": {"took_s": 10.0}})
     assert (
         "45 s of 60 s: a fixed cost, independent of run length. Measuring the link took 10 s "

@@ -32,7 +32,7 @@ def test_a_planted_difference(tmp_path: Path, compared: Verb) -> None:
     text = compared.in_one_line(one, other)
     assert "(3 finished runs, seeds 1, 2, 3, a-cpux2)" in text
     assert "training settings that differ: lr (A 0.003, B 0.01) speed: comparable" in text
-    assert "other programs: not recorded during 3 of 3 runs of B: taken to be none" in text
+    assert "other programs: not recorded during 3 of 3 runs of B: counted as none" in text
     assert (
         "accuracy: B has 11.00 points more than A, 95 % interval +8.52 to +13.48, "
         "3 seeds paired by seed: more than the noise of seeds" in text

@@ -201,7 +201,9 @@ def test_gpus_of_one_kind_are_one_line(plan: Plan) -> None:
 def test_links_of_several_kinds_are_no_propagation(plan: Plan) -> None:
     plan.run("2_1", 4, label={"link": "1ms"})
     plan.run("4_1", 8, label={"link": "1ms"})
-    with pytest.raises(NothingToDraw, match="per_gpu_batch varies too"):
+    plan.run("1_1", 64)  # the first value is to be one over a link
+    plan.content["runs"].insert(0, plan.content["runs"].pop())
+    with pytest.raises(NothingToDraw, match=r"per_gpu_batch varies too.*:per_gpu_batch=4$"):
         draw("propagation", measured(plan, axes=["setup", "per_gpu_batch", "link"]))
     for entry in plan.content["runs"]:
         entry["label"].pop("per_gpu_batch")

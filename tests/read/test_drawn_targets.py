@@ -14,7 +14,7 @@ from harness.read.drawing import CUT, NothingToDraw, page_width
 from harness.read.figures.catalogue import draw, figures_for
 from harness.read.figures.panels import arrange
 from harness.read.figures.time import targets_of
-from harness.read.records.runs import Target
+from harness.read.records.runs import Target, parse_target
 from harness.read.records.sweeps import read_sweep
 from tests.support.drawn import measured, points, texts
 from tests.support.records import TARGET, Plan, epochs
@@ -287,7 +287,10 @@ def test_the_frontier_compares_only_what_one_can_choose(plan: Plan) -> None:
     (numbered,) = [note for note in drawn.notes if note.startswith("numbered: ")]
     assert " at 90)" in numbered and numbered.endswith(")")  # the caption goes on with a semicolon
     plan.run("2_1", 64, label={"link": "200ms"})  # alone over its link: it has no panel
-    (legend,) = draw("frontier", measured(plan, axes=axes)).figure.legends
+    drawn = draw("frontier", measured(plan, axes=axes))
+    (legend,) = drawn.figure.legends
+    assert any("left out, as nothing else has the same script, link: batch per GPU 64" in note
+               for note in drawn.notes)  # fmt: skip
     assert [text.get_text() for text in legend.get_texts()] == [
         "batch per GPU 4",
         "batch per GPU 16",
@@ -324,3 +327,14 @@ def test_a_time_axis_within_a_decade_has_more_than_one_tick(plan: Plan) -> None:
         low, high = panel.get_xlim()
         assert panel.get_xscale() == "log"
         assert len([tick for tick in panel.get_xticks() if low <= tick <= high]) >= 3
+
+
+def test_a_metric_of_ones_own_may_have_a_target_from_above(plan: Plan) -> None:
+    target = {"metric": "mistakes:min", "value": 40}
+    for seed in (1, 2):
+        rows = [row | {"mistakes": m} for row, m in zip(epochs(0.5, 0.9), (42, 34), strict=True)]
+        plan.run("1_1", 4, seed, epochs=rows)
+    sweep = measured(plan, target=target)
+    assert str(sweep.target) == "mistakes at most 40" == str(parse_target("mistakes:min=40"))
+    (group,) = sweep.groups
+    assert group.values("tta_epochs") == [2.0, 2.0] and not group.missed("tta_epochs")

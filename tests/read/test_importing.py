@@ -248,12 +248,29 @@ def test_the_best_metric_is_that_of_the_update_that_the_state_names(tmp_path: Pa
     ]
     content = state(log_history=history, best_metric=0.6)
     found = []
-    for more in ({"best_global_step": 20}, {}, {"best_global_step": 7}):
+    for more in ({"best_global_step": 20}, {}, {"best_global_step": 10}, {"best_global_step": 7}):
         file = state_file(tmp_path, content | more, f"checkpoint-{len(found)}")
         found.append(read_foreign(file).best_metric)
-    assert found == ["accuracy", None, None]  # without the update it may be either of them
+    assert found == ["accuracy", None, "f1", None]  # without the update it may be either of them
     history[1]["eval_f1_macro"] = 60.0
     assert take(tmp_path, state_file(tmp_path, state(log_history=history)), "--script=bert") == 2
+
+
+def test_a_learning_rate_below_one_that_was_logged_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = [
+        {"loss": 1.0, "learning_rate": 6.77e-4, "epoch": 1.0, "step": 10},
+        {"eval_accuracy": 0.5, "eval_runtime": 0.5, "epoch": 1.0, "step": 10},
+        {"loss": 0.9, "learning_rate": 1e-5, "epoch": 1.5, "step": 15},
+        {"eval_accuracy": 0.6, "eval_runtime": 0.5, "epoch": 2.0, "step": 20},
+    ]
+    file = state_file(tmp_path, state(log_history=history))
+    words = ("--script=bert", "--setup=1_1")
+    assert take(tmp_path, file, *words, "--lr=2e-5") == 2
+    assert "--lr 2e-05 contradicts the file, which logged 0.000677" in capsys.readouterr().err
+    assert take(tmp_path, file, *words, "--lr=1e-3") == 0
+    assert [row["learning_rate"] for row in only(tmp_path).read_epochs()[0]] == [6.77e-4, None]
 
 
 def test_evaluations_at_one_update_are_one_row(tmp_path: Path) -> None:

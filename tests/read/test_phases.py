@@ -89,7 +89,7 @@ def test_without_a_link_messages_of_this_version_count() -> None:
 
 def test_a_restarted_run_has_no_start_of_its_own() -> None:
     phases = fit_phases([(Shape(2), Wire(0.02), run_of(0.02, attempts=2))])
-    assert set(phases.of[Shape(2)]) == {EVALUATION, SAVING}
+    assert set(phases.of[Shape(2)]) == {EVALUATION}
     # One median a link, whatever a disturbed run took.
     runs = [(Shape(2), Wire(0.02), run_of(0.02, factor)) for factor in (1.0, 1.0, 9.0)]
     assert fit_phases(runs).of[Shape(2)][SAVING].fixed_s == pytest.approx(0.05 + 18 * 0.02)

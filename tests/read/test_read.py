@@ -169,7 +169,7 @@ def test_table_shows_every_run(records: Path, table: Verb) -> None:
     said = table(records)
     lines = [line.split() for line in said.splitlines() if " 1_2 " in f"{line} "]
     rows = {words[-1]: words for words in lines}
-    assert sorted(rows) == ["finished", "oom", "unfinished"], said
+    assert sorted(rows) == ["finished", "interrupted", "oom"], said
     assert len(lines) == 4
     # What is the same for all runs of a machine is said once.
     same = "all: script bert, strategy ddp, model bert-nano, dataset embedded:english, precision"
@@ -257,7 +257,7 @@ def test_table_is_readable_on_a_common_terminal(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     said = table(records)
-    for word in ("bert-nano", "3e-05", "0.6000", "1,234", "finished", "unfinished", "oom"):
+    for word in ("bert-nano", "3e-05", "0.6000", "1,234", "finished", "interrupted", "oom"):
         assert word in said, word
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from harness.launch.places import (
     why_not_on,
 )
 from harness.launch.plan import PORT, Job, script_of
+
+OUR_SCRIPTS = {f"{name}.py" for name in TASKS}
 
 
 class Netns(Local):
@@ -183,11 +186,11 @@ def refuse_apart(command: list[str]) -> None:
     """Nodes that would each train alone, into one record: only the peers of hivemind find each
     other without a launcher.
     """
-    starts_python = Path(command[0]).name.startswith("python")
-    script = next((word for word in command[1:] if word.endswith(".py")), "")
-    peers = any("hivemind" in word for word in command)
-    if starts_python and command[1:2] == [script] and Path(script).stem in TASKS and not peers:
-        line = shlex.join(["torchrun", *command[1:]])
+    script = Path(next((word for word in command[1:] if not word.startswith("-")), ""))
+    is_ours = Path(command[0]).name.startswith("python") and script.name in OUR_SCRIPTS
+    peers = "--strategy=hivemind" in command or ("--strategy", "hivemind") in pairwise(command)
+    if is_ours and not peers:
+        line = shlex.join(["torchrun", *command[command.index(str(script)) :]])
         raise UserError(f"each node would train alone: did you mean -- {line}?")
 
 

@@ -19,7 +19,7 @@ from harness.read.records.runs import Run, read_run
 # does not change how long a step takes.
 MAY_DIFFER = (
     "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
-    "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
+    "balance", "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
     *OF_ONE_STRATEGY,
 )  # fmt: skip
 

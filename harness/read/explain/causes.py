@@ -176,7 +176,7 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
     if not cause.in_step:
         return (run.running_s - cause.lost_s) * run.updates, -cause.share
     spared_s = cause.lost_s
-    if cause.key == BATCH:  # larger batches are fewer, and so are their exchanges
+    if cause.remedy == LARGER_BATCH:  # they are fewer, and so are their exchanges
         spared_s += math.fsum(run.parts[name] or 0.0 for name in (COMMUNICATION, STRAGGLERS))
     left_s = run.step_s - spared_s
     return run.samples / left_s, run.step_s / left_s - 1
@@ -277,11 +277,16 @@ def stragglers(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
             f"--balance measured, for about {three_digits(gain)} times as many samples/s, or "
             f"finding out what else runs beside {beside}"
         )
-    return (
-        f"rank {slow.rank} is slower: it takes {seconds(slow.more_s)} longer per update for "
-        f"{what}. Waiting for it takes {waiting}{_throttling(context)}",
-        remedy,
-    )
+    more = f"it takes {seconds(slow.more_s)} longer per update for {what}"
+    waits = f"Waiting for it takes {waiting}{_throttling(context)}"
+    if len({*context.shares}) > 1:
+        own, all_of_them = context.shares[slow.rank], sum(context.shares)
+        return (
+            f"rank {slow.rank}, with {own} of the {all_of_them} samples of an update (--balance): "
+            f"{more}. {waits}",
+            f"shares that fit, as --balance measured finds them, or {remedy}",
+        )
+    return f"rank {slow.rank} is slower: {more}. {waits}", remedy
 
 
 def _throttling(context: RunContext) -> str:

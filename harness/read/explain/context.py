@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class RunContext:
     other_exchange: str | None = None  # that may wait for fewer round trips
     exchange: str = "backend"
     backend: str | None = None
+    shares: Sequence[int] = ()  # of an update's samples, by rank, with --balance
     sync_first: int = 0  # updates that are made together before replicas train apart
 
     @property
@@ -69,8 +70,10 @@ class RunContext:
 
 
 def run_context(group: Group, baseline: Group | None) -> RunContext:
-    run = group.finished[0]
-    settings, link = group.identity, link_numbers(run.environment)
+    run = group.timed[0]
+    settings, links = group.identity, [link_numbers(each.environment) for each in group.timed]
+    link = {name: spread([each[name] for each in links if each.get(name)]).mean
+            for name in (RTT, BANDWIDTH)}  # fmt: skip
     nodes, processes = run.nodes or 1, run.processes or 1
     payload, updates = (run.measures.get(n) for n in ("payload_bytes", "updates"))
     samples = run.data.get("test_samples") or 0
@@ -97,6 +100,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         balances=_could_balance(run),
         other_exchange=_other_exchange(run),
         exchange=settings.get("exchange") or "backend",
+        shares=run.observed.get("shares") or (),
         backend=run.observed.get("backend"),
         sync_first=settings.get("sync_first") or 0,
     )

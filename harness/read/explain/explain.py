@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from harness.core.attempts import ends_of, starts_of
@@ -200,9 +201,10 @@ def _broken_down(groups: Sequence[Group]) -> Iterator[tuple[int, TimeBreakdown]]
 
 def _alone(run: Group, refused: Group | None) -> str:
     if all_beside_others(run):
+        rerun = " with --rerun added" if is_ours(run.finished[0].settings) else ""
         return (
             "It ran beside other programs, so its times are not compared with quiet runs on one "
-            "process: when nothing else runs, repeat its command with --rerun added."
+            f"process: when nothing else runs, repeat its command{rerun}."
         )
     why = ""
     if refused is not None:
@@ -261,7 +263,7 @@ def _rate(breakdown: TimeBreakdown) -> str:
     spread = rate.sd if rate.sd > rate.mean * ROUNDING else 0.0  # of equal rates
     return (
         f"{three_digits(rate.mean)} ± {three_digits(spread)} samples/s "
-        f"(mean and standard deviation of {rate.n} runs)"
+        f"(harmonic mean and standard deviation of {rate.n} runs)"
     )
 
 
@@ -270,25 +272,26 @@ def _against(
 ) -> list[str]:
     assert breakdown.rate.mean is not None and base.rate.mean is not None
     # As `compare` has it; the rates of runs whose summary lacks one are known all the same.
-    compared = measured_against(group, baseline, RATE, SPEED).value
-    times, devices = (
-        compared or breakdown.rate.mean / base.rate.mean,
-        breakdown.devices / base.devices,
-    )
+    compared = measured_against(group, baseline, RATE, SPEED)
+    times = compared.value or breakdown.rate.mean / base.rate.mean
+    seeds = f"{compared.n} pair{'s' * (compared.n > 1)} with the same seed alone"
+    by = f", by {seeds}" if compared.value and compared.unpaired else ""
+    devices = breakdown.devices / base.devices
     one = "one process" if base.devices == 1 else f"{base.devices} processes"
     if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
     source = f"{baseline.selector}{', found beside it' if was_searched else ''}"
     batch = baseline.identity["per_gpu_batch"]
     scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
+    scaling = f"{scaling if devices != 1 else ''}{by}"
     sentences = [
         f"The baseline is {one}{f' with batch {batch}' if batch else ''} ({source}). "
         f"It reaches {_rate(base)}.",
-        f"Training reaches {_times(times)} times its samples/s{scaling if devices != 1 else ''}.",
+        f"Training reaches {_times(times)} times its samples/s{scaling}.",
     ]
     shared = group.finished[0].launch.get("processes_per_gpu") or 0
     if shared > 1:
-        sentences.append(f"But {shared:g} of its processes share a GPU and slow each other.")
+        sentences.append("Its processes share GPUs and slow each other.")
     if all_beside_others(baseline):
         sentences.append("Other programs ran beside it and its baseline: neither time is certain.")
     unlike = [name for name, _, _ in differing(group, baseline) if name not in MAY_DIFFER]
@@ -340,16 +343,13 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
         )
     for fits, lacks in dict.fromkeys(filter(None, map(memory_bounds, changed))):
         yield f"Memory did for {fits} samples per process and forward pass, and not for {lacks}."
-    startup_s = breakdown.parts[REST]
-    wall_s = sum(value or 0 for value in breakdown.parts.values())
-    if startup_s is not None and startup_s > LONG_STARTUP * wall_s:
-        startup, wall = (seconds(value * breakdown.updates) for value in (startup_s, wall_s))
+    if (startup := _startup(group, breakdown)) is not None:
         links = ((run.environment.get("link") or {}).get("took_s") for run in group.finished)
         probe_s = spread([*filter(is_number, links)]).mean
         of_link = f" Measuring the link took {seconds(probe_s)} of it." if probe_s else ""
         yield (
-            f"Startup and time outside epochs took {startup} of {wall}: a fixed cost, independent "
-            f"of run length.{of_link}"
+            f"Startup and time outside epochs took {startup}: a fixed cost, independent of run "
+            f"length.{of_link}"
         )
     gains = [gain for run in group.finished if (gain := run.calibration.get("bf16_gain"))]
     if gains and min(gains) >= WORTH_HALF:
@@ -362,6 +362,19 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
         yield f"{torn} torn line(s) of epochs.jsonl are left out; every epoch has a whole one."
     if left_out := len(group.runs) - len(group.finished):
         yield f"{left_out} run(s) did not finish and are not counted."
+
+
+def _startup(group: Group, breakdown: TimeBreakdown) -> str | None:
+    """How much of a run it is, if that is much, without what interruptions cost."""
+    outside = breakdown.parts[REST]
+    if outside is None:
+        return None
+    lost_s = fmean(run.measures.get("lost_s") or 0.0 for run in group.finished)
+    wall_s = sum(value or 0 for value in breakdown.parts.values()) * breakdown.updates
+    startup_s = outside * breakdown.updates - lost_s
+    return (
+        f"{seconds(startup_s)} of {seconds(wall_s)}" if startup_s > LONG_STARTUP * wall_s else None
+    )
 
 
 def _resumed_notes(group: Group) -> Iterator[str]:

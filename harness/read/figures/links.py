@@ -57,7 +57,9 @@ def _linked(sweep: SweepResults) -> list[Group]:
 
 def _check_axes(sweep: SweepResults, *shown: str) -> None:
     if others := [axis for axis in shown_axes(sweep.varied) if axis not in shown]:
-        value = next(v for g in sweep.groups if (v := g.label.get(others[0])) is not None)
+        linked = [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
+        values = (g.label.get(others[0]) for g in [*linked, *sweep.groups])
+        value = next(value for value in values if value is not None)
         one = f"{others[0]}={plain_text(value)}"
         raise NothingToDraw(
             f"{listed(others, ', ', MOST_NAMED)} varies too, and this figure has no place for it: "

@@ -264,6 +264,13 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     if not cases:
         none = f"no two groups have the same {', '.join(GIVEN)}: nothing to choose"
         raise NothingToDraw("; ".join([none, *notes]))
+    alone = [name for group, name in zip(groups, names, strict=True)
+             if counts[_case(group, given)] == 1]  # fmt: skip
+    if alone:
+        given_of = ", ".join(given)
+        notes.append(
+            f"left out, as nothing else has the same {given_of}: {kit.listed(alone, ', ')}"
+        )
     drawn_cases = cases[: kit.MOST_PANELS // len(costs)]
     shown = [(*cost, case) for cost in costs for case in drawn_cases]
     # Of one case the costs stand side by side.

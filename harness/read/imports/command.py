@@ -94,6 +94,12 @@ def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
                 f"which says {number(known)}: import it without"
             )
     settings = {**foreign.settings, **flags}
+    lr = settings.get("lr")
+    if lr is not None and foreign.highest_lr is not None and lr < foreign.highest_lr * (1 - 1e-6):
+        raise UserError(
+            f"{foreign.file}: --lr {number(lr)} contradicts the file, which logged "
+            f"{number(foreign.highest_lr)}"
+        )
     missing = [flag for name, flag in NEEDED[foreign.format].items() if settings.get(name) is None]
     if missing:
         raise UserError(

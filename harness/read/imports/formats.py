@@ -64,6 +64,7 @@ class Foreign:
     outcome: str = FINISHED
     reason: str | None = None
     best_metric: str | None = "accuracy"
+    highest_lr: float | None = None  # that was logged: the one that was set is not below it
     summary: dict[str, Any] = field(default_factory=dict)
     unnamed: dict[str, Any] = field(default_factory=dict)  # numbers without a name here
     begins: str | None = None  # the same for two states of one run
@@ -131,8 +132,7 @@ def _may_be_cut(file: Path) -> list[str]:
     match = FILE_NAME.match(file.stem)
     if match is None or not re.fullmatch(r"\de-?\d+", rate := match[2]):
         return []
-    return [f"the learning rate is {rate}, as the name has it: if the callback cut it, as 1.{rate} "
-            "becomes so, it was another"]  # fmt: skip
+    return [f"the callback may have cut the learning rate: 1.{rate} was written as {rate}, too"]
 
 
 def settings_in(file: Path) -> dict[str, Any]:
@@ -243,6 +243,9 @@ def _read_state(file: Path, text: str, sha256: str) -> Foreign:
         outcome=outcome,
         reason=reason,
         best_metric=_best_metric(state, rows),
+        highest_lr=max(
+            (r for e in history if is_number(r := e.get("learning_rate"))), default=None
+        ),
         summary={
             "train_loss": _finite(end.get("train_loss")),
             "trainer_train_samples_per_second": _finite(end.get("train_samples_per_second")),
@@ -277,14 +280,18 @@ def _count(file: Path, state: dict[str, Any], name: str) -> int | None:
 def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One for each update with an evaluation; without any, one for the whole."""
     losses: list[float] = []
+    rates: dict[float, float] = {}
     last: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for number, entry in enumerate(history):
         where = f"{file} log_history[{number}]"
         if "loss" in entry:
             losses.append(_value(where, "loss", entry["loss"]))
+        if is_number(entry.get("learning_rate")):
+            rates[_moment(_at(where, entry))] = float(entry["learning_rate"])
         if any(name.startswith("eval_") for name in entry):
             row = {**_at(where, entry), **_quality(where, entry)}
+            row["learning_rate"] = rates.get(_moment(row))  # of the update that was evaluated
             if rows and _moment(rows[-1]) == _moment(row):
                 rows[-1] |= {n: v for n, v in row.items() if rows[-1].get(n) is None}
             elif _moment(row) > 0:
@@ -382,7 +389,7 @@ def _best_metric(state: dict[str, Any], rows: list[dict[str, Any]]) -> str | Non
     best, update = state.get("best_metric"), state.get("best_global_step")
     if not is_number(best):
         return None
-    if any(row["updates"] == update for row in rows):  # older states do not say it
+    if update is not None:  # older states do not say it
         rows = [row for row in rows if row["updates"] == update]
     chosen_by = [name for name in QUALITY_FIELDS if name != "train_loss"]
     named = [name for name in chosen_by if any(row.get(name) == best for row in rows)]

@@ -156,9 +156,13 @@ def curve_figure(curve: list[Prediction], title: str) -> Drawn:
         if each.low_s and each.high_s
     ]:
         at, low, high = zip(*known, strict=True)
-        band = axes.fill_between(at, low, high, color=predicted.colour, alpha=0.2, linewidth=0)
-        band.set_label("95 % interval")
-        marks.append(band)
+        shown: Artist
+        if len(known) > 1:
+            shown = axes.fill_between(at, low, high, color=predicted.colour, alpha=0.2, linewidth=0)
+        else:  # there is no band of one point
+            shown = axes.vlines(at, low, high, color=predicted.colour, alpha=0.4, linewidth=5)
+        shown.set_label("95 % interval")
+        marks.append(shown)
     if (below := below_half_efficiency(curve)) is not None:
         first = below.plan.shape.nodes
         marks.append(axes.axvline(first, color=kit.cycle(1).colour, linewidth=1.2,

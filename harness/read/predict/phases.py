@@ -124,9 +124,11 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
     # Of one machine by one process: more of them share the test set and the cores.
     if epochs and evaluation_s and (shape.nodes > 1 or shape.ranks == 1):
         yield EVALUATION, evaluation_s / epochs
+    if run.measures.get("attempts", 1) > 1:
+        return  # saving is that of the last one
     if epochs and saving_s:
         yield SAVING, saving_s / epochs
-    if run.measures.get("attempts", 1) > 1 or not all(_is_timed(row) for row in rows) or not rows:
+    if not rows or not all(map(_is_timed, rows)):
         return
     others, before = [], 0
     for row in rows:

@@ -211,7 +211,7 @@ def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> No
                 (verdict.reasons if all_of_them else verdict.notes).append(text)
         if unknown := sum(run.load_is_unknown for run in group.finished):
             text = f"{LOAD}: not recorded during {unknown} of {len(group.finished)} runs of "
-            text += f"{group.name}: taken to be none"
+            text += f"{group.name}: counted as none"
             for question in (SPEED, TARGET):
                 verdicts[question].notes.append(text)
         if not (count := sum(run.is_beside_others for run in group.finished)):

@@ -99,10 +99,16 @@ class Target:
 
     metric: str
     value: float
+    at_most: bool = False  # of a metric of one's own, given as NAME:min
+
+    @classmethod
+    def of(cls, metric: str, value: float) -> Target:  # metric: as --best_metric has it
+        name = metric.removesuffix(":min")
+        return cls("eval_loss" if name == "loss" else name, value, name != metric)
 
     @property
     def smaller_is_better(self) -> bool:
-        return not larger_is_better(self.metric) or self.metric.endswith("_loss")
+        return self.at_most or not larger_is_better(self.metric) or self.metric.endswith("_loss")
 
     def reached(self, value: float) -> bool:
         return value <= self.value if self.smaller_is_better else value >= self.value
@@ -120,7 +126,7 @@ def parse_target(text: str) -> Target:
     """accuracy=0.9, as on the command line."""
     metric, _, value = text.partition("=")
     try:
-        target = Target("eval_loss" if metric == "loss" else metric, float(value))
+        target = Target.of(metric, float(value))
     except ValueError:
         raise UserError(f"--target {text}: expected METRIC=VALUE, such as accuracy=0.9") from None
     if problem := beyond_a_share(target.metric, target.value):
@@ -263,7 +269,6 @@ class Run:
 
     @property
     def load_is_unknown(self) -> bool:
-        """While it trained; without telemetry, or with epochs too short for it."""
         return self.others_cpu_share is None and not self.is_beside_others
 
     @cached_property

@@ -474,4 +474,4 @@ def _target(named: dict[str, Any] | None) -> Target | None:
         raise UserError(f"target.metric: must be a text, not {metric!r}")
     if not is_number(value):
         raise UserError(f"target.value: must be a number, not {value!r}")
-    return Target("eval_loss" if metric == "loss" else metric, float(value))
+    return Target.of(metric, float(value))

@@ -115,6 +115,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
     if options.json:
         print_json({"records": root, "runs": runs.to_dict("records")})
         return
+    runs["outcome"] = [run.current_state for run in read]
     if "strategy" in runs:
         runs["strategy"] = _strategies(runs)
     more, unlike = _other_settings(runs, read)
