@@ -122,9 +122,7 @@ def _pictures(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str,
             continue
         images = folder / "data" / split
 
-        def write(
-            number: int, images: Path = images, rows: Any = data[split], px: int = px
-        ) -> int:
+        def write(number: int, images: Path = images, rows: Any = data[split], px: int = px) -> int:
             row = rows[number]
             target = images / f"class{row['label']}" / f"{number:06d}.jpg"
             target.write_bytes(_jpeg(row["image"], px, number))

@@ -104,9 +104,8 @@ def report(found: Profile, rows: int) -> str:
         on_gpu = [e for e in found.profiler.events() if e.device_type.name == "CUDA"]
         kernels = [event for event in on_gpu if not event.is_user_annotation]  # and copies
         busy_ms = sum(e.device_time_total for e in kernels) / PROFILED / 1e3
-        lines.append(
-            f"{len(kernels) / PROFILED:.0f} kernels and copies an update, {busy_ms:.2f} ms on the GPU"
-        )
+        count = f"{len(kernels) / PROFILED:.0f} kernels and copies"
+        lines.append(f"{count} an update, {busy_ms:.2f} ms on the GPU")
         lines.append(_longest(averages, "self_device_time_total", rows))
     lines.append(_longest(averages, "self_cpu_time_total", rows))
     return "\n\n".join(lines)
