@@ -440,20 +440,18 @@ def write_summary(
     own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone
     rows = [believable("epochs", row, own) for row in folder.read_epochs()[0]]
     known, probe = of_rows(rows), probe_of(folder)
-    write_json(
-        folder.summary,
-        {
-            **{name: rows[-1][name] for name in (own_metrics(rows[-1]) if rows else ())},
-            "schema": SCHEMA,
-            "outcome": outcome,
-            "reason": reason,
-            **known,
-            **best_of(rows, best_metric),
-            **times_of_attempts(believed(folder), known["train_time_s"]),
-            "comm_share": probe.get("comm_share") if probe is not None else None,
-            **(facts or {}),
-        },
-    )
+    content = {
+        **{name: rows[-1][name] for name in (own_metrics(rows[-1]) if rows else ())},
+        "schema": SCHEMA,
+        "outcome": outcome,
+        "reason": reason,
+        **known,
+        **best_of(rows, best_metric),
+        **times_of_attempts(believed(folder), known["train_time_s"]),
+        "comm_share": probe.get("comm_share") if probe is not None else None,
+        **(facts or {}),
+    }
+    write_json(folder.summary, vouched(plain(content)))
 
 
 def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float | None:

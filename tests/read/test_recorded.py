@@ -104,6 +104,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "a row changed": (in_row(checksum="0"), "epochs.jsonl: row 1 is not as it was written"),
     "a checksum removed": (edit_rows(vouched_first), "epochs.jsonl: row 2 is not as it was wri"),
     "a changed attempt": (edit_rows(vouched_first, "attempts.jsonl"), "attempts.jsonl: row 2 is"),
+    "a summary changed": (edit("summary.json", checksum="0"), "summary.json is not as it was wr"),
     "another wall time": (edit("summary.json", wall_s=9999.0), "attempts.jsonl and summary.json"),
     "other losses": (edit("summary.json", lost_s=5.0), "together: lost_s is 0"),
     "other restarts": (edit("summary.json", restarts=5), "together: restarts is 0"),

@@ -414,6 +414,7 @@ class SummaryRecord(TypedDict):
     trainer_train_samples_per_second: NotRequired[Annotated[PerSecond | None,
         "the Trainer's own figure, which includes evaluation, saving and warm-up; for comparison "
         "only; null where the last attempt trained nothing"]]
+    checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
 
 
 class ProgressRecord(TypedDict):

@@ -17,7 +17,8 @@ from typing import Any
 from harness.core.attempts import best_of
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, write_json
+from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, plain, write_json
+from harness.core.records.checksums import vouched
 from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, total_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
@@ -144,7 +145,7 @@ def _write_record(foreign: Foreign, source: str, path: Path) -> None:
         write_json(folder.environment, environment)
         for row in rows:
             append_row(folder.epochs, row)
-        write_json(folder.summary, _summary(foreign, rows))
+        write_json(folder.summary, vouched(plain(_summary(foreign, rows))))
 
 
 def _settings(foreign: Foreign, source: str) -> dict[str, Any]:

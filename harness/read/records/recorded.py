@@ -22,7 +22,7 @@ from harness.core.identity import stem
 from harness.core.process import printable
 from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
-from harness.core.records.checksums import changed_row
+from harness.core.records.checksums import OWN, changed_row, is_changed
 from harness.core.records.summary import device_counts, of_rows, rate_of
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import LARGEST
@@ -156,6 +156,10 @@ def _object(
     if kind != "environment":
         check_schema(content.get("schema"), file.name)
     check_fields(kind, content, file.name, _has_own_metrics(settings))
+    if kind == "summary" and OWN in content:  # those of earlier versions have none
+        if is_changed(content):
+            raise UserError(f"{file.name} is not as it was written: restore the file")
+        del content[OWN]
     return content
 
 
