@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -315,6 +316,21 @@ def test_torchrun_ends_with_the_line(launcher: str) -> None:
     *_, root_cause = done.stderr.split("Root Cause")
     assert f"  traceback : {line}\n" in root_cause and "exitcode  : 2 " in root_cause
     assert done.returncode == 1 and "Traceback (most" in done.stderr
+
+
+@pytest.mark.process
+def test_what_another_rank_than_the_first_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "import os, sys, time\nfrom harness.core.process import report_to_torchrun\n"
+        "if os.environ['RANK'] == '0':\n    time.sleep(30)\n"
+        "report_to_torchrun('one.py: error: planted')\nsys.exit(2)\n"
+    )
+    command = [sys.executable, "-m", "harness.train.torchrun", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "one.py")], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "traceback : one.py: error: planted" in done.stderr
 
 
 def test_a_line_that_torchrun_cannot_be_told(

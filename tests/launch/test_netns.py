@@ -22,7 +22,7 @@ from harness.core.provenance import NODES_LINK
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
 from harness.launch.netns import nodes as nodes_module
-from harness.launch.netns.nodes import Netns, gpus_of, torchrun_of_ours
+from harness.launch.netns.nodes import Netns, gpus_of, refuse_apart, torchrun_of_ours
 from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job
 from tests.support import sockets, warm_sweeps
@@ -125,6 +125,13 @@ def test_a_torchrun_that_was_forgotten() -> None:
         torchrun_of_ours(["--nproc_per_node=1", "vit.py"])
     assert torchrun_of_ours(["torchrun", "x.py"])[1:] == ["-m", "harness.train.torchrun", "x.py"]
     assert torchrun_of_ours(["sleep", "1"]) == ["sleep", "1"]
+    with pytest.raises(
+        UserError, match=r"alone: did you mean -- torchrun \./vit\.py --o hivemind\?"
+    ):
+        refuse_apart(["python3", "-u", "./vit.py", "--o", "hivemind"])
+    for fine in (["--strategy", "hivemind"], ["--strategy=hivemind"]):
+        refuse_apart(["python", "vit.py", *fine])
+    refuse_apart(["python", "-m", "harness", "link"])
 
 
 def test_other_programs_are_named_before_the_command_starts(

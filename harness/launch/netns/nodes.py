@@ -186,11 +186,11 @@ def refuse_apart(command: list[str]) -> None:
     """Nodes that would each train alone, into one record: only the peers of hivemind find each
     other without a launcher.
     """
-    script = Path(next((word for word in command[1:] if not word.startswith("-")), ""))
-    is_ours = Path(command[0]).name.startswith("python") and script.name in OUR_SCRIPTS
+    script = next((word for word in command[1:] if not word.startswith("-")), "")
+    is_ours = Path(command[0]).name.startswith("python") and Path(script).name in OUR_SCRIPTS
     peers = "--strategy=hivemind" in command or ("--strategy", "hivemind") in pairwise(command)
     if is_ours and not peers:
-        line = shlex.join(["torchrun", *command[command.index(str(script)) :]])
+        line = shlex.join(["torchrun", *command[command.index(script) :]])
         raise UserError(f"each node would train alone: did you mean -- {line}?")
 
 

@@ -49,16 +49,18 @@ MOST_NAMED = 4
 def _linked(sweep: SweepResults) -> list[Group]:
     if "link" not in sweep.axes or not sweep.file.is_file():
         raise NothingToDraw("no sweep over links")
-    linked = [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
-    if not linked:
+    if not (linked := _with_link(sweep)):
         raise NothingToDraw(NO_LINK)
     return linked
 
 
+def _with_link(sweep: SweepResults) -> list[Group]:
+    return [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
+
+
 def _check_axes(sweep: SweepResults, *shown: str) -> None:
     if others := [axis for axis in shown_axes(sweep.varied) if axis not in shown]:
-        linked = [g for g in sweep.groups if g.finished and g.label.get("link") is not None]
-        values = (g.label.get(others[0]) for g in [*linked, *sweep.groups])
+        values = (g.label.get(others[0]) for g in [*_with_link(sweep), *sweep.groups])
         value = next(value for value in values if value is not None)
         one = f"{others[0]}={plain_text(value)}"
         raise NothingToDraw(

@@ -19,6 +19,7 @@ from harness.core.process import printable
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
+from harness.read.grouping import by_key
 from harness.read.labels import (
     UNKNOWN,
     column_of,
@@ -168,23 +169,23 @@ def _other_settings(runs: pd.DataFrame, read: Sequence[Run]) -> tuple[dict[str, 
     shown = [runs[name].map(str) for name in SHOWN if name in runs]
     identities = [identity_settings(run.settings) for run in read]
     threads = [run.threads or None for run in read]  # 0 where a GPU computes
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for row, key in enumerate(zip(*shown, strict=True)):
-        alike.setdefault(key, []).append(row)
+    alike = by_key(range(len(read)), [*zip(*shown, strict=True)].__getitem__)
+    data = [(run.settings.get("script"), run.settings.get("dataset")) for run in read]
+    of_data = by_key(range(len(read)), data.__getitem__)
     names = dict.fromkeys(name for each in identities for name in each)
     values = {n: [each.get(n) for each in identities] for n in names if n not in SETTINGS_SHOWN}
     headings, unlike = {}, []
-    of_data: dict[tuple[Any, Any], list[int]] = {}
-    for row, run in enumerate(read):
-        key = run.settings.get("script"), run.settings.get("dataset")
-        of_data.setdefault(key, []).append(row)
     for name, of_runs in (values | {"threads": threads}).items():
         texts = [*map(plain_text, of_runs)]
         unknown = {UNKNOWN} if name == "threads" else set()  # a setting that is not there is off
-        if any(len({texts[n] for n in rows} - unknown) > 1 for rows in alike.values()):
+        differ_in_some, differ_in_data = (
+            any(len({texts[n] for n in rows} - unknown) > 1 for rows in together.values())
+            for together in (alike, of_data)
+        )
+        if differ_in_some:
             runs[f"setting {name}"] = texts
             headings[f"setting {name}"] = heading_of(column_of(name))
-        elif any(len({texts[n] for n in rows} - unknown) > 1 for rows in of_data.values()):
+        elif differ_in_data:
             unlike.append(heading_of(column_of(name)))
     return headings, unlike
 
