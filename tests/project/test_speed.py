@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -433,6 +434,14 @@ def test_the_page_has_the_comparison_on_a_gpu(root: Path) -> None:
     said = "the examples took {} to {} times as long in\ntraining, and {} to {} times in whole"
     assert said.format(*(f"{end(float(row[n]) for row in cells):.1f}"
                          for n in (4, 5) for end in (min, max))) in text  # fmt: skip
+    loop_takes = []
+    for found_of in json.loads((root / "records/gpu/speed.json").read_text())["cases"].values():
+        spent = {
+            run["arm"]: [epoch["train_s"] + epoch["evaluate_s"] for epoch in run["epochs"][1:]]
+            for run in found_of["runs"]
+        }
+        loop_takes.append(sum(spent["loop"]) / sum(spent["ours"]))
+    assert "took the loop {:.1f}, {:.2f} and {:.1f} times as long".format(*loop_takes) in part
     cost = json.loads((root / "records/gpu/overhead.json").read_text())["cases"]["bert-nano"]
     (pair,) = cost
     ratios = [pair["ours"]["step_s"] / pair[arm]["step_s"] for arm in ("bare", "loop")]
@@ -440,3 +449,40 @@ def test_the_page_has_the_comparison_on_a_gpu(root: Path) -> None:
         "a step took {:.2f}\ntimes as long as in the bare Trainer, and {:.2f} times as long as in"
     )
     assert said.format(*ratios) in part
+
+
+def test_the_page_has_the_profiles_of_a_gpu(root: Path) -> None:
+    part = (root / "docs" / "guide.md").read_text().split("### On one H200")[1]
+    text = " ".join(part.split())
+    profiles = json.loads((root / "records/gpu/profiles.json").read_text())
+    small, vit, compiled, large = profiles.values()
+
+    def of_update(profile: dict[str, Any]) -> float:
+        return float(profile["gpu_ms"] / profile["profiled_updates"])
+
+    count = round(small["kernels_and_copies_an_update"], -1)
+    assert f"some {count:,} kernels and copies in {small['update_ms']:.1f} ms" in text
+    assert f"of which the GPU computes {of_update(small):.1f} ms" in text
+    assert f"during {of_update(vit):.1f} of the {vit['update_ms']:.1f} ms of an update of" in text
+    parts = {
+        "in matrix products": ("mm", "addmm"),
+        "in copies between fp32 and bf16": ("copy_",),
+        "in norms": ("native_layer_norm", "native_layer_norm_backward"),
+        "in attention": ("_cudnn_attention_forward", "_cudnn_attention_backward"),
+    }
+    for what, names in parts.items():
+        share = sum(vit["longest"][f"aten::{name}"]["gpu_ms"] for name in names) / vit["gpu_ms"]
+        assert re.search(rf"{100 * share:.0f} %( of it)? {what}", text), what
+    # Six copies a layer between layouts, and zeros for queries, keys and values.
+    kinds = {"gpu_kernel_impl_nocast": 6 * 12, "FillFunctor<c10::BFloat16>": 3 * 12}
+    of_rows = [
+        at["gpu_ms"]
+        for name, at in large["longest"].items()
+        for kind, calls in kinds.items()
+        if kind in name and at["calls"] == calls * large["profiled_updates"]
+    ]
+    assert len(of_rows) == 2
+    copies = sum(of_rows) / large["profiled_updates"]
+    assert f"{copies:.0f} of the {large['update_ms']:.0f} ms of an update of BERT-base" in text
+    slower = f"an update took {compiled['update_ms']:.0f} ms instead of {vit['update_ms']:.0f}"
+    assert slower in text
