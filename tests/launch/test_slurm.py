@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from dataclasses import replace
@@ -83,7 +84,8 @@ done
 # Otherwise it would kill the job after it was requeued.
 [ -z "$reminder" ] || kill "$reminder" 2>/dev/null
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 0 ]; then
-    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+    # SLURM sends TERM to all of the job as soon as it agrees, before scontrol has the answer.
+    (trap '' TERM && exec scontrol requeue "$SLURM_JOB_ID") && exit "$code"
 fi
 tell "$(date +%s)" "$code"
 exit "$code"
@@ -192,6 +194,31 @@ def test_a_set_up_that_fails_ends_the_job(last: str, code: int, tmp_path: Path) 
     setup.write_text(f"trap 'touch {tmp_path}/cleaned' EXIT\n")
     done()
     assert (tmp_path / "began").exists() and (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.process
+def test_a_job_that_is_requeued_while_it_asks_for_it_leaves_no_end(tmp_path: Path) -> None:
+    """SLURM ends all of a job that it requeues, scontrol too, which has no answer yet."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, does in {
+        "srun": "kill -USR1 $PPID; sleep 0.3; exit 1",
+        "scontrol": f"touch {tmp_path}/asked; kill -TERM $$ $PPID; sleep 0.3",
+        "scancel": "exit 1",
+    }.items():
+        (commands / name).write_text(f"#!/bin/bash\n{does}\n")
+        (commands / name).chmod(0o755)
+    (tmp_path / "jobs").mkdir()
+    site = replace(SITE, folder=str(tmp_path), cwd=str(tmp_path))
+    text = script(planned(tmp_path, "script: vit"), Slurm(requeue=1), site, None, rerun=False)
+    done = subprocess.run(
+        ["bash", "-c", text], env={**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    (file,) = (tmp_path / "jobs").glob("*_0.json")
+    note = json.loads(file.read_text())
+    assert done.returncode == 1 and (tmp_path / "asked").exists(), done.stderr
+    assert note["ended"] is None and note["signal"] == "", note
 
 
 def test_what_no_cluster_can_host(tmp_path: Path) -> None:

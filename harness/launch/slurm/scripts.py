@@ -198,7 +198,8 @@ done
 # Otherwise it would kill the job after it was requeued.
 [ -z "$reminder" ] || kill "$reminder" 2>/dev/null
 if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {again} ]; then
-    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+    # SLURM sends TERM to all of the job as soon as it agrees, before scontrol has the answer.
+    (trap '' TERM && exec scontrol requeue "$SLURM_JOB_ID") && exit "$code"
 fi
 tell "$(date +%s)" "$code"
 exit "$code"
