@@ -1,5 +1,6 @@
 # make demo   set up, then run the main job at laptop size: no GPU, no network needed for the data;
 #             TORCH=cpu, cu126 or cu130 takes that build of torch (without an NVIDIA GPU: cpu)
+# make install   set up alone
 # make test   set up, then lint, types and all but the slow tests; PYTEST="..." is handed to pytest
 # make lint   format, lint and types alone
 # make faults   all trials with damaged files and planted faults, of which make test runs some
@@ -14,12 +15,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := outputs/demo
 
-.PHONY: demo test faults models test-gpu figures docs notebook lint check-python clean
+.PHONY: demo install test faults models test-gpu figures docs notebook lint check-python clean
 
 demo: .venv/ready
 	$(BIN)/python -m harness sweep experiments/demo.yaml --tiny --output_dir $(DEMO)
 	$(BIN)/python -m harness report $(DEMO) >/dev/null
 	@echo "open $(DEMO)/report/report.html: its first lines say what was found"
+
+install: .venv/ready
 
 test: .venv/ready-dev lint
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST)

@@ -267,7 +267,7 @@ def help_text(script: str) -> str:
     for name, (default, text) in sorted(trainer_flags().items()):
         if name not in REFUSED and name not in names_of(script):
             out += _entry(f"--{name}", text + (f" ({default})" if default else ""), width)
-    out += ["", "Refused, because they would falsify a comparison:"]
+    out += ["", "Refused, as they would falsify a comparison or are named otherwise here:"]
     for name, reason in REFUSED.items():
         if name in trainer_flags():
             out += _entry(f"--{name}", reason, width)

@@ -58,7 +58,7 @@ def installing() -> str:
     root = shlex.quote(str(ROOT))
     if not (ROOT / "Makefile").is_file():
         return shlex.join([sys.executable, "-m", "pip", "install", *missing_packages().values()])
-    activate, install = f"source {root}/.venv/bin/activate", f"make -C {root} .venv/ready"
+    activate, install = f"source {root}/.venv/bin/activate", f"make -C {root} install"
     is_ready = (ROOT / ".venv" / "ready").is_file()
     if Path(sys.prefix) == ROOT / ".venv":  # its installation was interrupted
         return f"rm {root}/.venv/ready && {install}" if is_ready else install
@@ -95,21 +95,29 @@ class Driver(NamedTuple):
     version: str
     cuda: tuple[int, int]  # the newest that it runs
     oldest: tuple[int, int]  # compute capability of its GPUs
+    problem: str | None = None  # why it answers nothing of this, though it is there
 
     @property
     def advice(self) -> str:
         """The build of torch for this driver and its GPUs, by the name that torch gives it."""
         if self.oldest < (7, 5):  # of the generations that builds for CUDA 13 have left behind
             driver = "" if self.cuda >= (12, 0) else " and a driver of version 560 or newer"
-            return f"install the cu126 build of torch{driver}"
+            return f"install {build_of_torch('cu126')}{driver}"
         if self.cuda >= (13, 0):
-            return "install the cu130 build of torch"
-        build = "the cu126 build of torch, or " if self.cuda >= (12, 0) else ""
+            return f"install {build_of_torch('cu130')}"
+        build = f"{build_of_torch('cu126')}, or " if self.cuda >= (12, 0) else ""
         return f"install {build}a driver of version 580 or newer"
 
 
+def build_of_torch(name: str) -> str:
+    """A build with the command that takes it in a checkout."""
+    return f"the {name} build of torch (make install TORCH={name})"
+
+
 def nvidia_driver() -> Driver | None:
-    """None without one."""
+    """None without one. One that is there and fails, as after an update without a restart, is not
+    taken for a machine without GPUs.
+    """
     import pynvml
 
     try:
@@ -119,8 +127,10 @@ def nvidia_driver() -> Driver | None:
         gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
         capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) for gpu in gpus]
         pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
+    except pynvml.NVMLError as error:
+        return Driver(0, "", (0, 0), (0, 0), str(error))
     name = version if isinstance(version, str) else version.decode()
     cuda = (newest // 1000, newest % 1000 // 10)
     return Driver(len(gpus), name, cuda, min(capabilities, default=(0, 0)))

@@ -273,6 +273,9 @@ PROCESSES: tuple[Rule, ...] = (
     (lambda s, c: c.strategy.processes == "many" and not c.world.launched,
      "--strategy {s.strategy} needs processes that torchrun starts: torchrun --standalone "
      "--nproc_per_node=2 {s.script}.py ..."),
+    (lambda s, c: s.strategy == "dp" and s.tail == "pad",
+     "--tail pad does not go with --strategy dp: of a last batch that its GPUs share unequally, "
+     "samples would count unequally; use --tail cut"),
 )
 
 # --strategy hivemind: what peers that come and go cannot do together.

@@ -6,6 +6,7 @@ process ends, even by kill -9: the kernel kills them, or they notice the end of 
 
 from __future__ import annotations
 
+import calendar
 import itertools
 import json
 import math
@@ -332,7 +333,8 @@ def failures_in(log: Path, mark: str = "") -> list[FailedRank]:
 
 
 def _unix_of(stamp: str) -> float:
-    return time.mktime(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S"))
+    """harness.train.torchrun prints the time of UTC."""
+    return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S")))
 
 
 class TorchrunAgent(Agent):

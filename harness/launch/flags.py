@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="for example experiments/batch_size.yaml")
     switch("--tiny", help="laptop size: embedded data, no network")
     switch("--yes", help="do not ask before a sweep of more than 30 minutes")
-    switch("--dry_run", help="print the commands, one per line, and stop")
+    switch("--dry_run", help="print the commands, or the scripts of jobs, and stop")
     add("--out", "-o", "--o", "--output_dir", dest="output_dir", default="outputs", metavar="DIR",
         help="folder of the records (outputs)")
     add("--launcher", type=one_of(*LAUNCHERS), metavar="NAME", default="local",

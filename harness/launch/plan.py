@@ -92,11 +92,17 @@ def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job
         except UserError as error:
             raise UserError(f"{sweep.file}: {_line_of(label)}: {error}") from None
         if job.path in jobs:
-            raise UserError(f"{sweep.file}: {job} and {jobs[job.path]} are the same run")
+            raise UserError(
+                f"{sweep.file}: {job} and {jobs[job.path]} are the same run: take one out, or "
+                "exclude it"
+            )
         jobs[job.path] = job
     baseline = as_text(sweep.baseline or {})
     if not any(_has(job.label, baseline) for job in jobs.values()):
-        raise UserError(f"{sweep.file}: no run is the baseline {_line_of(baseline)}")
+        raise UserError(
+            f"{sweep.file}: no run is the baseline {_line_of(baseline)}: add it to grid or runs, "
+            "or name another baseline"
+        )
     return list(jobs.values())
 
 
@@ -105,7 +111,7 @@ def _without_excluded(sweep: Sweep, points: list[Point]) -> list[Point]:
         raise UserError(f"{sweep.file}: exclude {_line_of(unused)} matches no run")
     kept = [point for point in points if not any(_has(point, e) for e in sweep.exclude)]
     if not kept:
-        raise UserError(f"{sweep.file}: no run is left")
+        raise UserError(f"{sweep.file}: no run is left: exclude names all")
     return kept
 
 

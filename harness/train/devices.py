@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from contextlib import suppress
 
 import torch
 
-from harness.core.provenance import nvidia_driver, visible_gpus
+from harness.core.provenance import build_of_torch, nvidia_driver, visible_gpus
 from harness.core.rules import DEVICE, Combination, refuse
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import strategy_of
@@ -74,10 +75,13 @@ def why_unusable(visible: str | None) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own words for the same
         if torch.cuda.is_available():
-            return _not_in_this_build()
+            with suppress(RuntimeError, AssertionError):  # NVML counts also what CUDA cannot use
+                return _not_in_this_build()
     driver = nvidia_driver()
-    if driver is None or not driver.gpus or visible in HIDDEN:
+    if driver is None or visible in HIDDEN or not (driver.gpus or driver.problem):
         return None
+    if driver.problem:
+        return f"NVIDIA's driver does not answer ({driver.problem}): mend that, {ON_CPU}"
     problem = f"this machine has {driver.gpus} GPU(s), but torch cannot use them"
     built, newest = torch.version.cuda, ".".join(map(str, driver.cuda))
     if built is None:
@@ -114,7 +118,7 @@ def _not_in_this_build() -> str | None:
             build = "cu126" if own < (7, 5) else "cu130"
             return (
                 f"{name} has compute capability {major}.{minor}, and this torch is built for "
-                f"{' '.join(names)}: install the {build} build of torch, or another that names "
+                f"{' '.join(names)}: install {build_of_torch(build)}, or another that names "
                 f"it, hide the GPU (CUDA_VISIBLE_DEVICES), {ON_CPU}"
             )
     return None

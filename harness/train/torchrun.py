@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import time
 from functools import partial
 
 from harness.core.process import install_quit_handlers
@@ -62,7 +63,11 @@ def main() -> int:
         speaker = failed.failures.get(0)  # other ranks leave it to rank 0 to say why
         if speaker and speaker.exitcode == REFUSED and not launched.get("sweep"):
             return REFUSED  # a sweep reads the ranks
-        print(failed, file=sys.stderr)  # the ranks and their reasons, without torchrun's own frames
+        # The ranks and their reasons, without torchrun's own frames; times for whoever reads them
+        # in another zone (launch/agents.py).
+        os.environ["TZ"] = "UTC0"
+        time.tzset()
+        print(failed.format_msg(), file=sys.stderr)
         return 1
     except SignalException as stopped:
         print(f"torchrun: stopped by {stopped.sigval.name}", file=sys.stderr)

@@ -136,7 +136,7 @@ def test_a_script_without_its_packages(
         command_line("vit", ["--tiny"])
     printed = capsys.readouterr()
     assert ended.value.code == 2 and printed.err.count("\n") == 1
-    install = f"make -C {tmp_path} .venv/ready"  # make alone would run the demo, too
+    install = f"make -C {tmp_path} install"
     assert f"no package no_such_package: {install} && source {activate}, then try" in printed.err
     activate.parent.mkdir(parents=True)
     activate.touch()

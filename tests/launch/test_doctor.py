@@ -129,7 +129,8 @@ def test_gpus_that_torch_cannot_use(
     monkeypatch.setattr(doctor, "this_machine", lambda: Machine(visible, (0, 1)))
     check = doctor._devices({**FACTS, **facts}, Driver(2, "535", (12, 2), (8, 0)))
     assert check.state == state and part in check.finding
-    assert ("install the cu126 build of torch, or a driver" in check.advice) == (state == PROBLEM)
+    advice = "install the cu126 build of torch (make install TORCH=cu126), or a driver"
+    assert (advice in check.advice) == (state == PROBLEM)
 
 
 def test_a_machine_without_gpus_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,14 +161,24 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
     assert nvidia_driver() is None
 
+    def updated() -> None:
+        raise pynvml.NVMLError_LibRmVersionMismatch
+
+    monkeypatch.setattr(pynvml, "nvmlInit", updated)
+    driver = nvidia_driver()
+    assert driver is not None and driver.gpus == 0 and "Mismatch" in str(driver.problem)
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine((), (0, 1)))
+    check = doctor._devices(FACTS, driver)
+    assert check.state == PROBLEM and "driver does not answer: " in check.finding
+
 
 @pytest.mark.parametrize(
     ("cuda", "oldest", "words"),
     [
-        ((13, 0), (9, 0), "install the cu130 build of torch"),
-        ((12, 2), (9, 0), "install the cu126 build of torch, or a driver of version 580 or newer"),
-        ((13, 0), (7, 0), "install the cu126 build of torch"),
-        ((11, 8), (6, 1), "the cu126 build of torch and a driver of version 560 or newer"),
+        ((13, 0), (9, 0), "install the cu130 build of torch (make install TORCH=cu130)"),
+        ((12, 2), (9, 0), "(make install TORCH=cu126), or a driver of version 580 or newer"),
+        ((13, 0), (7, 0), "install the cu126 build of torch (make install TORCH=cu126)"),
+        ((11, 8), (6, 1), "TORCH=cu126) and a driver of version 560 or newer"),
         ((11, 8), (8, 0), "install a driver of version 580 or newer"),
     ],
 )

@@ -166,6 +166,10 @@ WRONG = {
         "script: vit\ngrid: {setup: [1_2]}\nsettings: {strategy: single}",
         "setup=1_2: --strategy single runs in one process",
     ),
+    "a batch shared unequally": (
+        "script: vit\nsettings: {strategy: dp, setup: 1_4, tail: pad}",
+        "--tail pad does not go with --strategy dp: of a last batch that its GPUs share",
+    ),
     "not divisible": (
         "script: vit\nsettings: {per_gpu_batch: 16}\ngrid: {setup: [1_1, 1_3]}\n"
         "baseline: {setup: 1_1}\nhold: effective_batch",

@@ -47,7 +47,7 @@ ONE = r"""#!/bin/bash
 
 note='/home/me/my project/outputs/sweeps/mine/jobs/mine.ab12'_${SLURM_ARRAY_TASK_ID:-0}.json
 began=$(date +%s)
-signal= reminder=
+signal= reminder= ended=
 tell() {
     printf '{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}\n' \
         "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" "$began" "$1" "$2" "$signal" >"$note.new"
@@ -63,7 +63,7 @@ announce() {
     reminder=$!
 }
 trap announce USR1
-trap 'signal=${signal:-TERM}' TERM
+trap 'signal=${signal:-TERM} ended=yes' TERM
 tell null null
 
 export OMP_NUM_THREADS=4
@@ -83,7 +83,8 @@ while :; do
 done
 # Otherwise it would kill the job after it was requeued.
 [ -z "$reminder" ] || kill "$reminder" 2>/dev/null
-if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 0 ]; then
+again=$((0 > ${SLURM_RESTART_COUNT:-0}))
+if [ "$signal" = USR1 ] && [ -z "$ended" ] && [ "$code" -ne 0 ] && [ "$again" -eq 1 ]; then
     # SLURM sends TERM to all of the job as soon as it agrees, before scontrol has the answer.
     (trap '' TERM && exec scontrol requeue "$SLURM_JOB_ID") && exit "$code"
 fi
@@ -149,7 +150,7 @@ def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
     text = script(planned(tmp_path, file), slurm, SITE, 7199.0, rerun=True)
     text = text.replace(str(tmp_path / "out"), "OUT")
     assert text.startswith(ARRAY + "\n") and ARRAY_BODY in text
-    assert '[ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]' in text
+    assert "again=$((3 > ${SLURM_RESTART_COUNT:-0}))" in text
 
 
 @pytest.mark.parametrize(("timeout_s", "time_limit", "lead"), [(90.0, 2, 30), (60.0, 1, 15)])
@@ -166,6 +167,9 @@ def test_runs_that_want_the_same_make_one_array(tmp_path: Path) -> None:
     jobs = planned(tmp_path, "script: [vit, bert]\ngrid: {setup: [1_1, 1_2, 2_1]}\nseeds: [1, 2]")
     assert [len(group) for group in alike(jobs)] == [4, 4, 4]
     assert [job for group in alike(jobs) for job in group] != jobs
+    # A lost node ends the job of one that does not survive it, and no other.
+    text = "script: vit\nsettings: {setup: 2_1}\ngrid: {strategy: [ddp, hivemind]}"
+    assert [len(group) for group in alike(planned(tmp_path, text))] == [1, 1]
 
 
 @pytest.mark.process
@@ -196,17 +200,12 @@ def test_a_set_up_that_fails_ends_the_job(last: str, code: int, tmp_path: Path) 
     assert (tmp_path / "began").exists() and (tmp_path / "cleaned").exists()
 
 
-@pytest.mark.process
-def test_a_job_that_is_requeued_while_it_asks_for_it_leaves_no_end(tmp_path: Path) -> None:
-    """SLURM ends all of a job that it requeues, scontrol too, which has no answer yet."""
+def ran(tmp_path: Path, does: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    """Exit code and note of a job that may go back into the queue once, with these commands."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, does in {
-        "srun": "kill -USR1 $PPID; sleep 0.3; exit 1",
-        "scontrol": f"touch {tmp_path}/asked; kill -TERM $$ $PPID; sleep 0.3",
-        "scancel": "exit 1",
-    }.items():
-        (commands / name).write_text(f"#!/bin/bash\n{does}\n")
+    for name, text in does.items():
+        (commands / name).write_text(f"#!/bin/bash\n{text}\n")
         (commands / name).chmod(0o755)
     (tmp_path / "jobs").mkdir()
     site = replace(SITE, folder=str(tmp_path), cwd=str(tmp_path))
@@ -216,9 +215,26 @@ def test_a_job_that_is_requeued_while_it_asks_for_it_leaves_no_end(tmp_path: Pat
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     (file,) = (tmp_path / "jobs").glob("*_0.json")
-    note = json.loads(file.read_text())
-    assert done.returncode == 1 and (tmp_path / "asked").exists(), done.stderr
+    return done.returncode, json.loads(file.read_text())
+
+
+@pytest.mark.process
+def test_a_job_that_is_requeued_while_it_asks_for_it_leaves_no_end(tmp_path: Path) -> None:
+    """SLURM ends all of a job that it requeues, scontrol too, which has no answer yet."""
+    asks = f"touch {tmp_path}/asked; kill -TERM $$ $PPID; sleep 0.3"
+    does = {"srun": "kill -USR1 $PPID; sleep 0.3; exit 1", "scontrol": asks, "scancel": "exit 1"}
+    code, note = ran(tmp_path, does)
+    assert code == 1 and (tmp_path / "asked").exists()
     assert note["ended"] is None and note["signal"] == "", note
+
+
+@pytest.mark.process
+def test_a_job_that_is_cancelled_near_its_limit_does_not_go_back(tmp_path: Path) -> None:
+    ends = "kill -USR1 $PPID; sleep 0.3; kill -TERM $PPID; sleep 0.3; exit 1"
+    does = {"srun": ends, "scontrol": f"touch {tmp_path}/asked", "scancel": "exit 1"}
+    code, note = ran(tmp_path, does)
+    assert code == 1 and not (tmp_path / "asked").exists()
+    assert note["ended"] is not None and note["code"] == 1
 
 
 def test_what_no_cluster_can_host(tmp_path: Path) -> None:
@@ -352,7 +368,7 @@ def test_what_a_state_of_slurm_means(
 
 def test_ranks_that_failed_are_found_in_what_torchrun_prints(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    now = time.strftime("%Y-%m-%d_%H:%M:%S")
+    now = time.strftime("%Y-%m-%d_%H:%M:%S", time.gmtime())
     log.write_text(TORCHRUN.format(now="2020-01-01_00:00:00") + TORCHRUN.format(now=now))
     note = Note("7", time.time() - 60, None, None, "")
     (failure,) = exit_of("job 7", "FAILED", note, log, tmp_path).failures

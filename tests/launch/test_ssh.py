@@ -282,6 +282,9 @@ def test_lines_that_the_shell_of_a_host_prints(
         assert isinstance(facts, HostFacts) and facts.commit == FACTS.commit
     answers_of(NOISY, monkeypatch)
     assert there._ask(A) == "a: reports no facts, which are a JSON object on a line of its own"
+    answers_of(line.replace(b'"cores"', b'"processors"'), monkeypatch)
+    assert "is of another version: check out the same" in str(there._ask(A))
+    answers_of(NOISY, monkeypatch)
     with pytest.raises(UserError, match=r"a: reports no facts.*; b:2222: reports no facts"):
         there.open([])
     (job,) = jobs(tmp_path, "settings: {setup: 1_1}")
@@ -392,6 +395,13 @@ def test_a_record_comes_and_a_newer_one_stays(tmp_path: Path) -> None:
     put(attempt(row("start", 10)) | sent(summary=b"{}", ranks__failure_1=b"f"), folder, 0.0)
     assert folder.attempts.read_bytes() == newer and not folder.summary.exists()
     assert (folder.path / "ranks" / "failure_1.json").read_bytes() == b"f"
+
+
+def test_rows_that_lack_what_they_must_have_stop_no_record(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    put(attempt(b'{"attempt": 1}\n', row("start", 10)), folder, 0.0)
+    put(attempt(b'{"event": "start"}\n', row("end", 20)) | sent(summary=b"{}"), folder, 0.0)
+    assert folder.summary.read_bytes() == b"{}"
 
 
 def test_another_run_of_the_same_settings_is_set_aside(tmp_path: Path) -> None:

@@ -75,9 +75,12 @@ def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:
     assert "learning_rate" not in settings["trainer"]
 
 
-def test_its_metrics_stand_in_the_table_as_they_are(runs: Path, table: Verb) -> None:
+def test_its_metrics_stand_in_the_table(runs: Path, table: Verb) -> None:
+    """As they are, but for shares that were given in per cent."""
     (run,) = load_runs(runs / "new").to_dict("records")
-    assert run["accuracy"] > 1 and run["mcc"] == 0.25 and run["my metric"] == -4.0
+    written = read_json(RunFolder(runs / "new" / "a").summary) or {}
+    assert written["accuracy"] > 1 and run["accuracy"] == written["accuracy"] / 100
+    assert run["mcc"] == 0.25 and run["my metric"] == -4.0
     said = table(runs / "new")
     assert all(word in said for word in ("Net", "Points", "0.01", "mcc", "0.2500", "-4.0000"))
 

@@ -18,6 +18,7 @@ from harness.core.provenance import Driver
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train import devices, session
+from harness.train.loop import evaluation
 from harness.train.measure.environment import machine_label
 from harness.train.measure.flops import peak_tflops
 from harness.train.run import start
@@ -181,6 +182,46 @@ def test_a_driver_too_old_names_the_build_that_it_runs(
     message = refused()
     assert "built for CUDA 13.0, and the driver 535.1 runs up to 12.2" in message
     assert "install the cu126 build of torch" in message
+
+
+def test_gpus_that_the_driver_counts_and_cuda_cannot_use(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sweep torch counts them without CUDA, so that only what is asked next fails."""
+
+    def too_old(self: FakeCuda, number: int = 0) -> tuple[int, int]:
+        raise RuntimeError("The NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr(FakeCuda, "get_device_capability", too_old)
+    monkeypatch.setattr(devices, "nvidia_driver", lambda: Driver(1, "535.1", (12, 2), (8, 0)))
+    assert "built for CUDA 13.0, and the driver 535.1 runs up to 12.2" in refused()
+
+
+def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.available = False
+    broken = Driver(0, "", (0, 0), (0, 0), "Driver/library version mismatch")
+    monkeypatch.setattr(devices, "nvidia_driver", lambda: broken)
+    assert "does not answer (Driver/library version mismatch): mend that" in refused()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices.choose_gpus(ALONE, World()) == 0
+
+
+def test_all_ranks_evaluate_the_batch_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 samples a GiB; with unlike batches samples would be evaluated twice or not at all."""
+    sizes = {0: 80, 1: 40, "cuda:1": 80}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties",
+        lambda gpu: SimpleNamespace(total_memory=sizes[gpu if gpu in sizes else str(gpu)] * 2**30),
+    )  # fmt: skip
+    monkeypatch.setattr(evaluation, "gather", lambda own: [own, 12 * 2**30])
+    args: Any = SimpleNamespace(device=torch.device("cuda:1"), n_gpu=1, world_size=2)
+    assert evaluation.eval_batch_of(args, 10_000) == 24 * 12
+    monkeypatch.setattr(evaluation, "gather", lambda own: [own])
+    assert evaluation.eval_batch_of(args, 10_000) == 512
+    args.n_gpu, sizes[1] = 2, 10
+    assert evaluation.eval_batch_of(args, 10_000) == 24 * 10
 
 
 def test_whatever_else_keeps_torch_from_the_gpus(

@@ -145,7 +145,10 @@ def check_writable(root: Path) -> None:
             f"--output_dir {root}: {existing} is a link to {existing.readlink()}, which is not "
             "there: make that folder"
         )
-    raise UserError(f"--output_dir {root}: {existing} is not a folder that can be written to")
+    raise UserError(
+        f"--output_dir {root}: {existing} is not a folder that can be written to: give a folder of "
+        "yours"
+    )
 
 
 def _is_there(path: Path) -> bool:

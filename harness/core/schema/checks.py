@@ -85,6 +85,12 @@ def _with_own_metrics(kind: str) -> dict[str, Field]:
     }
 
 
+@cache
+def quality_of_epochs() -> list[str]:
+    """What epochs.jsonl holds as a share of samples, and a script of its user maybe in per cent."""
+    return [name for name, field in fields("epochs").items() if _is_quality(field)]
+
+
 def _is_quality(field: Field) -> bool:
     return field.kind.value.unit == "share" and not field.name.endswith("_share")
 

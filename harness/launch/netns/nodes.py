@@ -211,7 +211,7 @@ def _start(
     # The environment's own torchrun, activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if shutil.which(command[0], path=path) is None:
-        raise UserError(f"{command[0]}: no such command")
+        raise UserError(f"{command[0]}: no such command on the PATH, nor beside {sys.executable}")
     return node.start(
         [sys.executable, "-m", "harness.core.process", str(os.getpid()), *command],
         {

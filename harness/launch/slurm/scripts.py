@@ -54,10 +54,11 @@ def why_not(job: Job, slurm: Slurm) -> str | None:
 
 
 def alike(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Runs that request the same resources make one array."""
-    groups: dict[tuple[int, int, int], list[Job]] = {}
+    """Runs that request the same resources, and end alike with a lost node, make one array."""
+    groups: dict[tuple[int, int, int, bool], list[Job]] = {}
     for job in jobs:
-        groups.setdefault((job.nodes, job.devices, job.processes), []).append(job)
+        kind = (job.nodes, job.devices, job.processes, job.survives_node_loss)
+        groups.setdefault(kind, []).append(job)
     return list(groups.values())
 
 
@@ -112,7 +113,7 @@ def _lead_s(timeout_s: float | None) -> int:
 # The note that the script writes is also there where the cluster has no accounting.
 NOTE = """note={note}_${{SLURM_ARRAY_TASK_ID:-0}}.json
 began=$(date +%s)
-signal= reminder=
+signal= reminder= ended=
 tell() {{
     printf '{{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}}\\n' \\
         "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "$began" "$1" "$2" "$signal" >"$note.new"
@@ -128,7 +129,7 @@ announce() {{
     reminder=$!
 }}
 trap announce USR1
-trap 'signal=${{signal:-TERM}}' TERM
+trap 'signal=${{signal:-TERM}} ended=yes' TERM
 tell null null"""
 
 
@@ -197,7 +198,8 @@ END = """while :; do
 done
 # Otherwise it would kill the job after it was requeued.
 [ -z "$reminder" ] || kill "$reminder" 2>/dev/null
-if [ "$signal" = USR1 ] && [ "$code" -ne 0 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {again} ]; then
+again=$(({again} > ${{SLURM_RESTART_COUNT:-0}}))
+if [ "$signal" = USR1 ] && [ -z "$ended" ] && [ "$code" -ne 0 ] && [ "$again" -eq 1 ]; then
     # SLURM sends TERM to all of the job as soon as it agrees, before scontrol has the answer.
     (trap '' TERM && exec scontrol requeue "$SLURM_JOB_ID") && exit "$code"
 fi
@@ -209,7 +211,7 @@ exit "$code"
 def flags_in(text: str) -> list[str]:
     """What a script owes to the flags of the call that wrote it, whatever runs it has."""
     setup = re.findall(r"^\. (.+?)(?: \|\| exit)?$", text, re.M)
-    requeue = re.findall(r"-lt (\d+) \]; then$", text, re.M)
+    requeue = re.findall(r"^again=\$\(\((\d+) > ", text, re.M)
     options = [o for o in re.findall(r"^#SBATCH (.*)$", text, re.M) if not OF_ITS_RUNS.match(o)]
     return [
         *(re.sub(r"^--time=(\d+)$", _timeout, option) for option in options),

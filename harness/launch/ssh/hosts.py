@@ -258,12 +258,12 @@ def _write(path: Path, sent: Fetched, clock_s: float) -> None:
 
 def _latest(rows: list[dict[str, Any]]) -> float:
     """When an attempt was last started or ended; 0 of none."""
-    return max((row["unix"] or 0.0 for row in rows), default=0.0)
+    return max((row.get("unix") or 0.0 for row in rows), default=0.0)
 
 
 def _began(rows: list[dict[str, Any]]) -> float | None:
     """When the run was first started, which identifies it; None if it never was."""
-    return next((row["unix"] for row in rows if row["event"] == "start"), None)
+    return next((row.get("unix") for row in rows if row.get("event") == "start"), None)
 
 
 if __name__ == "__main__":

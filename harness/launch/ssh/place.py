@@ -193,7 +193,10 @@ class Ssh(Machines):
         rows, _ = rows_in(answer)  # the shell there may print lines of its own
         if not rows:
             return f"{host}: reports no facts, which are a JSON object on a line of its own"
-        facts = HostFacts(**rows[-1])
+        try:
+            facts = HostFacts(**rows[-1])
+        except TypeError:
+            return f"{host}: {self.remote.checkout} is of another version: check out the same"
         self.clocks[host] = facts.unix - time.time()
         return facts
 

@@ -178,15 +178,30 @@ class Batch:
         return len(self.group.runs) - len(self.group.finished)
 
     @property
+    def unknown(self) -> int:
+        """Finished runs whose epochs do not tell when the target was reached."""
+        return len(self.group.finished) - len(self.passed)
+
+    @property
     def reached(self) -> bool:
         """Whether every run reached the target: then the time to the end of that epoch is known."""
         reached = all(math.isfinite(at.samples) for at in self.passed)
-        return bool(self.passed) and not self.failed and reached
+        return bool(self.passed) and not self.failed and not self.unknown and reached
 
     @property
     def usable(self) -> bool:
         """Whether it can be fitted: no run reached the target before the first evaluation."""
         return self.reached and not any(at.early for at in self.passed)
+
+    @property
+    def unlike_passes(self) -> str | None:
+        """That its updates were made in unlike passes, which take unlike times; else None."""
+        passes = {(run.identity["per_gpu_batch"], run.identity["grad_acc"] or 1)
+                  for run in self.group.finished}  # fmt: skip
+        if len(passes) < 2:
+            return None
+        texts = (f"{own} x {acc}" for own, acc in sorted(passes, key=str))
+        return f"updates of batch {self.size} were made in unlike passes ({', '.join(texts)})"
 
     @property
     def interpolated_samples(self) -> list[float]:
@@ -214,7 +229,8 @@ class Family:
         groups = [batch.group for batch in self.batches if batch.group.finished]
         verdicts = [judge(groups[0], group)[TARGET] for group in groups]
         reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
-        return [reason for reason in reasons if not reason.startswith(MISSES)]
+        own = [reason for reason in reasons if not reason.startswith(MISSES)]
+        return [*own, *(text for batch in self.batches if (text := batch.unlike_passes))]
 
     @property
     def has_times(self) -> bool:
@@ -373,6 +389,8 @@ def left_out(family: Family, target: Target) -> Iterator[str]:
             beyond = f"a --target beyond {target.metric}={best(early):.4g} tells when"
             why += [f"{len(early)} reach it before their first evaluation ({beyond})"]
         why += [f"{batch.failed} not finished"] if batch.failed else []
+        if batch.unknown and batch.passed:
+            why += [f"{batch.unknown} of {len(batch.group.finished)} do not tell"]
         of = " of the fit" if batch.reached else ""
         yield f"batch {batch.size} is left out{of}: {', '.join(why) or 'its records do not tell'}"
 

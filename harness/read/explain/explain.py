@@ -344,7 +344,7 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
     for fits, lacks in dict.fromkeys(filter(None, map(memory_bounds, changed))):
         yield f"Memory did for {fits} samples per process and forward pass, and not for {lacks}."
     if (startup := _startup(group, breakdown)) is not None:
-        links = ((run.environment.get("link") or {}).get("took_s") for run in group.finished)
+        links = ((run.environment.get("link") or {}).get("took_s") for run in group.timed)
         probe_s = spread([*filter(is_number, links)]).mean
         of_link = f" Measuring the link took {seconds(probe_s)} of it." if probe_s else ""
         yield (
@@ -369,7 +369,7 @@ def _startup(group: Group, breakdown: TimeBreakdown) -> str | None:
     outside = breakdown.parts[REST]
     if outside is None:
         return None
-    lost_s = fmean(run.measures.get("lost_s") or 0.0 for run in group.finished)
+    lost_s = fmean(run.measures.get("lost_s") or 0.0 for run in group.timed)
     wall_s = sum(value or 0 for value in breakdown.parts.values()) * breakdown.updates
     startup_s = outside * breakdown.updates - lost_s
     return (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from harness.core.records import FAILURES
+from harness.core.records import FAILURES, FINISHED
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
@@ -93,10 +93,13 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
             if not curves:
                 continue
             values += [value for _, curve in curves for value in curve.values()]
-            bars += _mean(axes, curves, metric, styles[name], share, name)
+            # What failed or goes on has its points, but no end yet to count.
+            whole = [(run, curve) for run, curve in curves if run.state == FINISHED]
+            bars += _mean(axes, whole or curves, metric, styles[name], share, name)
             _runs(drawn, axes, curves, name, styles[name])
-            ends = repeats_of(metric, ((run, curve[max(curve)]) for run, curve in curves))
-            last.append(f"{name or 'all runs'} {kit.numbers_of(ends)}")
+            ends = repeats_of(metric, ((run, curve[max(curve)]) for run, curve in whole))
+            numbers = kit.numbers_of(ends) if ends else "not finished"
+            last.append(f"{name or 'all runs'} {numbers}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not values:
         return ""

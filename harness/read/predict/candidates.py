@@ -33,7 +33,7 @@ from harness.read.predict.facts import (
     shape_of,
     step_s,
 )
-from harness.read.predict.fitting import Fitted, wire_between
+from harness.read.predict.fitting import Fitted, is_timed_like, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, predict
 from harness.read.predict.phases import (
     EPOCH_END,
@@ -283,8 +283,11 @@ def _needed(run: Run, target: Target) -> float | None:
 
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
-    """Logarithms of measured / predicted step times by link, of quiet runs if there are any."""
-    over = [(wire, run) for run in runs if step_s(run, Overrides())
+    """Logarithms of measured / predicted step times by link, of quiet runs if there are any; of
+    those whose times go with the runs on one machine.
+    """
+    over = [(wire, run) for run in runs
+            if step_s(run, Overrides()) and is_timed_like(fitted.first, run)
             and (wire := wire_between(run.measured_link)) is not None]  # fmt: skip
     same = joined(wire for wire, _ in over)
     by_link: dict[Wire, list[Run]] = {}

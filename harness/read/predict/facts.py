@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
@@ -13,8 +13,16 @@ from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read.predict.exchange import BACKENDS
+from harness.read.records.comparable import THREADS
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
+
+# What is no setting and yet decides how long a step takes, as environment.json has it.
+ALIKE: dict[str, Callable[[Run], str | None]] = {
+    "torch": lambda run: (run.environment.get("versions") or {}).get("torch"),
+    "number format of the first layer": lambda run: run.observed.get("dtype"),
+    "layout of the texts": lambda run: run.observed.get("padding"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,13 @@ class Overrides:
     @classmethod
     def of(cls, options: argparse.Namespace) -> Overrides:
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
+
+
+def is_timed_like(first: Run, run: Run) -> bool:
+    """Whether their times go together: of one kind of machine, alike in what no setting says."""
+    facts: list[Callable[[Run], Any]] = [*ALIKE.values(), THREADS.of]
+    same = all(fact(run) in (None, fact(first)) for fact in facts)
+    return same and run.machine_kind == first.machine_kind
 
 
 def shape_of(run: Run) -> Shape:

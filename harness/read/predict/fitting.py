@@ -10,7 +10,7 @@ import re
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from harness.read.labels import counted
 from harness.read.predict.computing import StepTime, fit_line, fit_sharing
 from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.facts import (
+    ALIKE,
     Overrides,
     backend_of,
     grad_acc_of,
     gradient_bytes,
+    is_timed_like,
     model_of,
     shape_of,
     step_s,
@@ -69,14 +71,6 @@ PREDICTED_OVER = (*FREE, *STRATEGY_SETTINGS)
 SWITCHES = ("local_updates", "fsdp_offload")  # of these, those without a value
 
 
-# What is no setting and yet decides how long a step takes, as environment.json has it.
-ALIKE: dict[str, Callable[[Run], str | None]] = {
-    "torch": lambda run: (run.environment.get("versions") or {}).get("torch"),
-    "number format of the first layer": lambda run: run.observed.get("dtype"),
-    "layout of the texts": lambda run: run.observed.get("padding"),
-}
-
-
 @dataclass(frozen=True)
 class Fitted:
     """A model, what it was fitted on, and further facts of the records."""
@@ -84,6 +78,7 @@ class Fitted:
     model: Model
     name: str
     machine: str
+    first: Run  # of one process: others go with it where they are of its machine
     runs: int
     left_out: int  # disturbed ones, beside quiet ones of the same set-up and batch
     assumed: tuple[str, ...]
@@ -224,8 +219,8 @@ def fit_on(
     singles = [run for run in basis if shape_of(run).ranks == 1]
     first = singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
-    sharing, sharing_spread, inside_s = _sharing(basis, line, overrides)
-    sharing_freedom = sum(shape_of(run).ranks > 1 for run in basis) - 1
+    sharing, sharing_spread, inside_s, shared_by = _sharing(basis, line, overrides)
+    sharing_freedom = len(shared_by) - 1
     if overrides.sharing is not None:  # is assumed to be so
         sharing, sharing_spread, sharing_freedom = overrides.sharing, 0.0, 1
     arguments = first.settings.get("training_arguments") or {}
@@ -239,7 +234,7 @@ def fit_on(
         grad_acc=grad_acc_of(first),
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
-        shared_by=max(shape_of(run).ranks for run in basis),
+        shared_by=max(shared_by, default=1),
         payloads=_payloads(same),
         hosts=_hosts(coded, line, sharing, overrides),
         sharing_freedom=sharing_freedom,
@@ -249,6 +244,7 @@ def fit_on(
         model,
         name=", ".join(str(v) for n in ("script", "model") if (v := first.identity.get(n))),
         machine=str(first.machine or "unknown machine"),
+        first=first,
         runs=len(basis),
         left_out=all_of_them - len(basis),
         assumed=(
@@ -288,6 +284,12 @@ def _assumptions(
         yield (
             f"an epoch of {_train_samples(first)} samples: those of the runs have "
             f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
+        )
+    tested = {size for run in runs if is_number(size := run.data.get("test_samples"))}
+    if len(tested) > 1:
+        yield (
+            f"an evaluation of {first.data.get('test_samples')} samples: those of the runs have "
+            f"{', '.join(map(str, sorted(tested)))}"
         )
 
 
@@ -369,8 +371,10 @@ def _check_threads(
 
 def _sharing(
     basis: Iterable[Run], line: StepTime, overrides: Overrides
-) -> tuple[float | None, float | None, float]:
-    """(share by which each further process slows all, its spread, exposed exchange of two)."""
+) -> tuple[float | None, float | None, float, list[int]]:
+    """(share by which each further process slows all, its spread, exposed exchange of two; the
+    processes of each run that says so).
+    """
     slower: dict[int, list[float]] = {}
     inside = []
     for run in basis:
@@ -387,19 +391,19 @@ def _sharing(
         slower.setdefault(count, []).append((took_s - exposed_s) / line.step_s(batch))
         inside.append(exposed_s * count / (2 * (count - 1)))
     if not slower:
-        return None, None, 0.0
+        return None, None, 0.0, []
     added = [(each - 1) / (count - 1) for count, many in slower.items() for each in many]
-    return fit_sharing(slower), spread(added).sd, statistics.mean(inside)
+    by_run = [count for count, many in slower.items() for _ in many]
+    return fit_sharing(slower), spread(added).sd, statistics.mean(inside), by_run
 
 
 def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
     """DDP with --compress, in all else as the runs of one process: the quiet ones, if any is."""
-    facts: list[Callable[[Run], Any]] = [*ALIKE.values(), THREADS.of, grad_acc_of]
     coded = [
         run for run in same
         if _is_on_one_machine(run) and shape_of(run).ranks > 1
         and run.identity["strategy"] == "ddp" and run.identity["compress"] not in (None, "none")
-        and all(fact(run) in (None, fact(first)) for fact in facts)
+        and is_timed_like(first, run) and grad_acc_of(run) == grad_acc_of(first)
     ]  # fmt: skip
     by_compress = by_key(coded, lambda run: str(run.identity["compress"]))
     return [run for alike in by_compress.values() for run in with_times_that_count(alike)]

@@ -81,9 +81,8 @@ def on_one_machine(fitted: Fitted, target: Target) -> Group | None:
     ended = [run for run in fitted.selected if run.settings and shape_of(run).nodes == 1]
     runs = [
         run.toward(target) for run in ended
-        if tuple(model_of(run)) == fitted.of_model
-        and (run.state in NOT_REACHED
-             or (run.state == FINISHED and str(run.machine) == fitted.machine))
+        if tuple(model_of(run)) == fitted.of_model and run.state in (FINISHED, *NOT_REACHED)
+        and run.machine_kind in (None, fitted.first.machine_kind)
     ]  # fmt: skip
     groups = [Group(tuple(same)) for same in trainings_of(runs)]
     reached = [

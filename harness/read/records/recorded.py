@@ -19,12 +19,14 @@ from typing import Any, TypeGuard, cast
 
 from harness.core.attempts import best_of, ends_of, own_metrics, starts_of, times_of_attempts
 from harness.core.identity import stem
+from harness.core.links import FIELDS as LINK_FIELDS
+from harness.core.links import Link
 from harness.core.process import printable
 from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import OWN, changed_row, is_changed
 from harness.core.records.summary import device_counts, of_rows, rate_of
-from harness.core.schema.checks import check_fields, fields
+from harness.core.schema.checks import check_fields, fields, quality_of_epochs
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
@@ -125,6 +127,8 @@ def _read(record: Recorded, with_ranks: bool) -> None:
     if summary is not None:
         _check_whole(record, summary)
         record.summary = cast(SummaryRecord, summary)
+    if _has_own_metrics(settings):
+        _take_per_cent_for_shares(record)
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
@@ -178,6 +182,29 @@ def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
     return "script" not in settings
 
 
+def _take_per_cent_for_shares(record: Recorded) -> None:
+    """What a script gives in per cent becomes a share, which all that is shown takes it for."""
+    most = {
+        name: max((row[name] for row in record.epochs if is_number(row.get(name))), default=0.0)
+        for name in quality_of_epochs()
+    }
+    hundredfold = {name for name, value in most.items() if 1 < value <= 100}
+
+    def as_shares(row: Mapping[str, Any]) -> dict[str, Any]:
+        best = row.get("best_metric")
+        return {
+            name: value / 100
+            if is_number(value) and (best if name == "best_value" else name) in hundredfold
+            else value
+            for name, value in row.items()
+        }
+
+    if hundredfold:
+        record.epochs = cast(tuple[EpochRow, ...], tuple(map(as_shares, record.epochs)))
+        if record.summary is not None:
+            record.summary = cast(SummaryRecord, as_shares(record.summary))
+
+
 def check_schema(schema: object, name: str) -> None:
     if type(schema) is not int or schema != SCHEMA:
         raise UserError(
@@ -213,6 +240,14 @@ def uniform_link(requested: object) -> dict[str, Any] | None:
     pair, or not at all.
     """
     return requested if isinstance(requested, dict) else None
+
+
+def link_text(requested: object) -> str | None:
+    """A requested link as it is written on the command line."""
+    if (link := uniform_link(requested)) is None:
+        return None if requested is None else str(requested)
+    numbers = {name: value for name in LINK_FIELDS if is_number(value := link.get(name))}
+    return str(Link(**numbers))
 
 
 def check_links(environment: Mapping[str, Any], where: object) -> None:

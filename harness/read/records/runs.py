@@ -14,8 +14,7 @@ from typing import Any, cast
 
 from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, REPETITIONS, SHOWN_ONLY
-from harness.core.links import FIELDS as LINK_FIELDS
-from harness.core.links import Link, rate_of
+from harness.core.links import rate_of
 from harness.core.records import (
     FAILURES,
     FINISHED,
@@ -51,10 +50,10 @@ from harness.read.records.recorded import (
     Recorded,
     is_number,
     is_ours,
+    link_text,
     measuring_s,
     processes_of,
     recorded,
-    uniform_link,
 )
 from harness.read.statistics import is_timed
 
@@ -278,7 +277,7 @@ class Run:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The settings that can change the result, and the link that was requested."""
-        return identity_settings(self.settings) | {"link": self._requested_link()}
+        return identity_settings(self.settings) | {"link": link_text(self.launch.get("link"))}
 
     @cached_property
     def characteristics(self) -> dict[str, Any]:
@@ -294,13 +293,6 @@ class Run:
             if not (self.other_batches and _depends_on_batch(name, value)):
                 measures[name] = value
         return replace(self, measures=measures)
-
-    def _requested_link(self) -> str | None:
-        """As it is written on the command line."""
-        requested = self.launch.get("link")
-        if (link := uniform_link(requested)) is None:
-            return None if requested is None else str(requested)
-        return str(Link(**{n: link[n] for n in LINK_FIELDS if link.get(n) is not None}))
 
     @cached_property
     def per_node(self) -> tuple[dict[str, float | None], ...]:

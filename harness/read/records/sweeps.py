@@ -31,6 +31,7 @@ from harness.read.records.recorded import (
     check_schema,
     existing,
     is_number,
+    link_text,
     none_readable,
     settings_of,
 )
@@ -334,6 +335,11 @@ def _without_plan(
         }
         for folder, settings in folders.items()
     }
+    over = {folder: _requested_link(folder) for folder in folders}
+    if len({(named[folder].get("setup"), link) for folder, link in over.items()}) > len(
+        {values.get("setup") for values in named.values()}
+    ):  # else the set-up tells which link it is
+        named = {folder: values | {"link": over[folder]} for folder, values in named.items()}
     names = dict.fromkeys(name for values in named.values() for name in values)
     axes = tuple(n for n in names if len({str(v.get(n)) for v in named.values()}) > 1)
     planned = []
@@ -351,6 +357,12 @@ def _without_plan(
         baseline={"setup": "1_1"} if single else None,
         unreadable=tuple(problems),
     )
+
+
+def _requested_link(folder: RunFolder) -> str | None:
+    """It is no setting of a run, but of its launch."""
+    launch = (folder.read_environment() or {}).get("launch")
+    return link_text(launch.get("link")) if isinstance(launch, dict) else None
 
 
 def sweep_file(path: Path) -> Path | None:

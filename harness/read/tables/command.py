@@ -211,7 +211,9 @@ def _of_machine(
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known, on_cpu)}
     usual = [name for column in COLUMNS for name in (*added.get(column, ()), column)]
     shown = [name for name in usual if name in runs and name not in hidden]
-    same = [n for n in shown if n in SAID_ONCE and len(runs) > 1 and runs[n].nunique() == 1]
+    # What is not known of a run may differ.
+    known_alike = (n for n in shown if runs[n].notna().all() and runs[n].nunique() == 1)
+    same = [n for n in known_alike if n in SAID_ONCE and len(runs) > 1]
     headings = {name: more.get(name, heading_of(name)) for name in shown}
     title = "machine unknown" if pd.isna(machine) else str(machine)
     if same:

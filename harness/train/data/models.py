@@ -169,7 +169,8 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
         if "Unrecognized configuration class" in str(error):
             kind = task_of(settings.script).input
             raise UserError(
-                f"--model {settings.model} ({config.model_type}) is no {kind} classifier"
+                f"--model {settings.model} ({config.model_type}) is no {kind} classifier: "
+                "--list_models names some"
             ) from None
         raise
     _refuse_other_inputs(settings, model)
@@ -329,7 +330,8 @@ def _set_dropout(config: Any, rate: float) -> None:
                 setattr(config, name, 0 if isinstance(value, int) and rate == 0 else rate)
             except errors.StrictDataclassFieldValidationError:
                 raise UserError(
-                    f"--dropout {rate}: {name} of {config.model_type} can only be 0"
+                    f"--dropout {rate}: {name} of {config.model_type} can only be 0: leave out "
+                    "--dropout"
                 ) from None
 
 

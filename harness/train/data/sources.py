@@ -270,12 +270,13 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
                     f"--{flag} {column}: {unlike}{_not_one_of(column, data.column_names)}"
                 )
         if len(named) > (2 if kind == "text" else 1):
-            raise UserError(f"--{flag} {chosen}: too many columns")
+            most = "one, or a pair" if kind == "text" else "one"
+            raise UserError(f"--{flag} {chosen}: too many columns: name {most}")
         return named
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of {kind} among {columns}, where {label} "
-            "is taken for the classes"
+            "is taken for the classes: if another has them, name it with --label_column"
         )
     if len(candidates) == 1:
         return candidates
@@ -319,7 +320,10 @@ def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], 
     else:
         distinct = set().union(*columns.values())
         if len({isinstance(kind, str) for kind in distinct}) > 1:
-            raise UserError(f"column {label} holds numbers in one split and text in another")
+            raise UserError(
+                f"column {label} holds numbers in one split and text in another: write its classes "
+                "alike, or name another with --label_column"
+            )
         # Numbers in their order, also where they are text; 1 and 01 are two classes.
         numbers = all(WHOLE.fullmatch(str(kind)) for kind in distinct)
         kinds = sorted(distinct, key=lambda kind: (int(kind), str(kind)) if numbers else kind)

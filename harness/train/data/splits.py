@@ -62,6 +62,7 @@ def _test_set(
     if held_out == 0 or held_out == len(train):
         raise UserError(
             f"--dataset {settings.dataset}: {len(train)} samples are too few to hold out {share:g}"
+            ": give it a test split, or another share with --test_split"
         )
     return (
         train.select(np.sort(order[held_out:])),
@@ -90,6 +91,7 @@ def _hold_out(
     if held_out == 0 or held_out == together:
         raise UserError(
             f"--validation_split {share:g}: {together} training samples are too few to hold it out"
+            ": name another share, or train on more"
         )
     order = _order(data, settings.data_seed)
     validation = data.select(np.sort(order[count - held_out :]))
@@ -105,7 +107,7 @@ def _check_validation(name: str, validation: datasets.Dataset, is_test: bool) ->
             "or a share such as 0.1 to hold out a part of train"
         )
     if len(validation) == 0:
-        raise UserError(f"--validation_split {name}: that split is empty")
+        raise UserError(f"--validation_split {name}: that split is empty: name another, or a share")
 
 
 def _named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> datasets.Dataset:
@@ -116,7 +118,10 @@ def _named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> da
             "a share such as 0.2 holds out a part of train"
         )
     if len(splits[name]) and not _has_labels(splits, name, label):
-        raise UserError(f"--{flag} {name}: its samples have no class (column {label})")
+        raise UserError(
+            f"--{flag} {name}: its samples have no class (column {label}): name another split, or "
+            "a share such as 0.2 of train"
+        )
     return splits[name]
 
 
@@ -131,7 +136,7 @@ def _has_labels(splits: datasets.DatasetDict, name: str, label: str) -> bool:
 def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:
     """A subset, drawn by the seed alone."""
     if len(data) == 0:
-        raise UserError(f"the split for --{flag} is empty")
+        raise UserError(f"the split for --{flag} is empty: look into the file or folder")
     if size == "all":
         return data
     if size > len(data):

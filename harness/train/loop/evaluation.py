@@ -19,7 +19,7 @@ from harness.core.identity import EVAL_BATCH
 from harness.core.settings import Settings
 from harness.train.measure.metrics import BatchMetrics, require
 from harness.train.run.failures import Diverged
-from harness.train.session import gather_rows
+from harness.train.session import gather, gather_rows
 from harness.train.strategy import sharding
 
 # Samples of a batch that keeps a GPU busy, though Python drives it; a processor gains nothing from
@@ -36,9 +36,13 @@ def eval_batch(gpu_bytes: int, samples: int, ranks: int) -> int:
 
 
 def eval_batch_of(args: TrainingArguments, samples: int) -> int:
-    cuda = args.device.type == "cuda"
-    gpu_bytes = torch.cuda.get_device_properties(0).total_memory if cuda else 0
-    return eval_batch(gpu_bytes, samples, args.world_size * max(1, args.n_gpu))
+    """The same on all ranks (a collective): unlike ones would be dealt out with gaps."""
+    own: list[Any] = [*range(args.n_gpu)] if args.n_gpu > 1 else [args.device]
+    gpu_bytes = 0
+    if args.device.type == "cuda":
+        sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in own]
+        gpu_bytes = min(gather(min(sizes)))
+    return eval_batch(gpu_bytes, samples, args.world_size * len(own))
 
 
 class Evaluation:

@@ -140,7 +140,7 @@ class Console(TrainerCallback):
         schedule = args.lr_scheduler_type.value
         yield (
             f"effective batch {batch} = {terms}; {state.max_steps:,} updates at a learning "
-            f"rate of {number(settings.lr)} ({schedule}, not scaled with the batch)"
+            f"rate of {number(settings.lr)} ({schedule} schedule, not scaled with the batch)"
         )
         if on_cpu and (crowded := self._crowded(threads)):
             yield f"warning: {crowded}"

@@ -49,7 +49,7 @@ def environment(cuda: bool = True) -> dict[str, Any]:
         "cpu_cores": psutil.cpu_count(logical=True),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "gpus": [torch.cuda.get_device_name(number) for number in range(gpus)],
-        "driver": driver.version if driver else None,
+        "driver": (driver.version if driver else None) or None,
         "cuda": torch.version.cuda,
         "nccl": _nccl(),
         "threads": torch.get_num_threads(),

@@ -63,6 +63,7 @@ READINGS: dict[str, Callable[[Any], Any]] = {
 # Slices of a card share these, so they say nothing about one slice.
 OF_A_CARD = tuple(name for name in READINGS if name not in ("utilisation_percent", "memory_gib"))
 SLICE = "the device is a slice of a card (MIG): this is counted for the whole card"
+NET = Path("/sys/class/net")
 RAPL = Path("/sys/class/powercap")
 # Readings of a node that only grow -> what counts them: the samplers of one machine, or of one
 # network namespace, read the same counter.
@@ -128,9 +129,14 @@ def _device(uuid: str) -> tuple[Any, bool]:
 
 
 def interfaces(only: str | None = None) -> list[Any]:
-    """The counters of this interface, or of all but the loopback, in this network namespace."""
+    """The counters of this interface, or of all that leave this network namespace by themselves:
+    not the loopback, and not bonds, VLANs and bridges, whose traffic passes others.
+    """
     names = psutil.net_io_counters(pernic=True)
-    chosen = [only] if only else [name for name in names if name not in ("lo", "lo0")]
+    chosen = [only] if only else [
+        name for name in names
+        if name not in ("lo", "lo0") and not [*(NET / name).glob("lower_*")]
+    ]  # fmt: skip
     return [names[name] for name in chosen if name in names]
 
 
@@ -211,9 +217,12 @@ def _packages(rapl: Path) -> list[tuple[Path, int]]:
         if domain.name.count(":") != 1:
             continue  # a part of a processor
         try:
+            name = (domain / "name").read_text().strip()
             most = int((domain / "max_energy_range_uj").read_text())
         except (OSError, ValueError):
             continue
+        if name == "psys":
+            continue  # the whole machine, processors among it
         packages.append((domain / "energy_uj", most))
     return packages
 

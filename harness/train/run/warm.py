@@ -256,7 +256,9 @@ def rank_main(request: dict[str, Any]) -> None:
         settings = command_line(script, argv)
         code = imported(script).main(settings)
     except SystemExit as error:
-        code = int(error.code or 0)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):  # as Python itself takes it
+            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()

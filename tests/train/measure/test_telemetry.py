@@ -152,6 +152,7 @@ def rapl(folder: Path, *counters: int) -> Path:
     for number, now in enumerate(counters):
         domain = folder / f"intel-rapl:{number}"
         (domain / "intel-rapl:0:0").mkdir(parents=True, exist_ok=True)
+        (domain / "name").write_text(f"package-{number}\n")
         (domain / "max_energy_range_uj").write_text("1000000\n")
         (domain / "energy_uj").write_text(f"{now}\n")
     return folder
@@ -165,6 +166,11 @@ def test_energy_of_processors_goes_on_where_their_counters_begin_again(tmp_path:
     rapl(tmp_path, 50_000, 300_000)
     assert second - first == pytest.approx(0.2 + 0.2)
     assert node.read()["cpu_energy_j"] - second == pytest.approx(0.95)
+
+
+def test_the_energy_of_a_whole_machine_has_that_of_its_processor_in_it(tmp_path: Path) -> None:
+    (rapl(tmp_path, 2_000_000, 9_000_000) / "intel-rapl:1" / "name").write_text("psys\n")
+    assert NodeSensors(rapl=tmp_path).read()["cpu_energy_j"] == 2.0
 
 
 def test_what_a_node_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +194,19 @@ def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
                 for n, s in (("lo", 7), ("eth0", 10), ("eth1", 100))}  # fmt: skip
     monkeypatch.setattr(sensors.psutil, "net_io_counters", lambda pernic: dict(counters))
     assert NodeSensors()._network() == (110, 220)
+
+
+def test_what_passes_another_interface_is_counted_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("lo", "bond0", "bond0.7", "eth0", "eth1")
+    counters = {name: SimpleNamespace(bytes_sent=10, bytes_recv=10) for name in names}
+    for upper, lower in (("bond0", "eth0"), ("bond0", "eth1"), ("bond0.7", "bond0")):
+        (tmp_path / upper / f"lower_{lower}").mkdir(parents=True)
+    monkeypatch.setattr(sensors, "NET", tmp_path)
+    monkeypatch.setattr(sensors.psutil, "net_io_counters", lambda pernic: dict(counters))
+    assert NodeSensors()._network() == (20, 20)
+    assert NodeSensors(interface="bond0")._network() == (10, 10)
     assert NodeSensors(interface="eth1")._network() == (100, 200)
     assert NodeSensors(interface="lo")._network() == (7, 14)  # where training uses it
 

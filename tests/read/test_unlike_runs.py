@@ -1,0 +1,192 @@
+"""What is never averaged: unlike links, machines and passes, runs that did not finish."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.collectives import GLOO
+from harness.read.explain.explain import _startup
+from harness.read.explain.time_breakdown import REST, TimeBreakdown
+from harness.read.figures.catalogue import draw
+from harness.read.predict.candidates import ratios_of
+from harness.read.predict.facts import Overrides, is_timed_like
+from harness.read.predict.fitting import fit_records
+from harness.read.predict.plan import on_one_machine
+from harness.read.records.groups import Group
+from harness.read.records.runs import Target
+from harness.read.records.selection import read_selected
+from harness.read.records.sweeps import read_results
+from harness.read.statistics import spread
+from tests.support.drawn import measured as read_plan
+from tests.support.paired import Verb, measured, pair, planted_s, timed
+from tests.support.records import Plan, epochs, record, with_epochs
+
+AT = ("--target", "accuracy=0.8")
+
+
+def changed(folder: Path, **facts: Any) -> Path:
+    """The folder of a record, with other facts of its environment."""
+    file = folder / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+    return folder
+
+
+def over(delay_ms: float) -> dict[str, Any]:
+    return {"link": {"delay_ms": delay_ms, "rate_mbit": None, "jitter_ms": 0.0, "loss": 0.0}}
+
+
+def test_links_that_the_set_up_does_not_name_make_groups(tmp_path: Path) -> None:
+    """`harness nodes` writes the link into the launch alone."""
+    for name, delay_ms in (("a", 20.0), ("b", 80.0)):
+        changed(record(tmp_path / name / "run", "--setup", "1_2").path, launch=over(delay_ms))
+    sweep = read_results(tmp_path)
+    assert [group.label["link"] for group in sweep.groups] == ["20ms", "80ms"]
+    assert "link" in sweep.axes
+    # Where each set-up has one, it needs no name.
+    changed(tmp_path / "b" / "run", launch=over(20.0))
+    assert "link" not in read_results(tmp_path).axes
+
+
+def test_the_end_of_a_curve_is_that_of_finished_runs(plan: Plan) -> None:
+    for seed, last in ((1, 0.8), (2, 0.9)):
+        plan.run(seed=seed, epochs=epochs(0.5, last))
+    plan.run(seed=3, epochs=epochs(0.1), outcome="oom", epochs_done=1)
+    drawn = draw("accuracy", read_plan(plan))
+    assert "0.85 (0.8 to 0.9, n = 2)" in drawn.alt and "n = 3" not in drawn.alt
+    (axes,) = drawn.figure.axes
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([0.5, 0.85])  # type: ignore[arg-type]
+    assert any("oom" in text.get_text() for text in axes.texts)
+
+
+def test_runs_none_of_which_finished_have_no_end(plan: Plan) -> None:
+    plan.run(seed=1, epochs=epochs(0.5, 0.6), outcome="diverged")
+    assert "not finished" in draw("accuracy", read_plan(plan)).alt
+
+
+def test_per_cent_of_a_script_is_read_as_a_share(tmp_path: Path) -> None:
+    for seed, most in ((1, 91.0), (2, 0.93)):
+        folder = pair(tmp_path, seed, accuracy=most, f1=0.5, best_metric="accuracy",
+                      best_value=most)  # fmt: skip
+        with_epochs(folder, epochs(most / 2, most))
+        settings = json.loads((folder / "settings.json").read_text())
+        del settings["script"]
+        (folder / "settings.json").write_text(json.dumps(settings))
+    runs = sorted(read_selected(str(tmp_path), None).runs, key=lambda run: run.seed or 0)
+    assert [run.measures["accuracy"] for run in runs] == pytest.approx([0.91, 0.93])
+    assert [row["accuracy"] for row in runs[0].epochs] == pytest.approx([0.455, 0.91])
+    assert runs[0].measures["f1"] == 0.5  # is a share already
+
+
+def fitted_on(root: Path, *, machine: str = "a-cpux2") -> None:
+    for batch in (8, 16, 32):
+        timed(root, batch, machine=machine)
+    timed(root, 16, 1, 2, machine=machine)
+
+
+def test_steps_of_another_machine_correct_no_plan(tmp_path: Path) -> None:
+    fitted_on(tmp_path)
+    for machine, step_s in (("a-cpux2", 0.1), ("b-cpux2", 0.7)):
+        for delay_ms in (20.0, 40.0):
+            folder = timed(tmp_path, 16, 2, 1, machine=machine, step_s=step_s,
+                           link=measured(delay_ms, 200.0, 1.0), seed=int(delay_ms))  # fmt: skip
+            with_epochs(folder, [{"epoch": 1.0, "updates": 44, "accuracy": 0.9}])
+    fitted = fit_records(str(tmp_path), Overrides())
+    far = [run for run in fitted.selected if run.nodes == 2]
+    here = [run for run in far if run.machine == "a-cpux2"]
+    assert len(far) == 4 and len(here) == 2
+    assert ratios_of(fitted, far) == ratios_of(fitted, here)
+    # Nor do those of another version of torch.
+    other = changed(here[0].recorded_folder.path, versions={"torch": "1.0"})
+    (old,) = read_selected(str(other), None).runs
+    changed(Path(fitted.first.recorded_folder.path), versions={"torch": "2.13.0"})
+    (first,) = read_selected(str(fitted.first.recorded_folder.path), None).runs
+    assert is_timed_like(fitted.first, here[0]) and not is_timed_like(first, old)
+
+
+def test_one_gpu_of_a_machine_and_four_are_one_machine(tmp_path: Path) -> None:
+    """The fastest on one machine is the one with more GPUs, though its label differs."""
+    fitted_on(tmp_path, machine="h200x1")
+    rows = [{"epoch": 1.0, "updates": 44, "accuracy": 0.9, "epoch_time_s": 4.0, "wall_s": 5.0}]
+    with_epochs(timed(tmp_path, 64, machine="h200x1"), rows)
+    quick = [{**rows[0], "epoch_time_s": 1.0, "wall_s": 2.0}]
+    with_epochs(timed(tmp_path, 64, 1, 4, machine="h200x4"), quick)
+    fitted = fit_records(str(tmp_path), Overrides())
+    alone = on_one_machine(fitted, Target("accuracy", 0.8))
+    assert alone is not None and alone.runs[0].machine == "h200x4"
+
+
+def test_what_sharing_was_fitted_on_is_what_counts(tmp_path: Path) -> None:
+    """Of batches that no single process ran nobody knows what sharing costs."""
+    for seed in (1, 2):
+        timed(tmp_path, 32, seed=seed)
+        timed(tmp_path, 32, 1, 2, seed=seed)
+    for seed in (1, 2, 3):
+        timed(tmp_path, 16, 1, 2, seed=seed)
+    timed(tmp_path, 8, 1, 4)
+    model = fit_records(str(tmp_path), Overrides()).model
+    assert (model.sharing_freedom, model.shared_by, model.backend) == (1, 2, GLOO)
+    assert model.line.step_s(32) == pytest.approx(planted_s(32))
+
+
+def test_two_sizes_of_the_test_set_are_named(tmp_path: Path) -> None:
+    fitted_on(tmp_path)
+    assert not any("evaluation" in line for line in fit_records(str(tmp_path), Overrides()).assumed)
+    for number, folder in enumerate(sorted(tmp_path.glob("*/*/*"))):
+        data = {"train_samples": 1408, "left_out_samples": 29, "test_samples": 200 + 300 * number}
+        changed(folder, data=data)
+    (line,) = [x for x in fit_records(str(tmp_path), Overrides()).assumed if "evaluation" in x]
+    assert "those of the runs have 200, 500, 800, 1100" in line
+
+
+def test_batches_of_unlike_passes_have_no_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        for own, acc in ((8, 1), (32, 1), (16, 2)):
+            folder = pair(tmp_path, seed, "--b", str(own), "--grad_acc", str(acc),
+                          environment={"effective_batch": 2 * own * acc})  # fmt: skip
+            with_epochs(folder, epochs(0.5, 0.9))
+    text = Verb("batches", capsys).in_one_line(tmp_path, *AT)
+    why = "updates of batch 64 were made in unlike passes (16 x 2, 32 x 1)"
+    assert f"times are not compared: {why}" in text and "least training time" not in text
+
+
+def test_a_run_that_does_not_tell_leaves_its_batch_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        for batch in (8, 32):
+            folder = pair(tmp_path, seed, "--b", str(batch),
+                          environment={"effective_batch": 2 * batch})  # fmt: skip
+            rows = epochs(0.5, 0.9)
+            if (seed, batch) == (2, 32):
+                rows[1]["samples"] = None
+            with_epochs(folder, rows)
+    text = Verb("batches", capsys).in_one_line(tmp_path, *AT)
+    assert "batch 64 is left out: 1 of 2 do not tell" in text
+
+
+def test_the_startup_is_that_of_the_runs_that_are_timed(plan: Plan) -> None:
+    for seed in (1, 2):
+        plan.run(seed=seed)
+    plan.run(seed=3, environment={"launch": {"cpu_busy_share": 0.9}}, lost_s=300.0)
+    (group,) = read_plan(plan).groups
+    assert isinstance(group, Group) and len(group.timed) == 2
+    parts: dict[str, float | None] = {REST: 0.6, "computing": 0.4}
+    breakdown = TimeBreakdown(1, 4, 100, spread([40.0]), 0.4, parts, {}, None, None, None)
+    assert _startup(group, breakdown) == "60.0 s of 100 s"
+
+
+def test_what_is_not_known_of_all_is_not_that_of_all(tmp_path: Path, table: Verb) -> None:
+    for name, seed in (("a", "1"), ("b", "2")):
+        record(tmp_path / name, "--seed", seed)
+    assert "effective batch 64" in table.in_one_line(tmp_path)
+    file = tmp_path / "b" / "environment.json"
+    facts = json.loads(file.read_text())
+    del facts["effective_batch"]
+    file.write_text(json.dumps(facts))
+    assert "effective batch 64" not in table.in_one_line(tmp_path)
