@@ -33,6 +33,7 @@ DRAWN = (
     "records/xeon_nodes",
     "records/xeon_predicted",
     "records/xeon_seeds",
+    "records/xeon_steps",
 )
 PUBLISHED = "records/xeon/sweeps/propagation-tiny"
 FIGURES = {
