@@ -28,13 +28,13 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "toke
 
 def versions() -> dict[str, str | None]:
     """The installed version of each package; null where it is missing."""
-    return {name: _version(name) for name in PACKAGES}
+    return {name: version_of(name) for name in PACKAGES}
 
 
 def missing_packages() -> dict[str, str]:
     """Required packages that are not installed: name -> requirement as pip reads it."""
     needed = {re.split(r"[^\w.-]", need)[0]: need for need in _needed()}
-    return {name: need for name, need in needed.items() if _version(name) is None}
+    return {name: need for name, need in needed.items() if version_of(name) is None}
 
 
 def _needed() -> list[str]:
@@ -346,7 +346,7 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     from importlib import metadata  # which takes a tenth of the time in which a command begins
 
     try:

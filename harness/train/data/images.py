@@ -25,7 +25,7 @@ from torch import nn
 from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from harness.core.provenance import check_model
+from harness.core.provenance import check_model, version_of
 from harness.core.records.redact import first_line
 from harness.core.settings import Settings, UserError
 from harness.train.data import models, probes, sources
@@ -33,6 +33,8 @@ from harness.train.data.cache import cached, reserve
 from harness.train.data.models import explain
 from harness.train.data.samples import Data, as_data, chunks
 
+# On which prepared pixels depend, beside the processor and its arguments.
+LIBRARIES = ("transformers", "pillow", "torchvision", "timm")
 SHARE_OF_FREE = 0.25  # of the device's free memory, at most, for images
 # An image is shifted by at most its side divided by this: 4 of 32 pixels, as is usual for CIFAR.
 SHIFT_DIVISOR = 8
@@ -42,6 +44,7 @@ SPLITMIX_FACTORS = [
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 ]
 SHIFT_BITS = (1 << 30) - 1
+UNREADABLE = (OSError, ValueError, TypeError, AttributeError, PILImage.DecompressionBombError)
 TEST_SIZE = (96, 64)  # width and height of the pictures on which a processor is tried out
 
 
@@ -225,7 +228,8 @@ class Resizer:
     def recipe(self) -> dict[str, Any]:
         """Everything that the pixels depend on."""
         recipe = {k: v for k, v in self.processor.to_dict().items() if k != "_name_or_path"}
-        return recipe | {"code": models.code_of(self.processor)}
+        libraries = {name: version_of(name) for name in LIBRARIES}
+        return recipe | {"code": models.code_of(self.processor), "versions": libraries}
 
     def __call__(self, stored: dict[str, Any] | None) -> np.ndarray:
         """The bytes of one image, from its form in the data set."""
@@ -233,7 +237,7 @@ class Resizer:
         try:
             decoded = Image().decode_example(stored)
             image = _eight_bits(decoded).convert("RGB")
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             raise UserError(f"image {name} cannot be read: {error}") from None
         if _has_sixteen_bits(decoded):
             with self.counting:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,16 +28,22 @@ from harness.train.data import embedded
 from harness.train.data.cache import cached
 from harness.train.data.csv_files import csv_options, is_csv, options_of_folder
 from harness.train.data.models import explain
-from harness.train.data.splits import choose
+from harness.train.data.splits import (
+    alike_classes,
+    choose,
+    classes_of,
+    is_fraction,
+    is_number,
+    rare_classes,
+    untrained_classes,
+)
 
 EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.digits}
 LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
-RARE_SHARE = 1 / 50  # of the mean number of samples of a class
 MOST_ROWS = 10  # named of those that lack something
 FEW = 50  # a column of text with no more values is one of classes
-WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 @dataclass
@@ -92,7 +96,7 @@ def load(settings: Settings) -> Source:
     _check_kind(splits["train"], label)
     texts = inputs if task_of(settings.script).input == "text" else []
     _check_complete(splits, sets, label, texts)
-    labels, classes = _classes(sets, label)
+    labels, classes = classes_of(sets, label)
     digest, counts = checksum(list(zip(sets.values(), classes, strict=True)), inputs)
     repeated = dict(zip(sets, counts, strict=True))
     facts = {
@@ -100,9 +104,9 @@ def load(settings: Settings) -> Source:
         "input_columns": inputs,
         "label_column": label,
         "classes": len(labels),
-        **({"alike_classes": alike} if (alike := _alike(labels, classes)) else {}),
-        **({"rare_classes": rare} if (rare := _rare(labels, classes)) else {}),
-        **({"untrained_classes": new} if (new := _untrained(labels, classes)) else {}),
+        **({"alike_classes": alike} if (alike := alike_classes(labels, classes)) else {}),
+        **({"rare_classes": rare} if (rare := rare_classes(labels, classes)) else {}),
+        **({"untrained_classes": new} if (new := untrained_classes(labels, classes)) else {}),
         **({"blank_texts": blank} if (blank := _blank(splits, sets, texts)) else {}),
         **origins,
         **{
@@ -157,22 +161,11 @@ def _check_header(settings: Settings, data: datasets.Dataset) -> None:
     if settings.label_column is not None or not is_csv(str(settings.dataset)):
         return  # named by people who know the columns
     for name in data.column_names:
-        if _is_number(name) or (name not in USUAL and data[name][:].count(name) > 1):
+        if is_number(name) or (name not in USUAL and data[name][:].count(name) > 1):
             raise UserError(
                 f"--dataset {settings.dataset}: the first line has {name[:40]!r} where the name of "
                 "a column should be: put a line with names, such as text,label, before it"
             )
-
-
-def _is_fraction(value: Any) -> bool:
-    return _is_number(value) and not float(value).is_integer()
-
-
-def _is_number(text: Any) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except (TypeError, ValueError):
-        return False
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
@@ -240,7 +233,7 @@ def _few_valued(settings: Settings, data: datasets.Dataset) -> list[str]:
 
 def _are_small(values: set[Any]) -> bool:
     """Whether they can be the numbers of classes or of a rating, and not one of many."""
-    if not all(map(_is_number, values)) or any(map(_is_fraction, values)):
+    if not all(map(is_number, values)) or any(map(is_fraction, values)):
         return False
     return len(values) <= 10 and all(-1 <= float(value) <= 10 for value in values)
 
@@ -248,7 +241,7 @@ def _are_small(values: set[Any]) -> bool:
 def _texts(data: datasets.Dataset) -> list[str]:
     """The columns of text; a CSV file also has numbers as text."""
     texts = {c: _values(data, c) for c, feature in data.features.items() if _is_text(feature)}
-    return [c for c, values in texts.items() if not values or not all(map(_is_number, values))]
+    return [c for c, values in texts.items() if not values or not all(map(is_number, values))]
 
 
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
@@ -300,74 +293,6 @@ def _is_text(feature: Any) -> bool:
     return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string")
 
 
-def _classes(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], list[np.ndarray]]:
-    """(names, classes of each set) from ClassLabel, text, whole numbers or bools."""
-    feature = sets["training"].features[label]
-    columns = {which: data.with_format(None)[label][:] for which, data in sets.items()}
-    for which, values in columns.items():
-        if all(isinstance(v, float) and v.is_integer() for v in values):  # pandas' whole numbers
-            columns[which] = values = [int(v) for v in values]
-        wrong = [v for v in values if _is_fraction(v) or not isinstance(v, (int, str))]
-        if wrong:
-            shown = wrong[0] if _is_number(wrong[0]) else type(wrong[0]).__name__
-            raise UserError(
-                f"column {label} holds {shown}, which is no class (a word or a whole number): "
-                "name another with --label_column"
-            )
-    if isinstance(feature, datasets.ClassLabel):
-        names = list(feature.names)
-        position = {i: i for i in range(len(names))}
-    else:
-        distinct = set().union(*columns.values())
-        if len({isinstance(kind, str) for kind in distinct}) > 1:
-            raise UserError(
-                f"column {label} holds numbers in one split and text in another: write its classes "
-                "alike, or name another with --label_column"
-            )
-        # Numbers in their order, also where they are text; 1 and 01 are two classes.
-        numbers = all(WHOLE.fullmatch(str(kind)) for kind in distinct)
-        kinds = sorted(distinct, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
-        names = [str(kind) for kind in kinds]
-        position = {kind: i for i, kind in enumerate(kinds)}
-    if len(set(columns["training"])) < 2:
-        raise UserError(
-            f"column {label}: all training samples are of one class, {columns['training'][0]}: "
-            "take more of the data (--train_size all), or name another with --label_column"
-        )
-    drawn = min(len(columns["training"]), len(columns["test"]))  # of many classes a few miss most
-    if drawn >= 2 * len(names) and not set(columns["training"]) & set(columns["test"]):
-        shown = [names[position[columns[which][0]]] for which in ("test", "training")]
-        raise UserError(
-            f"column {label}: no class of the test set, such as {shown[0]!r}, occurs among the "
-            f"training samples, such as {shown[1]!r}: write the classes alike in both"
-        )
-    return names, [np.array([position[v] for v in c], dtype=np.int64) for c in columns.values()]
-
-
-def _alike(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes whose names differ in case, blanks or as 1 and 1.0 only, with their samples."""
-    counts = np.bincount(np.concatenate(classes), minlength=len(names))
-    same: dict[str | float, list[str]] = {}
-    for name, count in zip(names, counts, strict=True):
-        key = float(name) if _is_number(name) else "".join(name.split()).casefold()
-        same.setdefault(key, []).append(f"{name!r} ({count:,})")
-    return [", ".join(each) for each in same.values() if len(each) > 1]
-
-
-def _rare(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes with so few samples that their names may be slips; how many samples each."""
-    counts = np.bincount(np.concatenate(classes), minlength=len(names))
-    least = RARE_SHARE * counts.mean()
-    return [f"{name!r} ({n:,})" for name, n in zip(names, counts, strict=True) if 0 < n < least]
-
-
-def _untrained(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes that have no training sample; how many samples each has in the other sets."""
-    trained, *others = (np.bincount(of, minlength=len(names)) for of in classes)
-    counts = zip(names, trained, np.sum(others, axis=0), strict=True)
-    return [f"{name!r} ({count:,})" for name, train, count in counts if count and not train]
-
-
 def _check_single(data: datasets.Dataset, label: str) -> None:
     feature = data.features[label]
     if not isinstance(feature, (datasets.Value, datasets.ClassLabel)):
@@ -386,7 +311,7 @@ def _check_kind(train: datasets.Dataset, label: str) -> None:
     if not isinstance(train.features[label], datasets.ClassLabel):
         values = set(train.with_format(None)[label][:])
         if len(train) >= 10 and len(values) > len(train) // 2:
-            kind = "float" if any(map(_is_fraction, values)) else "class"
+            kind = "float" if any(map(is_fraction, values)) else "class"
             raise UserError(
                 f"column {label}: {len(values)} values ({kind}) in {len(train)} samples are no "
                 "classes: name another with --label_column"

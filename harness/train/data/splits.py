@@ -1,7 +1,9 @@
-"""Which samples train, validate and test: drawn by data_seed alone."""
+"""Which samples train, validate and test, drawn by data_seed alone; and their classes."""
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import datasets
@@ -10,6 +12,8 @@ import numpy as np
 from harness.core.settings import Settings, UserError, share_of
 
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
+WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+RARE_SHARE = 1 / 50  # of the mean number of samples of a class
 HELD_OUT = 0.2  # share of the training split to test on if there is no test split
 
 
@@ -146,3 +150,107 @@ def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.D
 
 def _order(data: datasets.Dataset, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, 3]).permutation(len(data))
+
+
+def classes_of(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str], list[np.ndarray]]:
+    """(names, classes of each set) from ClassLabel, text, whole numbers or bools."""
+    columns = {which: data.with_format(None)[label][:] for which, data in sets.items()}
+    for which, values in columns.items():
+        if all(isinstance(v, float) and v.is_integer() for v in values):  # pandas' whole numbers
+            columns[which] = values = [int(v) for v in values]
+        wrong = [v for v in values if is_fraction(v) or not isinstance(v, (int, str))]
+        if wrong:
+            shown = wrong[0] if is_number(wrong[0]) else type(wrong[0]).__name__
+            raise UserError(
+                f"column {label} holds {shown}, which is no class (a word or a whole number): "
+                "name another with --label_column"
+            )
+    declared = _take_declared_names(sets, label, columns)
+    if declared is not None:
+        names, position = declared, {i: i for i in range(len(declared))}
+    else:
+        distinct = set().union(*columns.values())
+        if len({isinstance(kind, str) for kind in distinct}) > 1:
+            raise UserError(
+                f"column {label} holds numbers in one split and text in another: write its classes "
+                "alike, or name another with --label_column"
+            )
+        # Numbers in their order, also where they are text; 1 and 01 are two classes.
+        numbers = all(WHOLE.fullmatch(str(kind)) for kind in distinct)
+        kinds = sorted(distinct, key=lambda kind: (int(kind), str(kind)) if numbers else kind)
+        names = [str(kind) for kind in kinds]
+        position = {kind: i for i, kind in enumerate(kinds)}
+    if len(set(columns["training"])) < 2:
+        raise UserError(
+            f"column {label}: all training samples are of one class, {columns['training'][0]}: "
+            "take more of the data (--train_size all), or name another with --label_column"
+        )
+    drawn = min(len(columns["training"]), len(columns["test"]))  # of many classes a few miss most
+    if drawn >= 2 * len(names) and not set(columns["training"]) & set(columns["test"]):
+        shown = [names[position[columns[which][0]]] for which in ("test", "training")]
+        raise UserError(
+            f"column {label}: no class of the test set, such as {shown[0]!r}, occurs among the "
+            f"training samples, such as {shown[1]!r}: write the classes alike in both"
+        )
+    return names, [np.array([position[v] for v in c], dtype=np.int64) for c in columns.values()]
+
+
+def _take_declared_names(
+    sets: dict[str, datasets.Dataset], label: str, columns: dict[str, list[Any]]
+) -> list[str] | None:
+    """The names of the classes if the training set declares them (ClassLabel). Each set numbers its
+    own: the columns become numbers of these names; else words, where a set declares any.
+    """
+    features = {which: data.features[label] for which, data in sets.items()}
+    own = {w: f.names for w, f in features.items() if isinstance(f, datasets.ClassLabel)}
+    for which, names in own.items():
+        columns[which] = [names[v] if 0 <= v < len(names) else v for v in columns[which]]
+    if "training" not in own:
+        return None
+    known = [*own["training"]]
+    for which in own:
+        known += sorted({*columns[which]} & {*own[which]} - {*known}, key=own[which].index)
+    position = {name: number for number, name in enumerate(known)}
+    for which, values in columns.items():
+        if (other := next((v for v in values if v not in position), None)) is not None:
+            raise UserError(
+                f"column {label} of the {which} set holds {other!r}, which is none of the classes "
+                f"that the training set declares ({', '.join(known[:8])}): write the classes alike"
+            )
+        columns[which] = [position[v] for v in values]
+    return known
+
+
+def alike_classes(names: list[str], classes: list[np.ndarray]) -> list[str]:
+    """The classes whose names differ in case, blanks or as 1 and 1.0 only, with their samples."""
+    counts = np.bincount(np.concatenate(classes), minlength=len(names))
+    same: dict[str | float, list[str]] = {}
+    for name, count in zip(names, counts, strict=True):
+        key = float(name) if is_number(name) else "".join(name.split()).casefold()
+        same.setdefault(key, []).append(f"{name!r} ({count:,})")
+    return [", ".join(each) for each in same.values() if len(each) > 1]
+
+
+def rare_classes(names: list[str], classes: list[np.ndarray]) -> list[str]:
+    """The classes with so few samples that their names may be slips; how many samples each."""
+    counts = np.bincount(np.concatenate(classes), minlength=len(names))
+    least = RARE_SHARE * counts.mean()
+    return [f"{name!r} ({n:,})" for name, n in zip(names, counts, strict=True) if 0 < n < least]
+
+
+def untrained_classes(names: list[str], classes: list[np.ndarray]) -> list[str]:
+    """The classes that have no training sample; how many samples each has in the other sets."""
+    trained, *others = (np.bincount(of, minlength=len(names)) for of in classes)
+    counts = zip(names, trained, np.sum(others, axis=0), strict=True)
+    return [f"{name!r} ({count:,})" for name, train, count in counts if count and not train]
+
+
+def is_fraction(value: Any) -> bool:
+    return is_number(value) and not float(value).is_integer()
+
+
+def is_number(text: Any) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except (TypeError, ValueError):
+        return False

@@ -132,10 +132,13 @@ def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -
 
 
 def encoder_of(model: nn.Module) -> nn.Module | None:
-    """The layers of a model that can read packed texts; None if it cannot."""
+    """The layers of a model that can read packed texts; None if it cannot. A class of one's own
+    may have another head on layers of this type.
+    """
     config = getattr(model, "config", None)
     path = ENCODERS.get(str(getattr(config, "model_type", None)))
-    if path is None or getattr(config, "is_decoder", False):
+    is_known = type(model).__module__.startswith("transformers.models.")
+    if path is None or not is_known or getattr(config, "is_decoder", False):
         return None
     base = getattr(model, "base_model", model)
     return getattr(base, path, None) if path else base

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from harness.core.provenance import check_model
+from harness.core.provenance import check_model, version_of
 from harness.core.settings import Settings, UserError
 from harness.train.data import embedded, models, sources
 from harness.train.data.cache import cached
@@ -55,8 +55,10 @@ def load_texts(settings: Settings, world: int) -> Data:
             encoded = tokenizer(
                 *columns, truncation=True, max_length=length, return_token_type_ids=True
             )
-            tokens += [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
-            types += [np.asarray(ids, dtype=np.int8) for ids in encoded["token_type_ids"]]
+            # Of an empty text GPT-2 makes no token, and no model reads a row without columns.
+            ids = [ids or [tokenizer.pad_token_id] for ids in encoded["input_ids"]]
+            tokens += [np.asarray(of_text, dtype=np.int32) for of_text in ids]
+            types += [np.asarray(ids or [0], dtype=np.int8) for ids in encoded["token_type_ids"]]
             truncated += [bool(each.overflowing) for each in encoded.encodings or ()]
         np.save(folder / "tokens.npy", every := np.concatenate(tokens))
         np.save(folder / "counts.npy", np.bincount(every))
@@ -68,6 +70,7 @@ def load_texts(settings: Settings, world: int) -> Data:
         "texts": source.facts["data_checksum"],
         "samples": source.sizes,
         "tokenizer": _fingerprint(tokenizer),
+        "versions": {name: version_of(name) for name in ("transformers", "tokenizers")},
         "max_length": length,
     }
     folder = cached(key, tokenise)
@@ -215,7 +218,7 @@ class TextBatches:
         kinds = getattr(getattr(model, "config", None), "type_vocab_size", None)
         largest_type = -1 if self.types is None else int(self.types.max())
         for what, largest, known in (
-            ("tokens", len(self.counts) - 1, tokens_of(model)),
+            ("tokens", max(len(self.counts) - 1, self.pad), tokens_of(model)),
             ("token types", largest_type, kinds),
         ):
             if known and largest >= known:

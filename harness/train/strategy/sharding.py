@@ -93,12 +93,22 @@ def save_weights(model: nn.Module, folder: Path, weights: dict[str, Any] | None 
         model.save_pretrained(folder, state_dict=weights, save_original_format=False)
     elif weights is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_file(weights, folder / WEIGHTS)
+        safetensors.torch.save_file(_in_memory_of_their_own(weights), folder / WEIGHTS)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_model(model, str(folder / WEIGHTS))
     if adapted:
         lora.save_trained(model, folder)
+
+
+def _in_memory_of_their_own(weights: dict[str, Any]) -> dict[str, Any]:
+    """Tied weights as copies: a file of tensors holds none twice."""
+    seen: set[int] = set()
+    own = {}
+    for name, weight in weights.items():
+        own[name] = weight.clone() if weight.data_ptr() in seen else weight
+        seen.add(weight.data_ptr())
+    return own
 
 
 def load_weights(

@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 
 from harness.core.settings import Settings, UserError
-from harness.train.data import models
+from harness.train.data import images, models
 from harness.train.data.images import ImageBatches, _resizer, load_images
 from tests.support.samples import stored
 
@@ -82,6 +82,23 @@ def test_a_broken_image_is_named_with_its_folders(tmp_path: Path) -> None:
             resizer({"bytes": None, "path": str(file)})
     with pytest.raises(UserError, match=r"^image without a name cannot be read"):
         resizer({"bytes": b"broken", "path": None})
+
+
+def test_an_image_too_large_to_be_one_is_named(
+    resizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+    image = stored(Image.new("RGB", (8, 8)), "PNG")
+    with pytest.raises(UserError, match=r"cannot be read: Image size \(64 pixels\) exceeds limit"):
+        resizer(image)
+
+
+def test_pixels_of_other_libraries_are_prepared_again(
+    resizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resizer.recipe
+    monkeypatch.setattr(images, "version_of", lambda name: "0.1" if name == "pillow" else None)
+    assert resizer.recipe != before and before["versions"]["pillow"]
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("ViT", True), ("ResNet", False)])

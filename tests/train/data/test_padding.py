@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertModel,
+    BertPreTrainedModel,
+)
 
 from harness.core.command_line import parse
 from harness.train.data import models, text_layout
@@ -55,6 +60,26 @@ def lengths() -> np.ndarray:
     random = np.random.default_rng(1)
     long = random.random(TRAIN + TEST) < 0.15
     return np.where(long, random.integers(45, 60, len(long)), random.integers(3, 20, len(long)))
+
+
+class MeanOfAll(BertPreTrainedModel):
+    """Somebody's own head on the layers of BERT: packed, it would read first tokens alone."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.bert, self.head = BertModel(config), torch.nn.Linear(config.hidden_size, 3)
+        self.post_init()
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return self.head(self.bert(input_ids, attention_mask, **kwargs).last_hidden_state.mean(1))
+
+
+def test_a_class_of_ones_own_is_not_packed_for_its_configuration() -> None:
+    own = MeanOfAll(AutoConfig.for_model("bert", **SIZES))
+    plain = torch.nn.Module()
+    plain.config = AutoConfig.for_model("modernbert", **OWN_SIZES["modernbert"])  # type: ignore[assignment]
+    assert text_layout.encoder_of(own) is None and text_layout.encoder_of(plain) is None
+    assert text_layout.encoder_of(small("bert")) is not None
 
 
 # ---- a model on one batch ----

@@ -50,6 +50,42 @@ SIZES = [("all", 0.1, 20), ("all", 0.25, 50), (90, 0.1, 10), (150, 0.25, 50), (1
 
 
 @pytest.mark.parametrize(("size", "share", "held_out"), SIZES)
+def declared(names: list[str] | None, labels: list[Any]) -> Dataset:
+    feature = Value("string") if names is None else ClassLabel(names=names)
+    texts = [f"text {number} of {names}" for number in range(len(labels))]
+    features = Features({"text": Value("string"), "label": feature})
+    return Dataset.from_dict({"text": texts, "label": labels}, features=features)
+
+
+def test_classes_that_each_split_numbers_for_itself_are_those_of_their_names(
+    tmp_path: Path,
+) -> None:
+    """As class_encode_column() of a DatasetDict leaves them: c is 2 in one and 1 in the other."""
+    train = declared(["a", "b", "c"], [0, 1, 2] * 4)
+    DatasetDict({"train": train, "test": declared(["a", "c"], [0, 1, 1])}).save_to_disk(tmp_path)
+    source = load(settings(tmp_path))
+    assert source.labels == ["a", "b", "c"] and source.classes[1].tolist() == [0, 2, 2]
+    # Words beside them go by the same names, and so does what the training set has in words.
+    DatasetDict({"train": train, "test": declared(None, ["c", "b"])}).save_to_disk(tmp_path / "w")
+    assert load(settings(tmp_path / "w")).classes[1].tolist() == [2, 1]
+    words = declared(None, ["c", "a"] * 5)
+    DatasetDict({"train": words, "test": declared(["c", "a"], [0, 1])}).save_to_disk(tmp_path / "v")
+    source = load(settings(tmp_path / "v"))
+    assert source.labels == ["a", "c"] and source.classes[1].tolist() == [1, 0]
+    # A class that only the test set has comes after those that the training set declares.
+    DatasetDict({"train": train, "test": declared(["z", "a"], [0, 1])}).save_to_disk(tmp_path / "z")
+    source = load(settings(tmp_path / "z"))
+    assert source.labels == ["a", "b", "c", "z"] and source.classes[1].tolist() == [3, 0]
+
+
+def test_a_class_that_no_split_declares_is_one_line(tmp_path: Path) -> None:
+    train = declared(["a", "b"], [0, 1] * 5)
+    DatasetDict({"train": train, "test": declared(None, ["a", "x"])}).save_to_disk(tmp_path)
+    match = "column label of the test set holds 'x', which is none of the classes that the training"
+    with pytest.raises(UserError, match=match):
+        load(settings(tmp_path))
+
+
 def test_a_share_is_held_out(size: int | str, share: float, held_out: int, folder: Path) -> None:
     source = load(settings(folder, train_size=size, validation_split=str(share)))
     train, validation, test = sets(source)

@@ -145,6 +145,28 @@ def test_a_model_without_a_row_for_a_token_is_refused(
         data.collate.check_model("mine", model)
 
 
+def test_a_model_without_a_row_for_what_pads_is_refused(tmp_path: Path) -> None:
+    """As a tokenizer that was given one more token, beside a model that was not."""
+    options = saved(tmp_path, transformers.GPT2Config(**{**OF_GPT2, "vocab_size": 44}),
+                    pad_token="[MORE]")  # fmt: skip
+    data: Any = load_texts(options, 1)
+    model = models.build(options, data.labels)
+    with pytest.raises(UserError, match="gives tokens up to 44, and the model knows those"):
+        data.collate.check_model("mine", model)
+
+
+def test_a_text_without_a_token_has_one_to_read(tmp_path: Path) -> None:
+    options = saved(tmp_path, transformers.GPT2Config(**OF_GPT2), eos_token="[END]")
+    splits = DatasetDict.load_from_disk(options.dataset)
+    empty = Dataset.from_dict({"text": ["", "w1 w2"], "label": [0, 1]})
+    DatasetDict({"train": splits["train"], "test": empty}).save_to_disk(tmp_path / "empty")
+    data: Any = load_texts(replace(options, dataset=str(tmp_path / "empty"), test_size="all"), 1)
+    batch = data.to_device(data.collate([len(splits["train"])]))
+    assert batch["input_ids"].tolist() == [[3]] and batch["attention_mask"].tolist() == [[1]]
+    model = models.build(options, data.labels).eval()
+    assert model(**batch).logits.isfinite().all()
+
+
 @pytest.mark.process
 def test_a_model_folder_that_contradicts_itself_is_one_line(tmp_path: Path) -> None:
     options = saved(

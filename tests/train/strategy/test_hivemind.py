@@ -397,3 +397,12 @@ def test_peers_that_join_at_the_same_moment_have_different_numbers(
     joining._state = table  # type: ignore[assignment]
     monkeypatch.setattr(session, "time", SimpleNamespace(sleep=table.settle))
     assert joining._choose_number() == expected
+
+
+def test_what_a_model_computes_again_is_not_averaged() -> None:
+    """Rotary frequencies, in the half precision that is sent, would differ from peer to peer."""
+    model = torch.nn.BatchNorm1d(3)
+    model.register_buffer("frequencies", torch.ones(4), persistent=False)
+    learned = optimizer.learned_buffers(model)
+    assert len(learned) == 2
+    assert learned[0] is model.running_mean and learned[1] is model.running_var

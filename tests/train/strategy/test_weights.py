@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import distributed
 
 from harness.core.topology import World
+from harness.train.strategy.sharding import _in_memory_of_their_own
 from harness.train.strategy.weights import arrange_ddp, checksum_of
 from tests.support.ranks import ranks, script
 from tests.support.toys import CPU
@@ -63,3 +65,11 @@ def test_shards_on_two_nodes_are_compared_with_nothing(tmp_path: Path) -> None:
     where = ["--setup", "2_1", "--strategy", "fsdp", "--o", str(tmp_path)]
     done = script("vit", *sizes, *where, count=2, env={"LOCAL_WORLD_SIZE": "1"})
     assert done.code == 0, done.err
+
+
+def test_tied_weights_are_written_twice_where_names_are(tmp_path: Path) -> None:
+    tied = torch.arange(6.0)
+    weights = _in_memory_of_their_own({"a": tied, "b": tied, "c": torch.ones(2)})
+    save_file(weights, tmp_path / "w.safetensors")
+    read = load_file(tmp_path / "w.safetensors")
+    assert torch.equal(read["a"], tied) and torch.equal(read["b"], tied) and weights["a"] is tied

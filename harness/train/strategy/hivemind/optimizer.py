@@ -46,6 +46,15 @@ SLOWEST_BYTES_S = 10e6 / 8
 STATE_EVERY = 16  # updates after which weights, which rounding moves apart, are averaged at most
 
 
+def learned_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """What a model learns without a gradient, such as BatchNorm's statistics; not what it computes
+    again whenever it is loaded.
+    """
+    saved = model.state_dict().keys()
+    named = ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    return [buffer for _, buffer in named if buffer.is_floating_point() and buffer.numel()]
+
+
 async def _keep_group_key(group: Any) -> None:
     """Replaces a method of hivemind that draws another key."""
 
@@ -216,8 +225,7 @@ class PeerOptimizer(hivemind.Optimizer):
             grad_averager_factory=averager,
             grad_compression=gradients,
             state_averaging_compression=weights,
-            # BatchNorm's statistics, which a model learns without a gradient.
-            extra_tensors=[b for b in model.buffers() if b.is_floating_point() and b.numel()],
+            extra_tensors=learned_buffers(model),
             averager_opts={"initialize_optimizer": False, "declare_state_period": PROGRESS_S},
             tracker_opts={
                 "min_refresh_period": REFRESH_S[0],
