@@ -1,10 +1,10 @@
-"""Trainer events -> records: one row an epoch, on disk the moment the epoch ends.
+"""Turns Trainer events into records: one row per epoch, written as soon as the epoch ends.
 
-In any script of yours, with any model and whatever compute_metrics gives:
+It works in any training script, with any model and any compute_metrics:
 
     Trainer(..., callbacks=[LogCallback("outputs/mine")])
 
-What the fields mean stands in outputs/README.md.
+outputs/README.md says what the fields mean.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from harness.train.measure.telemetry import Telemetry
 from harness.train.run.checkpoints import require_unchanged
 from harness.train.run.recorder import Observations, Recorder
 
-# The first steps of a process pay for caches and allocations and are left out of step times.
+# The first steps of a process include caching and allocation; step times leave them out.
 WARMUP_STEPS = 10
-# Sums over an epoch, unknown where its first part was trained by an attempt that kept no sums.
+# Sums over an epoch: unknown if an attempt that kept no sums trained the epoch's first part.
 OF_WHOLE_EPOCHS = ("epoch_time_s", "payload_bytes", "network_sent_bytes", "energy_j")
 
 
 def best_of_trainer(args: TrainingArguments) -> str | None:
-    """The metric by which the stock Trainer selects, as --best_metric names it."""
+    """The metric by which the stock Trainer selects the best model, as --best_metric names it."""
     smaller = args.metric_for_best_model is not None and args.greater_is_better is False
     return f"{args.metric_for_best_model}:min" if smaller else args.metric_for_best_model
 
@@ -55,16 +55,16 @@ def _broke_off(
     pid: int, folder: RunFolder, attempt: int, state: TrainerState, clock: StepClock,
     began_s: float, measured_s: float, cpu: CpuTime, batch: int,
 ) -> None:  # fmt: skip
-    """Record how far a training came that an exception has ended: no event of the Trainer says so.
+    """Record how far a training came that an exception ended: no Trainer event reports that.
 
-    Called when its LogCallback is gone, or at the end of the process.
+    Called when the training's LogCallback is garbage-collected, or at the end of the process.
     """
-    if os.getpid() != pid:  # a worker that was forked
+    if os.getpid() != pid:  # in a forked worker
         return
     with suppress(OSError):
         if (start := attempts.unended(folder)) is None or start.get("attempt") != attempt:
             return
-        # No less than its rows say.
+        # At least what the attempt's rows say.
         recorded_s = believable("progress", folder.read_progress() or {}).get("wall_s") or 0.0
         wall_s, update = max(clock.last_s - began_s, recorded_s), state.global_step
         times = {**cpu.per_rank(), "measuring_s": MEASURING.total_s - measured_s}
@@ -90,41 +90,41 @@ class LogCallback(Recorder):
         self.clock = StepClock(cuda=False)
         self.measures: list[rows.EpochMeasure] = []
         self.telemetry: Telemetry | None = None
-        # Of the epoch that has ended, not yet written: the run's row and this rank's.
+        # Rows of the epoch that has ended, not yet written: the run's and this rank's.
         self.row = rows.Pending(self.folder.epochs)
         self.rank_row = rows.Pending(self.folder.rank(self.world.rank))
-        # Of the last evaluation that no row has yet: all samples, and this rank's part of them.
+        # Metrics of the last evaluation that is in no row yet: over all samples, over this rank's.
         self.quality: dict[str, Any] = {}
         self.rank_quality: dict[str, Any] = {}
-        self.quality_update: int | None = None  # at which it was evaluated
-        self.sets: dict[str, tuple[int | None, float]] = {}  # then: samples and seconds, by prefix
-        self.no_numbers = rows.NoNumbers()  # metrics that are none
+        self.quality_update: int | None = None  # the update of that evaluation
+        self.sets: dict[str, tuple[int | None, float]] = {}  # its sets: samples, seconds by prefix
+        self.no_numbers = rows.NoNumbers()  # metrics that are not numbers
         self.losses = rows.LoggedLoss()
         self.learning_rate: float | None = None
-        self.first_learning_rate: float | None = None  # 0 where there is a warm-up
-        self.observed_before: dict[str, Any] = {}  # by an earlier attempt
-        self.finite = True  # the weights; the Trainer's log hides a loss that is not
-        self.lock: Lock | None = None  # of the folder, without a context
-        self.at_exit: weakref.finalize[Any, Any] | None = None  # likewise: while it trains
+        self.first_learning_rate: float | None = None  # 0 with a warm-up
+        self.observed_before: dict[str, Any] = {}  # observations of an earlier attempt
+        self.finite = True  # whether all weights are; the Trainer's log hides a loss that is not
+        self.lock: Lock | None = None  # of the folder; without a context only
+        self.at_exit: weakref.finalize[Any, Any] | None = None  # likewise, while training
         self.save_time_s = self.ended_s = self.reported_s = 0.0
         self.earlier_wall_s: float | None = 0.0
-        # Of its wall time what measuring took in earlier attempts, and of this process before.
+        # Measuring seconds: of earlier attempts, and of this process before this training.
         self.earlier_measuring_s, self.measured_s = 0.0, MEASURING.total_s
-        self.rest_only = False  # of an epoch is trained: nobody knows the part before
+        self.rest_only = False  # only the rest of an epoch is trained; its first part is unknown
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.clock.marks:  # train() once more
+        if self.clock.marks:  # train() is called again
             self.began_s, self.measured_s = time.perf_counter(), MEASURING.total_s
             self.cpu.restart()
-        cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; none on a CPU
+        cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; 0 on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         loader = kwargs.get("train_dataloader")
         self.train_samples, self.workers = rows.size_of(loader), getattr(loader, "num_workers", 0)
-        # The Trainer's own losses are means over the samples with one process and one pass alone,
-        # that of training where every batch is full, too; with label smoothing they are no
-        # cross-entropy.
+        # The Trainer's eval loss is a mean over the samples only with one process and device; its
+        # training loss only if also each update has one pass and each batch is full. With label
+        # smoothing neither is a cross-entropy.
         ours, one = self.context is not None, args.world_size * max(devices, 1) == 1
         exact = one and not args.label_smoothing_factor
         full = self.train_samples is not None and self.train_samples % self.batch == 0
@@ -141,7 +141,7 @@ class LogCallback(Recorder):
         self.epoch_so_far = self.context.epoch_so_far if self.context else {}
         self.rank_row.begin(goes_on=self.context is not None or self.first_update > 0)
         if self.context is None and self.telemetry is not None:
-            self.telemetry.close()  # of a training that broke off
+            self.telemetry.close()  # left open by a training that broke off
         gather = self.observations.gather
         self.telemetry = Telemetry(self.context, self.world, devices, gather)
         self.telemetry.open(self.folder)
@@ -167,7 +167,7 @@ class LogCallback(Recorder):
         if self.first_update:
             before = believable("environment", self.folder.read_environment() or {})
             self.first_learning_rate = before.get("first_learning_rate")
-            # What an attempt before has seen in its first steps is true of the run.
+            # What an earlier attempt observed in its first steps holds for the whole run.
             self.observed_before = before.get("observed") or {}
         self._write_environment(state)
         self._report_progress(state)
@@ -176,25 +176,25 @@ class LogCallback(Recorder):
         return MEASURING.total_s - self.measured_s
 
     def _measured_before(self) -> float:
-        """At least, by earlier attempts: older programs said it in their rows alone."""
+        """Lower bound for earlier attempts: older versions wrote measuring_s into rows alone."""
         ends = attempts.ends_of(attempts.believed(self.folder))
         earlier, _ = self.folder.read_epochs()
         of_rows = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
         return max(of_rows, sum_of(ends, "measuring_s"))
 
     def _open(self) -> None:
-        """Take the folder, without a context; what an earlier training left there is kept."""
+        """Take the folder (without a context); the record of an earlier training is kept aside."""
         if self.at_exit is not None:
-            self.at_exit()  # of a training that broke off
+            self.at_exit()  # records the end of a training that broke off
         self._lock()
         if self.first_update == 0 and self.folder.settings.is_file():
             self.folder.set_aside()
         require_unchanged(self.folder, "restore the file, or record into another folder")
 
     def _lock(self) -> None:
-        """Two trainings in one folder would spoil the records of both."""
+        """Lock the folder: two trainings in it would spoil the records of both."""
         if self.lock is not None and self.lock.file is not None:
-            return  # of a training that broke off
+            return  # still held since a training that broke off
         self.lock = Lock(self.folder.lock("run"))
         if not self.lock.take_again():
             raise UserError(
@@ -203,20 +203,20 @@ class LogCallback(Recorder):
             )
 
     def _begin_attempt(self, args: TrainingArguments, model: Any, data: Any) -> None:
-        """Begin to record a training, or one that goes on, and write its settings."""
+        """Record the start of an attempt, new or resumed, and write its settings."""
         opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
             self.folder, self.first_update, self.world.size, self.batch, opened,
             args.per_device_train_batch_size,
         )  # fmt: skip
-        # What became of the attempts before stands in attempts.jsonl; this one has no end yet.
+        # Outcomes of earlier attempts are in attempts.jsonl; this attempt has none yet.
         self.folder.summary.unlink(missing_ok=True)
         ours = self.context.settings if self.context else None
         settings = recorded_settings(ours, args, self.world, model, data)
         self.folder.write_settings(settings)
 
     def _write_environment(self, state: TrainerState) -> None:
-        """Write where it ran, and what was checked or derived at the start."""
+        """Write where the run takes place, and what was checked or derived at its start."""
         facts: dict[str, Any] = {"nodes": self.world.nodes}
         facts["processes_per_node"] = self.world.per_node
         if self.context is not None:
@@ -238,7 +238,7 @@ class LogCallback(Recorder):
         self.updates_before = state.global_step
         epoch, resumed = state.epoch or 0.0, state.global_step == self.first_update > 0
         self.rest_only = self.context is None and resumed and abs(epoch - round(epoch)) > 1e-6
-        if self.rest_only:  # its first updates are a share of all that were made
+        if self.rest_only:  # count the epoch's first updates from its fraction
             self.updates_before -= round(state.global_step * (epoch % 1) / epoch)
         for measure in self.measures:
             measure.epoch_begins()
@@ -258,7 +258,7 @@ class LogCallback(Recorder):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.update == state.global_step:
-            return self.clock.wait_begins()  # a batch of one peer, not yet an update of all
+            return self.clock.wait_begins()  # one peer's batch, not yet an update of all peers
         self.clock.step(self.batch)
         self.update = state.global_step
         self._report_progress(state, every_s=1)
@@ -270,13 +270,13 @@ class LogCallback(Recorder):
         if "loss" in logs:
             self.clock.logged()
             self.losses.add(state.global_step, float(logs["loss"]))
-            if self.row.row is not None:  # logged by epoch: after its end
+            if self.row.row is not None:  # logged once per epoch, after its end
                 self.row.row |= self._logged_loss(state)
         if "train_runtime" not in logs:
             self._report_progress(state, every_s=1)
 
     def _report_progress(self, state: TrainerState, every_s: float = 0.0) -> None:
-        """Write how far the attempt is, so that its loss is known if it is killed."""
+        """Write how far the attempt is, so that its progress is known if it is killed."""
         now_s = time.perf_counter()
         if not self.attempt or now_s - self.reported_s < every_s:
             return
@@ -315,7 +315,7 @@ class LogCallback(Recorder):
             self.finite = all(torch.isfinite(p).all() for p in kwargs["model"].parameters())
         if self.quality_update != state.global_step:
             self.quality, self.rank_quality = {}, {}  # of weights inside the epoch
-        self._report_progress(state)  # what kills the run from now on is no step
+        self._report_progress(state)  # if the run is killed now, it was not in a step
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
@@ -323,7 +323,7 @@ class LogCallback(Recorder):
             row |= strategy_fields
             row |= dict.fromkeys(OF_WHOLE_EPOCHS if self.rest_only else ())
             if first_epoch:
-                # What was seen in the first step is known now.
+                # What was observed in the first steps is known now.
                 self._write_environment(state)
         self.epoch_so_far = {}
 
@@ -352,35 +352,35 @@ class LogCallback(Recorder):
         }
 
     def _logged_loss(self, state: TrainerState) -> dict[str, float | None]:
-        """The training loss where no trainer of ours has added it up."""
+        """The training loss from the Trainer's log, if no trainer of ours has summed it."""
         if "train_loss" in self.observations.epoch_means:
             return {}
         loss = self.losses.mean(self.updates_before, state.global_step) if self.finite else None
         return {"train_loss" if self.train_loss_is_exact else "trainer_train_loss": loss}
 
     def _samples(self, state: TrainerState) -> tuple[int | None, int | None]:
-        """Of this epoch, those that were fed and those that are distinct."""
+        """Samples of this epoch: those fed, and those of them that are distinct."""
         if self.context is None and self.train_samples is None:
             return None, None  # batches of a stream may be short
         fed = self._fed(state)
         samples = min(fed, self.train_samples or fed)
-        return (samples if self.world.size == 1 else fed), samples  # one is fed none twice
+        return (samples if self.world.size == 1 else fed), samples  # one process feeds none twice
 
     def _fed(self, state: TrainerState) -> int:
-        """Samples of this epoch's updates, had every batch been full."""
+        """Samples of this epoch's updates if every batch were full."""
         updates = state.global_step - self.updates_before
         fed: int = updates * int(self.batch) + int(self.epoch_so_far.get("samples", 0))
         return fed
 
     def partial_epoch(self) -> dict[str, Any]:
-        """What a checkpoint inside an epoch has to know of that epoch; empty between epochs."""
+        """The state of a running epoch that a checkpoint has to keep; empty between epochs."""
         if not self.clock.running:
             return {}
         samples = sum(n for n, _ in self.clock.marks if n is not None)
         return {
             "epoch_time_s": self.clock.so_far() + self.epoch_so_far.get("epoch_time_s", 0.0),
             "samples": samples + self.epoch_so_far.get("samples", 0),
-            "sent": self.clock.traffic.so_far(),  # what follows until it is saved does not count
+            "sent": self.clock.traffic.so_far(),  # not what is sent while saving
             "measured": {m.name: m.state() for m in self.measures if m.name},
         }
 
@@ -391,7 +391,7 @@ class LogCallback(Recorder):
         self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **kwargs: Any
     ) -> None:
         if not self.clock.marks:
-            return  # before training: no epoch's
+            return  # evaluated before training: belongs to no epoch
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         values = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
         if "loss" in values and not self.eval_loss_is_exact:
@@ -407,7 +407,7 @@ class LogCallback(Recorder):
         if self.clock.running:
             self.clock.resume()
         elif "runtime" in values:
-            self._write_row(state)  # one test set; of several no one says which is the last
+            self._write_row(state)  # a single set; with several, none is known to be last
         self.ended_s = time.perf_counter()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -418,12 +418,12 @@ class LogCallback(Recorder):
             self.clock.resume()
 
     def _write_row(self, state: TrainerState) -> None:
-        """Write the rows of the epoch that has ended, unless an earlier attempt has."""
+        """Write the rows of the epoch that has ended, unless an earlier attempt wrote them."""
         if self.attempt:
             attempts.require(self.folder)
         self.rank_row.write(self.rank_quality, {})
         if self.row.row is not None:
-            self._report_progress(state)  # a killed attempt took no less than its rows say
+            self._report_progress(state)  # keeps a killed attempt's time at least that of its rows
         earlier_s, own_s = self.earlier_wall_s, time.perf_counter() - self.began_s
         wall_s = None if earlier_s is None else earlier_s + own_s
         measuring_s = self.earlier_measuring_s + self.measuring_s()
@@ -440,9 +440,9 @@ class LogCallback(Recorder):
         if not state.is_world_process_zero:
             return
         attempts.require(self.folder)
-        self._write_environment(state)  # what was exchanged is known now
+        self._write_environment(state)  # facts about exchanges are known now
         best = self.context.settings.best_metric if self.context else best_of_trainer(args)
-        trained = state.global_step > self.first_update  # not: only the test was still to be done
+        trained = state.global_step > self.first_update  # else only the test was left to do
         facts = {
             **self.observations.test_metrics,
             "attempts": self.attempt,
@@ -462,9 +462,9 @@ class LogCallback(Recorder):
         batch = args.per_device_train_batch_size
         attempts.end(self.folder, outcome, reason, wall_s, times, update, per_gpu_batch=batch)
         attempts.write_summary(self.folder, outcome, reason, best, facts)
-        if self.folder.outcome() is None:  # the rows are gone, and a summary alone was made anew
+        if self.folder.outcome() is None:  # the folder was removed; only the new summary is in it
             raise DiskError(errno.ENOENT, attempts.removed(self.folder))
-        with suppress(OSError):  # the record is whole without
+        with suppress(OSError):  # the record is complete without it
             self.folder.progress.unlink(missing_ok=True)
         if self.lock is not None:
             self.lock.release()

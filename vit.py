@@ -10,11 +10,11 @@ Default: ViT-B/16 on 8,000 pictures of Food-101. bert.py is its sister for text.
 from harness.core.process import install_quit_handlers
 
 if __name__ == "__main__":
-    install_quit_handlers()  # from here on Ctrl-C is one line
+    install_quit_handlers()  # from here on, Ctrl-C prints one line
 
 from harness.core.command_line import command_line
 
-# Before torch is loaded: a wrong flag is answered at once.
+# Read before torch is loaded, so that a wrong flag is reported at once.
 SETTINGS = command_line("vit") if __name__ == "__main__" else None
 
 from torch import nn

@@ -15,7 +15,7 @@ from harness.train.data.samples import EpochOrder
 
 
 class Loop:
-    """Trains like the Trainers beside it, and has of them what their measurement asks for."""
+    """Trains like the Trainers of the other arms, with the attributes that measuring them uses."""
 
     def __init__(self, context: Any, data: Any, model: torch.nn.Module, marks: Marks) -> None:
         self.settings, self.model, self.marks = context.settings, model, marks
@@ -31,7 +31,7 @@ class Loop:
         self.test = self._ready(data, test)
 
     def _ready(self, data: Any, numbers: np.ndarray) -> dict[str, Any]:
-        batch = {  # facts of texts beside their tokens stay on the host
+        batch = {  # values that are no tensors stay on the host
             name: value.to(self.device) if isinstance(value, torch.Tensor) else value
             for name, value in data.collate(numbers).items()
         }

@@ -1,4 +1,4 @@
-"""Arms that train in turns within one process, and the one clock of all of them."""
+"""Arms that train in turns within one process, and the clock that they share."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Baton:
 
 
 class Marks(TrainerCallback):
-    """From the end of a step to the end of the next in its epoch; then it is another arm's turn.
+    """Time each step from the end of the one before in its epoch; then let another arm run.
 
-    Beside the time it takes the processor time of the training thread, which other programs on
-    the machine disturb less. Last of the callbacks, so that what the others do is in the step.
+    The processor time of the training thread is taken too: other programs disturb it less. This
+    callback is the last one, so that the step includes what the others do.
     """
 
     def __init__(self, arm: str, baton: Baton, cuda: bool) -> None:
@@ -44,11 +44,11 @@ class Marks(TrainerCallback):
         self.last: tuple[float, float] | None = None
 
     def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.last = None  # an evaluation lies between
+        self.last = None  # an evaluation lies between two epochs
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         if self.cuda:
-            torch.cuda.synchronize()  # so host work counts in full: nothing hides behind the device
+            torch.cuda.synchronize()  # count host work in full: none is hidden behind the GPU
         now, thread = time.perf_counter(), time.thread_time()
         self.seen += 1
         self.first_s = self.first_s or now

@@ -4,11 +4,11 @@
     python -m benchmarks.collectives --nodes 4 --link 20ms/200mbit --out found.json
     python -m benchmarks.collectives -- --strategy diloco --sync_every 50
 
-Two epochs of vit.py --tiny, with what follows --. An exchange belongs to the innermost function of
-PURPOSES that makes it; updates are left out. Bytes are what one rank hands over for all others. The
-floor: one delay for each exchange, and its bytes at the rate of a link that a node shares with no
-other. Waiting is the mean over the ranks: it includes what one rank has to do before another, as
-turns at the data are.
+Two epochs of vit.py --tiny, with the flags after --. An exchange is counted for the innermost
+function in PURPOSES that makes it; exchanges of updates are left out. Bytes are what one rank hands
+over for all others. The floor is one delay per exchange, and its bytes at the rate of a link that a
+node shares with no other. Waiting is the mean over the ranks; it includes what one rank has to do
+before another, such as turns at preparing the data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from harness.core.links import link_of
 
 START, EPOCH, END, UPDATES = "start", "each epoch", "end", "updates"
 EPOCHS = 2
-# File and function: when, and what for.
+# (file, function) -> (when, what for).
 PURPOSES = {
     ("start", "training_arguments"): (START, "the process group"),
     ("start", "_exchange_facts"): (START, "an earlier record, the devices"),
@@ -56,9 +56,9 @@ PURPOSES = {
     ("epoch", "on_optimizer_step"): (UPDATES, "weights"),
     ("communication", "on_step_end"): (UPDATES, "the probe of the communication"),
 }
-OTHER = "elsewhere"  # when, of functions that are not named here
+OTHER = "elsewhere"  # in place of "when", for functions that PURPOSES lacks
 CARRIERS = ("direct", "session", "base", "recorder", "collectives")
-# The process group makes its connections as it likes, and the link is measured for its time.
+# These have no floor: how the process group connects is its own, and measuring the link takes time.
 NO_FLOOR = ("the process group", "measuring the link")
 Found = dict[str, dict[str, float]]  # when and what for -> exchanges, bytes, seconds
 
@@ -132,7 +132,7 @@ def inside(folder: Path, flags: list[str]) -> None:
     for name in ("all_reduce", "all_gather", "broadcast"):
         _count_calls(dist, name, found)
         setattr(distributed_c10d, name, getattr(dist, name))
-    direct: Any = Direct  # whose method is replaced
+    direct: Any = Direct  # Any, because its method is replaced
     send = direct.send
 
     def counted(self: Direct, part: Any, to: int, tag: int) -> Any:

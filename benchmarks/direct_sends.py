@@ -2,10 +2,10 @@
 
     python -m benchmarks.direct_sends
 
-Nothing is run. Two nodes (slow_link_exchange-tiny) are predicted from runs of one process, like
-all else. Of the machine of the four (start_together-tiny) no such runs are published: what a step
-computes there is the median step of DiLoCo's epochs apart, of other groups than the one that is
-predicted, as one update in ten or fifty alone exchanges anything.
+Nothing is run. Runs on two nodes (slow_link_exchange-tiny) are predicted from runs of one process,
+as usual. For the machine of the four nodes (start_together-tiny) no runs of one process are
+published: the computing time there is the median step of DiLoCo's epochs apart, of groups other
+than the predicted one, because only one update in ten or fifty of these exchanges anything.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def four_nodes() -> Iterator[PredictedGroup]:
         alone_s = computing_s([other for other in groups if other is not group])
         line = fit_line([(int(first.identity["per_gpu_batch"]), alone_s)])
         size = first.observed["trained_bytes"]
-        # All four computed beside one another when this was measured: nothing is added for it.
+        # All four nodes computed side by side in this measurement: no sharing is added.
         model = Model(line, 0.0, None, 0.0, size, GLOO)
         plan = as_timed(scenario_of(runs), first)
         yield PredictedGroup(group, runs, predict(model, plan))
@@ -60,7 +60,7 @@ def four_nodes() -> Iterator[PredictedGroup]:
 def computing_s(groups: Sequence[Group]) -> float:
     apart = [run for group in groups for run in group.measured("epoch_time_s")
              if run.identity["strategy"] in APART]  # fmt: skip
-    # Before that epoch updates may have been made together.
+    # Updates of the first epoch may have been made together.
     return statistics.median(float(row["step_time_median_s"] or 0.0)
                              for run in apart for row in run.epochs[1:])  # fmt: skip
 

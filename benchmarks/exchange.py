@@ -7,13 +7,14 @@
     python -m benchmarks.exchange --training --caps 0,1,200 -- --model vit-tiny-patch32
     python -m benchmarks.exchange --messages --nodes 4 --links 40ms/50mbit
 
-A link's delay is one way. All ways take turns in the same processes. A row of a size is added up
-again and again, and one time is that of all of them divided by their number: who begins late makes
-the others wait. With --training the steps of vit.py --tiny are timed, with what follows -- added;
---caps are DDP's sizes of buckets in MB, 0 for its own. What is possible, the floor: one delay and
-all bytes to each other node, or two delays and a part of them, whichever is shorter, at the rate of
-a link that emulated nodes share with no others. With --messages each rank tells all others
-something, as rows of a record are told, by torch's all_gather_object and by gather().
+A link's delay is one way. All ways of exchanging take turns in the same processes. A row of a size
+is added up again and again; a time is that of all repetitions by their number, because a rank that
+begins late makes the others wait. With --training, the steps of vit.py --tiny are timed, with the
+flags after -- added; --caps are DDP's bucket sizes in MB, 0 for its own. The floor is what would be
+possible: one delay and all bytes to each other node, or two delays and a part of the bytes,
+whichever is shorter, at the rate of a link that emulated nodes share with no others. With
+--messages, each rank sends a text to all others, as it sends rows of a record, by torch's
+all_gather_object and by gather().
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from harness.core.links import link_of
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
 MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
-WAYS = ("backend", "direct", "all_to_all")  # between two nodes the last one is direct
-LONG_S = 1.5  # for one way and size in one round, if one exchange does not take longer
+WAYS = ("backend", "direct", "all_to_all")  # with two nodes, all_to_all is the same as direct
+LONG_S = 1.5  # s that a way and size takes in a round, if possible
 Found = dict[str, list[float]]
-Once = Callable[[bool], None]  # whether it is done again
+Once = Callable[[bool], None]  # argument: whether another repetition follows
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def measured(link: str, options: argparse.Namespace) -> Found:
-    """Seconds by way and size, or by way and cap."""
+    """(way and size, or way and cap) -> seconds of each round."""
     words = [f"--rounds={options.rounds}", f"--caps={options.caps}", f"--link={link}"]
     words += ["--training"] if options.training else []
     words += ["--messages"] if options.messages else []
@@ -80,7 +81,7 @@ def measured(link: str, options: argparse.Namespace) -> Found:
 
 
 def ideal_s(size: int, nodes: int, link: str) -> float | None:
-    """To each node over its own link all of it, or a part and then a sum."""
+    """The floor: all bytes to each node over its own link, or a part and then its sum."""
     if link == "loopback":
         return None
     of = link_of(link).between(0, 1)
@@ -90,7 +91,7 @@ def ideal_s(size: int, nodes: int, link: str) -> float | None:
 
 
 def told_s(size: int, nodes: int, link: str) -> float | None:
-    """One delay, and a message to each node over its own link."""
+    """The floor of a message: one delay, and its bytes to each node over its own link."""
     if link == "loopback":
         return None
     of = link_of(link).between(0, 1)
@@ -101,7 +102,7 @@ Ideal = Callable[[int, int, str], float | None]
 
 
 def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: Ideal) -> list[str]:
-    """Medians over the rounds."""
+    """A table of the medians over the rounds."""
     ways = [way for way in WAYS if any(f"{way} {sizes[0]}" in by for by in found.values())]
     heads = [f"{'gloo' if way == 'backend' else way}, ms" for way in ways]
     lines = [
@@ -177,7 +178,7 @@ def added_up(options: argparse.Namespace) -> Found:
 
     dist.init_process_group("gloo")
     nodes, found = dist.get_world_size(), Found()
-    direct = DirectAllreduce(dist.group.WORLD)  # as a training does; each has numbers of its own
+    direct = DirectAllreduce(dist.group.WORLD)  # as in a training; each has its own message numbers
     everything = DirectAllreduce(dist.group.WORLD, None, True)
     for slot, size in enumerate(SIZES):
         row = torch.zeros(size // 4)
@@ -222,7 +223,7 @@ def _each_s(once: Once, often: int) -> float:
 
 
 def trained(options: argparse.Namespace) -> Found:
-    """Median step times, one training after the other."""
+    """Median step times of trainings that run one after the other."""
     from benchmarks.overlap import train
 
     found: Found = {}

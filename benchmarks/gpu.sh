@@ -104,11 +104,12 @@ attempt() {
     ((code == 0)) || why+=$(reasons "$WORK/logs/$name.txt")
   fi
   echo "$name: $code ($((SECONDS - began)) s)"
-  # In one piece: others may write theirs at the same time.
+  # Written in one piece, because other attempts may write at the same time.
   [[ $code == 0 ]] || echo "$name: $code  $*${why:+$'\n'}$why" >>"$OUT/failures.txt"
 }
 
-# The same, beside others, where nobody looks at the times: most of such a run is its start.
+# beside NAME SECONDS COMMAND...: attempt it while others run, where times do not matter: most of
+# such a run is its start.
 beside() {
   if $DRY || [[ $ONLY != *",$PART,"* ]]; then
     attempt "$@"
@@ -116,13 +117,13 @@ beside() {
   fi
   while (($(jobs -rp | wc -l) >= JOBS)); do wait -n || true; done
   RAN=$((RAN + 1))
-  # Threads that wait for each other on cores that others have are slower than fewer of them.
+  # Fewer threads are faster than threads that wait for each other on cores that other runs use.
   OMP_NUM_THREADS=$((($(nproc) + JOBS - 1) / JOBS)) attempt "$@" &
 }
 JOBS=${JOBS:-$((($(nproc) + 3) / 4))}
 
-# part NAME SHARE: what follows belongs to it and ends when so many % of the time are over, because
-# the parts after it need the rest.
+# part NAME SHARE: the commands that follow belong to this part, which ends after SHARE % of the
+# time, because the parts after it need the rest.
 part() {
   PART=$1 LIMIT_S=$END_S
   [[ $ONLY != "$PARTS" ]] || LIMIT_S=$((END_S * $2 / 100))
@@ -153,8 +154,8 @@ bert_run() {
   beside "bert_$1" 90 "${TORCHRUN[@]}" bert.py "${TEXT[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"
 }
 vit_run() { beside "vit_$1" 90 "${TORCHRUN[@]}" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" "${@:2}"; }
-# Two ranks with NCCL on the one GPU, over sockets: what ranks do to each other, not how fast. A
-# small model: its gradients of 88 MB take an eighth of a second.
+# Two ranks with NCCL on the one GPU, over sockets: whether exchanges work, not how fast. The model
+# is small: its gradients of 88 MB take an eighth of a second.
 vit_two() {
   beside "vit_two_$1" 90 "${TWO[@]}" vit.py "${IMAGE[@]}" "${CHECKED[@]}" "${COMMON[@]}" \
     --model "$VIT_SMALL" "${LARGE[@]}" --setup 2_1 "${@:2}"
@@ -169,7 +170,7 @@ linked() {
 
 part checks 56
 attempt environment 60 "$PYTHON" -m harness env
-# Files and not the whole suite, whose other files may need packages that are not here.
+# Single files, as other files of the suite may need packages that are not installed.
 attempt tests 120 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu \
   tests/train/loop/test_gpu_steps.py tests/train/loop/test_identities.py \
   tests/train/data/test_padding.py tests/train/measure/test_exposure.py
@@ -211,7 +212,7 @@ part overhead 72
 attempt overhead 100 "$PYTHON" -m benchmarks.overhead --pairs 3 --no_start_up "${SIZE[@]}" --out "$WORK/overhead.json"
 attempt telemetry 60 "$PYTHON" -m benchmarks.overhead --telemetry 6 --cases bert-nano "${SIZE[@]}" \
   --out "$WORK/telemetry.json"
-# Against what a user would run instead, whole epochs with their evaluation, each model beside the
+# Speed against what a user would run instead: whole epochs with evaluation, each model beside the
 # measured peak of a matrix product: as many runs as the time allows, each in turn.
 part speed 100
 LEFT_S=$((LIMIT_S - SECONDS)) # the last run that is begun is to end in it

@@ -1,4 +1,4 @@
-"""What benchmarks/links.py starts inside the nodes: the two ends of a measurement.
+"""The two ends of a measurement, started inside the nodes by benchmarks/links.py.
 
 python -m benchmarks.inside echo                       answers every datagram, until killed
 python -m benchmarks.inside ping A,B,... COUNT EVERY_S   round trips in ms, as JSON
@@ -27,7 +27,7 @@ def echo() -> None:
 
 
 def ping(addresses: str, count: str, every_s: str) -> None:
-    """Of each address a list; null for those that did not come back."""
+    """Print a list of round trips per address; null for packets that did not come back."""
     found = [_round_trips(address, int(count), float(every_s)) for address in addresses.split(",")]
     print(json.dumps(found))
 
@@ -42,12 +42,12 @@ def _round_trips(address: str, count: int, every_s: float) -> list[float | None]
             try:
                 sock.send(b"%d" % number)
                 while int(sock.recv(2048)) != number:
-                    pass  # one that was abandoned before
+                    pass  # an earlier packet that was given up
                 found.append((time.perf_counter() - began_s) * 1e3)
             except (TimeoutError, ConnectionError):
                 found.append(None)
             time.sleep(every_s)
-    return found[1:]  # the first one finds caches cold
+    return found[1:]  # without the first one, which finds cold caches
 
 
 def count() -> None:

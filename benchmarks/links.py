@@ -4,10 +4,10 @@
     python -m benchmarks.links --rounds 5         each throughput and round trip so many times
     python -m benchmarks.links --out found.json   and found.md beside it
 
-Round trips are datagrams of a few bytes, 20 to 60 of them; throughput is one TCP stream without its
-first second or so, in bytes of the program; loss is counted over datagrams one way. The column core
-is the processor time of the process which carries the packets, as a share of one core. With busy
-cores the two programs that measure wait for a core as well as for the link.
+Round trips: 20 to 60 datagrams of a few bytes. Throughput: one TCP stream without its first second
+or so, in bytes of the program. Loss: counted over datagrams in one direction. The column "core" is
+the processor time of the process that carries the packets, as a share of one core. With busy cores,
+the two measuring programs wait for a core as well as for the link.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def measured(pair: EmulatedNodes, few: slice, rounds: int) -> Iterator[Row]:
-    """Two nodes, one link after the other."""
+    """Measure two nodes over one link after the other."""
     for delay in DELAYS_MS[few]:
         yield round_trip(pair, f"{delay}ms", rounds)
     with busy_cores():
@@ -126,7 +126,7 @@ def throughput(pair: EmulatedNodes, text: str, rounds: int) -> Row:
 
 
 def eight_nodes() -> Iterator[Row]:
-    """Every node asks every other, one node after the other; a row for each distance."""
+    """Round trips from every node to every other, one node at a time; a row per distance."""
     network = link_of(PLACES)
     every = range(8)
     by_distance: dict[float, list[float]] = {}
@@ -160,7 +160,7 @@ def start(nodes: EmulatedNodes, node: int, *words: Any) -> subprocess.Popen[str]
 
 @contextmanager
 def running(nodes: EmulatedNodes, node: int, *words: Any) -> Iterator[subprocess.Popen[str]]:
-    """One end that waits for the other."""
+    """Start the end that waits for the other; ready on entry, killed on exit."""
     process = start(nodes, node, *words)
     assert process.stdout is not None
     try:
@@ -186,7 +186,7 @@ def ended(nodes: EmulatedNodes, node: int, *words: Any) -> Any:
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """As many processes as cores that do nothing but compute."""
+    """Keep all cores busy: one process per core that does nothing but compute."""
     burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
                for _ in range(os.cpu_count() or 1)]  # fmt: skip
     try:
@@ -216,7 +216,7 @@ def table(about: dict[str, Any], rows: list[Row]) -> str:
 
 
 def digits(value: float) -> str:
-    """Four of them, and never a power of ten."""
+    """A number with four significant digits, never in scientific notation."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

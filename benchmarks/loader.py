@@ -44,11 +44,11 @@ CASES = {
     "bert-mini, 48 tokens": "bert --model bert-mini --train_size 256",
 }
 FLAGS = ("--tiny", "--epochs", "1", "--test_size", "8", "--dropout", "0", "--telemetry_hz", "0")
-ENOUGH_S = 1.0  # of each part of a round
+ENOUGH_S = 1.0  # the least time of a part of a round
 
 
 def loading(trainer: ExactTrainer) -> tuple[float, float]:
-    """Seconds a sample: of the loader, and of putting batches together."""
+    """Seconds per sample: of the loader, and of putting batches together."""
     samples, began = 0, time.perf_counter()
     while time.perf_counter() - began < ENOUGH_S:
         for batch in trainer.get_train_dataloader():
@@ -66,7 +66,7 @@ def loading(trainer: ExactTrainer) -> tuple[float, float]:
 
 
 def training(trainer: ExactTrainer) -> float:
-    """Seconds a sample of steps on one batch, by hand."""
+    """Seconds per sample of training steps on one batch, by hand."""
     model: Any = trainer.model.train()
     inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -81,7 +81,7 @@ def training(trainer: ExactTrainer) -> float:
 
 
 def measure(case: str, rounds: int) -> dict[str, float]:
-    """Medians of rounds in which loader and model take turns, after one that is dropped."""
+    """Medians of rounds in which loader and model take turns; the first round is dropped."""
     script, *flags = case.split()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         trainer = prepared(script, [*flags, *FLAGS, "--output_dir", folder]).trainer()

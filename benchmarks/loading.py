@@ -67,7 +67,7 @@ def epoch_row(seed: int, epoch: int) -> dict[str, Any]:
 
 
 def machine(seed: int) -> dict[str, Any]:
-    """What environment.json holds; two kinds of machine."""
+    """The content of environment.json, of one of two kinds of machine."""
     return {
         "machine": ("nvidia-a100-sxm4-80gbx4", "tesla-p100-pcie-16gbx4")[seed % 2],
         "cpu": "a processor", "cpu_cores": 64, "memory_gib": 503.5, "gpus": ["a GPU"] * RANKS,
@@ -87,8 +87,8 @@ def settings_of(seed: int) -> Settings:
 
 
 def make_runs(root: Path, count: int) -> None:
-    """This many finished runs below a folder."""
-    # As many as LogCallback writes: every argument of the Trainer.
+    """Write `count` finished runs below a folder."""
+    # All arguments of the Trainer, as LogCallback writes them.
     arguments = {name: default for name, (default, _) in trainer_flags().items()}
     for seed in range(count):
         settings = settings_of(seed)
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     print("|---|---|---|---|---|---|")
     slow = False
     with tempfile.TemporaryDirectory() as folder:
-        # Waiting for the disk ten thousand times is no part of what is measured.
+        # Waiting for the disk ten thousand times is not part of the measurement.
         with mock.patch("os.fsync"):
             make_runs(Path(folder), count)
         for function in (load, load_runs):

@@ -4,9 +4,9 @@
     python -m benchmarks.long_sweep --minutes 40         as many of them as end in this time
     python -m benchmarks.long_sweep --out found.json     and found.md beside it
 
-The runs are real, one after the other, through the warm launcher. What is looked at are the
-processes that stay from run to run: the runner, its launcher and the fork server. Their processor
-time is told beside the time from start to start, as other programs disturb it less.
+The runs are real, one after the other, through the warm launcher. Watched are the processes that
+stay from run to run: the runner, its launcher and the fork server. Their processor time is shown
+beside the time from start to start, because other programs disturb it less.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ LOOK_S = 0.1  # a run of one update may take half a second
 
 @dataclass(frozen=True)
 class Look:
-    """One process at one moment."""
+    """A reading of one process at one moment."""
 
     unix: float
     memory_mib: float
     descriptors: int
-    cpu_s: float  # since it began
+    cpu_s: float  # since the process began
 
 
 def main(argv: list[str]) -> int:
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def watched_sweep(folder: Path, runs: int, within_s: float) -> dict[int, list[Look]]:
-    """What each of its processes showed while the sweep lasted, by process id."""
+    """Run the sweep; return process id -> readings of that process while it lasted."""
     file = folder / "long.yaml"
     file.write_text(FILE.format(seeds=", ".join(map(str, range(1, runs + 1)))))
     words = ["sweep", str(file), "--tiny", "--yes", "--isolation", "off"]
@@ -112,19 +112,19 @@ def starts_below(out: Path) -> tuple[list[float], int]:
 
 
 def staying(looks: dict[int, list[Look]]) -> list[list[Look]]:
-    """Of the processes that were there most of the time: no rank is."""
+    """The readings of processes that were there most of the time, which no rank is."""
     most = max(map(len, looks.values()))
     return [of for of in looks.values() if len(of) > most / 2]
 
 
 def table(starts: Sequence[float], finished: int, processes: Sequence[Sequence[Look]]) -> str:
-    """The first tenth of the runs, without the first of all, against the last tenth."""
+    """A table of the first tenth of the runs, without the very first, against the last tenth."""
     tenth = max(1, len(starts) // 10)
     parts = [starts[1 : tenth + 2], starts[-tenth - 1 :]]
     runs = [max(1, len(part) - 1) for part in parts]
 
     def each(value: Callable[[Sequence[Look]], float]) -> list[float]:
-        """Summed over the processes, of each part."""
+        """For each part, the value summed over the processes."""
         found = []
         for part in parts:
             inside = [[look for look in of if part[0] <= look.unix <= part[-1]] for of in processes]

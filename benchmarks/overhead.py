@@ -46,7 +46,7 @@ from harness.train.measure.environment import environment
 from logcallback import LogCallback
 
 ARMS = ("ours", "bare", "stock", "loop")
-TURN_S = 2.0  # two or three looks at the machine
+TURN_S = 2.0  # two or three readings of the sampler
 THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
 # Script and flags. Nano is the worst case: a step takes a few milliseconds.
 CASES = {
@@ -64,7 +64,7 @@ CPU_CASES, GPU_CASES = "bert-nano,vit-nano,bert-mini,vit-tiny", "bert-nano,vit-b
 
 
 class Bare(Trainer):
-    """The Trainer, fed the same samples in the same order and form as ours."""
+    """The Trainer, fed with the same samples as ours, in the same order and form."""
 
     seed = 0
     to_device: Any = None
@@ -77,12 +77,12 @@ class Bare(Trainer):
 
 
 def watch(owner: Any, name: str, cuda: bool) -> list[float]:
-    """The list to which the seconds of each call of this method will be added."""
+    """Time each call of this method; return the list to which the seconds are added."""
     taken, method = [], getattr(owner, name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         if cuda:
-            torch.cuda.synchronize()  # waiting for earlier steps is no cost of this
+            torch.cuda.synchronize()  # do not count the wait for earlier steps
         began = time.perf_counter()
         result = method(*args, **kwargs)
         taken.append(time.perf_counter() - began)
@@ -95,12 +95,12 @@ def watch(owner: Any, name: str, cuda: bool) -> list[float]:
 def begin(arm: str, case: str, root: Path, *more: str) -> Prepared:
     script, *flags = case.split()
     flags += ["--tiny", "--rerun", "--output_dir", str(root / arm), *more]
-    flags += ["--padding", "batch"] if script == "bert" else []  # as the other arms are fed
+    flags += ["--padding", "batch"] if script == "bert" else []  # the layout of the other arms
     return prepared(script, flags, environ={})
 
 
 def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[str, Any]]:
-    """Called, what this gives trains in its turns and says what it took."""
+    """Prepare an arm; the returned function trains it in its turns and returns what it took."""
     run = begin(arm, case, root, "--telemetry_hz", "0")
     context, data, model = run
     cuda = context.args.device.type == "cuda"
@@ -123,7 +123,7 @@ def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[
     evaluating = watch(trainer, "evaluation_loop", cuda)
 
     def train() -> dict[str, Any]:
-        torch.set_num_threads(THREADS)  # a setting of each thread
+        torch.set_num_threads(THREADS)  # each thread has its own setting
         baton.take(arm)
         try:
             began = time.perf_counter()
@@ -144,7 +144,7 @@ def prepare(arm: str, case: str, root: Path, baton: Baton) -> Callable[[], dict[
 
 
 def measure(case: str, pairs: int) -> list[dict[str, Any]]:
-    """All arms side by side, once a pair, after a round that is dropped."""
+    """Results of all arms, once per pair; the first round is dropped as a warm-up."""
     found = []
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         for pair in range(pairs + 1):
@@ -152,7 +152,7 @@ def measure(case: str, pairs: int) -> list[dict[str, Any]]:
             turn = pair % len(ARMS)
             order = (ARMS[turn:] + ARMS[:turn])[:: -1 if pair % 2 else 1]
             baton = Baton(order)
-            # A Trainer last: what each run takes back of accelerate's state, its Trainer sets.
+            # Trainers last: each run resets accelerate's state, and a Trainer sets it again.
             made = sorted(order, key=lambda arm: arm != "loop")
             trains = {arm: prepare(arm, case, Path(folder), baton) for arm in made}
             with ThreadPoolExecutor(len(order)) as pool:
@@ -162,7 +162,7 @@ def measure(case: str, pairs: int) -> list[dict[str, Any]]:
 
 
 def measure_telemetry(case: str, turns: int, turn_s: float = TURN_S) -> dict[str, Any]:
-    """One training of ours, whose sampler sleeps in every other turn."""
+    """Train ours once; its telemetry sampler sleeps in every other turn."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         more = ("--telemetry_hz", "1", "--max_steps", "1000000")
         run = begin("ours", case, Path(folder), *more)

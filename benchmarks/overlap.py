@@ -3,9 +3,9 @@
     python -m benchmarks.overlap                        two nodes, 20 ms and 50 Mbit/s, 3 rounds
     python -m benchmarks.overlap --link 80ms/50mbit --rounds 5 --out found.json
 
-Every round trains once in each way, one after the other, in the same two processes; what is
-compared is the time of the updates alone, round by round. Who trains apart and exchanges nothing
-until the end is the bound: what no overlap can beat.
+Every round trains once in each way, one after the other, in the same two processes; the time of the
+updates alone is compared, round by round. Replicas that train apart and exchange nothing until the
+end give the bound, which no overlap can beat.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.results import parser_of, ratios, show, tell, told_by
 
 
 def ways(every: int) -> dict[str, list[str]]:
-    """Name -> flags; the first is what the others are compared with."""
+    """Name of a way -> its flags; the others are compared with the first."""
     half, quarter = str(every // 2), str(every // 4)
     return {
         "it waits": [],
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 
 def table(found: dict[str, list[float]]) -> str:
-    """Medians, and the ratios of each round."""
+    """A table of medians, and of the ratios in each round."""
     first = next(iter(found.values()))
     lines = ["| diloco | updates take, s | times as fast, by round |", "|---|--:|--:|"]
     for name, seconds in found.items():
@@ -62,13 +62,13 @@ def table(found: dict[str, list[float]]) -> str:
 
 
 def inside(options: argparse.Namespace) -> None:
-    """What each node's process does."""
+    """Run the rounds, in the process of each node."""
     found: dict[str, list[float]] = {name: [] for name in ways(options.sync_every)}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(-1, options.rounds):
             for name, flags in ways(options.sync_every).items():
                 if number < 0 and flags:
-                    continue  # once in advance, to warm up
+                    continue  # one way is enough to warm up
                 every = [] if "--sync_every" in flags else [f"--sync_every={options.sync_every}"]
                 argv = ["--strategy=diloco", f"--epochs={options.epochs}", *every, *flags]
                 rows = train(f"{folder}/{number}", argv)
@@ -78,13 +78,13 @@ def inside(options: argparse.Namespace) -> None:
 
 
 def train(folder: str, flags: list[str]) -> list[dict[str, Any]]:
-    """The epochs' rows, on rank 0."""
+    """Train once; return the rows of the epochs on rank 0."""
     import harness.train.loop.trainer as trainers
     from benchmarks.prepared import prepared
     from harness.core.records import read_rows
     from logcallback import LogCallback
 
-    # Measuring the link is not the subject, and it takes its time.
+    # Skip measuring the link, which takes time and is not the subject.
     vars(trainers)["link_of_run"] = lambda *given: None
     run = prepared("vit", ["--tiny", f"--o={folder}", *flags])
     run.trainer(LogCallback(run.context)).train()

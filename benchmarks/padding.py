@@ -35,12 +35,12 @@ from harness.train.data.texts import Layout, TextBatches, for_model, load_texts,
 
 ARMS = ("packed", "parts", "batch", "pad128", "pad500", "ideal")
 EVAL_BATCH = {"pad128": 8}
-LEFT_OUT = 1  # first steps of an arm
+LEFT_OUT = 1  # first steps of an arm, not counted
 THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
 
 
 class Texts:
-    """Batches of the same samples, laid out for an arm."""
+    """Lays out batches of the same samples for each arm."""
 
     def __init__(self, batches: TextBatches, first_position: int) -> None:
         self.batches, self.first_position = batches, first_position
@@ -72,7 +72,7 @@ def _to(value: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def train(model: Any, optimizer: Any, texts: Texts, arm: str, samples: np.ndarray) -> float:
-    """Seconds of a step."""
+    """Train one step; return its seconds."""
     began = time.perf_counter()
     for inputs in texts.of(arm, samples):
         loss = model(**inputs).loss * (len(inputs["labels"]) / len(samples))
@@ -83,7 +83,7 @@ def train(model: Any, optimizer: Any, texts: Texts, arm: str, samples: np.ndarra
 
 
 def evaluate(model: Any, texts: Texts, arm: str, samples: np.ndarray) -> float:
-    """Seconds for these samples."""
+    """Evaluate these samples; return the seconds."""
     size = EVAL_BATCH.get(arm, 64)
     began = time.perf_counter()
     with torch.no_grad():

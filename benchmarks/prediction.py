@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def standin_rows(out: Path, links: list[str], mb: float, measure: bool) -> Iterator[Row]:
-    """Everything that is fitted on comes before anything that is predicted."""
+    """A row per link and shape; everything to fit on is measured before what is predicted."""
 
     def case(name: str, shape: Shape, link: str | None, *words: str) -> Row | None:
         file = out / f"{name}.json"
@@ -93,7 +93,7 @@ def standin_rows(out: Path, links: list[str], mb: float, measure: bool) -> Itera
 
 
 def run(shape: Shape, link: str | None, *words: str) -> Row:
-    """What the stand-in found on these nodes."""
+    """Run the stand-in on these nodes; return what it found."""
     inner = [f"--nproc_per_node={shape.per_node}", "-m", "benchmarks.standin", *words]
     if link is None:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *inner]

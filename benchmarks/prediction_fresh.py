@@ -1,14 +1,14 @@
-"""Predictions that are written down before their runs, and what became of them.
+"""Predictions that are written down before their runs, and their comparison with these runs.
 
     python -m benchmarks.prediction_fresh --write                experiments/prediction_fresh.csv
     python -m benchmarks.prediction_fresh --basis DIR --table FILE --write
     python -m benchmarks.prediction_fresh --measured DIR [--table FILE]
     python -m benchmarks.prediction_fresh --sweep prediction_same_hour ...     of another sweep
 
-They are made from runs of one machine, published ones or those below DIR, and from what published
-runs say of the bytes that a compression sends; those of published runs also from their all-reduces
-over other links. No step over a link is fitted on. A table that is there is not written again. The
-last command compares one with the runs below DIR.
+Predictions are made from runs of one machine, published ones or those below DIR, and from what
+published runs say of the bytes that a compression sends; with published runs also from their
+all-reduces over other links. No step over a link is fitted on. A table that exists is not written
+again. --measured compares a table with the runs below DIR.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BASIS = f"{ROOT}/outputs/published:script=vit,dataset=embedded:digits"
 SWEEPS = ROOT / "experiments"
 SWEEP = "prediction_fresh"
-# A case is what its runs have in common; what is predicted of it are milliseconds.
+# The settings that the runs of a case share; and the predicted numbers, in milliseconds.
 KEY = ("setup", "link", "strategy", "compress", "sync_every", "exchange")
 STEP = ("step_ms", "low_ms", "high_ms")
 

@@ -23,7 +23,7 @@ BATCHES, BATCH = (8, 16, 32), 16
 
 
 def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
-    """Runs that are finished are not run again: the script sees to that."""
+    """A row per link; the script itself does not repeat runs that are finished."""
     if measure:
         for batch in BATCHES:
             _run([sys.executable], out / "fit", "1_1", batch)
@@ -36,7 +36,7 @@ def real_rows(out: Path, links: list[str], measure: bool) -> Iterator[Row]:
     if not ((out / "fit").exists() and (out / "far").exists()):
         return
     fitted = fit_records(str(out / "fit"), Overrides())
-    # The probe that a run makes of its link before its first step; the steps are not looked at.
+    # Only the probes of the link before the first steps are used, not the steps.
     records = read_selected(str(out / "far"), None).runs
     table = (*all_reduces_of(records), *measured_beside(str(out / "far")))
     for link in links:

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def compared(what: str, link: str, measured_s: float, model: Model, plan: Scenario) -> Row:
-    """With the probe's table, with the closed form alone, and with the textbook's ring."""
+    """A row: predicted with the probe's table, by the closed form alone, by the textbook's ring."""
     with_table = predict(model, plan)
     form = predict(replace(model, table=()), plan)
     predicted = {

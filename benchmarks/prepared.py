@@ -1,4 +1,4 @@
-"""A run of bert.py or vit.py that is prepared by hand, for what a script would not do with it."""
+"""A run of bert.py or vit.py, prepared by hand for uses that the scripts do not have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prepared(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of any Trainer."""
+        """The arguments for any Trainer."""
         data = self.data
         return {
             "model": self.model, "args": self.context.args, "train_dataset": data.train,
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
 def prepared(
     script: str, flags: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> Prepared:
-    """With the weights that every call with the same flags gives."""
+    """Prepare a run; every call with the same flags gives the same weights."""
     run = start(parse(script, [*flags, "--save", "none"], environ=environ))
     assert run is not None
     data = load(run.context.settings, run.context.data_parallel_size)

@@ -4,9 +4,9 @@ and the choice compared with the best that was measured there.
     python -m benchmarks.regret                      all (link, nodes), without that link
     python -m benchmarks.regret --without delay      likewise, without any link of that delay
 
-Nothing is run. It begins with how far off the steps of all published groups on several nodes are,
-each predicted from runs of one machine. A regret is how much longer the choice took than the best
-of the same effective batch, both as measured: the mean wall time to the target over the seeds.
+Nothing is run. First comes how far off the predicted steps of all published groups on several nodes
+are, each predicted from runs of one machine. The regret of a choice is how much longer it took than
+the best of the same effective batch, both as measured: mean wall time to the target over the seeds.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Case(NamedTuple):
     link: str
     chosen: Candidate
     measured_s: dict[str, float]  # label -> mean wall time to the target, of those that reached it
-    held: list[bool]  # of each candidate with an interval: whether it holds what was measured
+    held: list[bool]  # per candidate with an interval: does it hold the measured time?
     errors: list[float]  # of each candidate: predicted / measured - 1
 
     @property
     def regret(self) -> float:
-        """Infinite where the choice did not reach the target here."""
+        """The regret of the choice; infinite where it did not reach the target here."""
         took_s = self.measured_s.get(self.chosen.plan.label, float("inf"))
         return took_s / min(self.measured_s.values()) - 1
 
@@ -64,7 +64,7 @@ def steps_text() -> str:
 
 
 def off(errors: Sequence[float]) -> str:
-    """Of absolute values in their order."""
+    """A text on errors, given as sorted absolute values."""
     half, most = statistics.median(errors), errors[int(0.9 * len(errors))]
     return f"off by {half:.1%} in the median, {most:.1%} in 9 of 10, {errors[-1]:.1%} at most"
 
@@ -103,7 +103,7 @@ def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
 
 
 def took(there: Sequence[Run], plan: Scenario) -> float | None:
-    """The mean over runs of this strategy and way of exchange; infinite where one missed."""
+    """The mean time over runs of this strategy and way of exchange; infinite where one missed."""
     same = [
         run for run in there
         if run.identity["strategy"] == plan.strategy and run.identity["compress"] == plan.compress

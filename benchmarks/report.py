@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     took = []
     with tempfile.TemporaryDirectory() as folder:
         records, out = Path(folder) / "outputs", Path(folder) / "report"
-        # Waiting for the disk ten thousand times is no part of what is measured.
+        # Waiting for the disk ten thousand times is not part of the measurement.
         with mock.patch("os.fsync"):
             make_runs(records, count)
         for _ in range(times):

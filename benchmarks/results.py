@@ -1,4 +1,4 @@
-"""What benchmarks have in common in telling what they found."""
+"""How benchmarks pass on and print what they found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUT_HELP = "a JSON file; the table is written beside it"
 
 
 def parser_of(name: str, rounds: int) -> argparse.ArgumentParser:
-    """What benchmarks take that compare rounds in processes of their own (--inside)."""
+    """The flags of benchmarks that compare rounds in processes of their own (--inside)."""
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--out", type=Path, help=OUT_HELP)
@@ -36,18 +36,18 @@ def show(text: str, out: Path | None, record: Mapping[str, Any]) -> None:
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """The median (smallest to largest)."""
+    """The text "median (smallest to largest)"."""
     low, middle, high = (format(f(values), form) for f in (min, statistics.median, max))
     return f"{middle} ({low} to {high})"
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> str:
-    """How many times as fast ours is, round by round: the machine changes less within one."""
+    """How many times as fast ours is, by round, as the machine changes less within a round."""
     return spread([a / b for a, b in zip(theirs, ours, strict=True)])
 
 
 def told_by(command: Sequence[str]) -> Any:
-    """What rank 0 of these processes tells; each has one thread."""
+    """Run a command; return what its rank 0 passes to tell(). Each process has one thread."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
     (line,) = [text for text in done.stdout.splitlines() if MARK in text]
@@ -55,6 +55,6 @@ def told_by(command: Sequence[str]) -> Any:
 
 
 def tell(found: Mapping[str, Any]) -> None:
-    """In a process that told_by() has started."""
+    """Pass a result on from rank 0 of a command that told_by() has started."""
     if os.environ["RANK"] == "0":
         print(MARK + json.dumps(found), flush=True)

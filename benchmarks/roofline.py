@@ -1,4 +1,4 @@
-"""What a device reaches at most: a large matrix product, and copying within its memory.
+"""The most that a device reaches: a large matrix product, and copying within its memory.
 
     python -m benchmarks.roofline bf16        in the number format of the training to be judged
     python -m benchmarks.roofline bf16 --quick    small: does it run?
@@ -20,7 +20,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def roofline(precision: str, quick: bool = False) -> dict[str, float]:
-    """Of one process with its threads, or of one GPU: the best of a few tries each."""
+    """The peaks of one process with its threads, or of one GPU: the best of a few tries each."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     large = device.type == "cuda" and not quick
     side, times = (8192, 20) if large else (1024, 3)

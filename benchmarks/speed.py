@@ -59,7 +59,7 @@ class Turn:
 
 
 def plan(cases: dict[str, Case], arms: list[str], processes: list[int], rounds: int) -> list[Turn]:
-    """Every arm once a round; each round begins with another one."""
+    """The turns: every arm once per round; each round begins with another arm."""
     found = []
     for number in range(rounds):
         for name, case in cases.items():
@@ -71,7 +71,7 @@ def plan(cases: dict[str, Case], arms: list[str], processes: list[int], rounds: 
 
 
 def command(turn: Turn) -> str:
-    """What a user would type for it, with the file that is written for it."""
+    """The command that a user would type for a turn, with the file that is written for it."""
     words = ["-m", f"benchmarks.recipes.{ARMS[turn.arm].recipe}", f"{turn.case}-{turn.arm}.json"]
     if turn.processes > 1:
         return shlex.join(
@@ -117,7 +117,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpu", action="store_true", help="real models, bf16")
     parser.add_argument("--quick", action="store_true", help="smallest sizes: does it run?")
     parser.add_argument("--cases", help="some of them, with commas (all)")
-    usual = [name for name in ARMS if name != "compiled"]  # which takes minutes to compile
+    usual = [name for name in ARMS if name != "compiled"]  # it takes minutes to compile
     parser.add_argument("--arms", default=",".join(usual),
                         help=f"of {', '.join(ARMS)} (all but compiled)")  # fmt: skip
     parser.add_argument("--processes", default="1", help="1, 2 or 1,2, a device each (1)")
@@ -176,7 +176,7 @@ def _open(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prepare(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any]]:
-    """Samples and first weights of all cases, and what there is to be known of them."""
+    """Write samples and first weights of all cases; return the facts about them."""
     log, env = options.out / "log.txt", {"HF_HOME": str(work / "prepared")}
 
     def facts_of(name: str) -> Any:
@@ -189,7 +189,7 @@ def _prepare(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         facts = dict(zip(options.cases, pool.map(facts_of, options.cases), strict=True))
-    # Alone, when nothing else is at work.
+    # The roofline is measured alone, when nothing else is running.
     limits = {
         precision: call("benchmarks.roofline:roofline", precision, options.quick, log=log)[0]
         for precision in sorted({case.precision for case in options.cases.values()})
@@ -207,7 +207,7 @@ def _prepare(options: argparse.Namespace, work: Path) -> dict[str, dict[str, Any
 
 
 def _measure(turn: Turn, options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """One arm, on its own cache: what it prepares is found again from its second round on."""
+    """Run one arm, with a cache of its own: from round 2 on it finds what it prepared before."""
     out = work / "out"
     case, label = options.cases[turn.case], f"{turn.arm}-{turn.processes}"
     flags = shlex.split(options.flags)

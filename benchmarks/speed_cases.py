@@ -19,13 +19,13 @@ class Case:
     epochs: int = 3  # the first one is not timed
     lr: float = 1e-4
     precision: str = "fp32"
-    image_size: int | None = None  # what the model takes
+    image_size: int | None = None  # side of the model's input
     jpeg_px: int | None = None  # pictures are files of this size; else they are stored as they come
     changed: dict[str, Any] = field(default_factory=dict)  # of the model's configuration
 
 
-# On a CPU: real sizes at the small end. The last two are pictures that have to be decoded, with a
-# model that is fast enough to wait for them.
+# On a CPU: real sizes at the small end. The last two have pictures to decode, and a model so fast
+# that it waits for them.
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 DECODED = Case(
     IMAGE, "vit-tiny-patch32", 256, 64, 16, image_size=224, jpeg_px=224,
@@ -91,8 +91,8 @@ ARMS = {
 
 
 def arms_of(case: Case, asked: list[str]) -> list[str]:
-    """Those that there are for this case: pictures are all of one length, and those in bf16 are for
-    a GPU, where a model is compiled for a purpose.
+    """The arms that exist for this case: `ideal` for texts, as pictures are all of one length; bf16
+    for cases on a CPU; compiled for those on a GPU (in bf16), where compiling makes sense.
     """
     gpu = case.precision == "bf16"
     there = {"ideal": case.kind == TEXT, "bf16": not gpu, "compiled": gpu}
@@ -100,13 +100,13 @@ def arms_of(case: Case, asked: list[str]) -> list[str]:
 
 
 def is_exact(case: Case, arm: str, processes: int) -> bool:
-    """Whether this arm's losses are to be ours: docs/traps.md, 0, says which are not."""
+    """Whether this arm's losses should equal ours; docs/traps.md, 0, says which do not."""
     multiplied = processes > 1 and ARMS[arm].stock and not case.model.startswith("vit")
     return ARMS[arm].exact and not multiplied
 
 
 def task_of(case: Case, arm: str, folder: Path, out: Path, flags: list[str]) -> dict[str, Any]:
-    """The fields of benchmarks/recipes/task.py."""
+    """The fields of a Task (benchmarks/recipes/task.py) for a case and an arm."""
     return {
         "kind": case.kind, "model": str(folder / "model"), "data": str(folder / "data"),
         "out": str(out), "batch": case.batch, "epochs": case.epochs, "lr": case.lr,

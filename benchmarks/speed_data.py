@@ -23,13 +23,13 @@ from harness.train.measure.flops import work_of
 
 LONGEST = 128  # tokens: recipe (b) cuts longer texts, so they are cut for all
 VOCABULARY = 30522  # at most
-NUMBER = datasets.Value("int64")  # what is left of a class in a csv file
-GRAIN = 4.0  # of 255; files of 512 px then have 58 kB, as those of Food-101 have about 50
+NUMBER = datasets.Value("int64")  # the type of a class in a csv file
+GRAIN = 4.0  # of 255; makes files of 512 px 58 kB; those of Food-101 have about 50
 REAL = {"text": ("AG News", "ag_news"), "image": ("CIFAR-10", "cifar10")}
 
 
 def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
-    """Writes folder/data and folder/model; a description of both."""
+    """Write folder/data and folder/model; return a description of both."""
     (folder / "data").mkdir(parents=True)
     data, named = _samples(case, real)
     facts = (_texts if case.kind == TEXT else _pictures)(case, folder, data)
@@ -61,7 +61,7 @@ def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
 
 
 def _samples(case: Case, real: Path | None) -> tuple[datasets.DatasetDict, str]:
-    """The first of each split; real ones from a folder where there is one for this kind."""
+    """The first samples of each split, and their name; real data if the folder has this kind."""
     name, inside = REAL[case.kind]
     folder = real / inside if real is not None else None
     if folder is not None and folder.is_dir():
@@ -74,7 +74,7 @@ def _samples(case: Case, real: Path | None) -> tuple[datasets.DatasetDict, str]:
     chosen = {}
     for split in SPLITS:
         have = len(data[split])
-        # Embedded data are few: some samples come more than once, which costs what others cost.
+        # Embedded data are few: some samples are repeated, which costs as much as others would.
         rows = np.arange(sizes[split]) % have
         chosen[split] = data[split].select(rows)
         if sizes[split] > have:
@@ -104,12 +104,12 @@ def _texts(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str, An
 
 
 def _cut(text: str, tokenizer: Any) -> str:
-    """Whole words only, and no more of them than all arms read."""
+    """Cut a text to whole words, no more of them than all arms read."""
     encoded = tokenizer(text, return_offsets_mapping=True)
     if len(encoded["input_ids"]) <= LONGEST:
         return text
     words = encoded.word_ids()
-    # One place is the separator's; a word that is cut there goes as a whole.
+    # The separator takes one place; a word that would be cut there is left out as a whole.
     first_out = words.index(words[LONGEST - 1])
     return text[: encoded["offset_mapping"][first_out][0]].rstrip()
 
@@ -143,7 +143,7 @@ def _pictures(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str,
 
 
 def _jpeg(picture: Image.Image, side: int, number: int) -> bytes:
-    """Enlarged, with grain: a smooth picture has a third of a photograph's bytes to be decoded."""
+    """A JPEG of the enlarged picture, with grain: without it, a third of a photograph's bytes."""
     large = picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
     grain = np.random.default_rng(number).normal(0, GRAIN, (side, side, 1))
     pixels = np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)
@@ -153,7 +153,7 @@ def _jpeg(picture: Image.Image, side: int, number: int) -> bytes:
 
 
 def environment_of() -> dict[str, Any]:
-    """Where it ran; asked in a process that may load torch."""
+    """The machine and versions, for a process that must not load torch itself."""
     from harness.train.measure.environment import environment
 
     return {**environment(), "threads": torch.get_num_threads()}

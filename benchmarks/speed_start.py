@@ -1,7 +1,7 @@
 """Fresh processes for the arms of benchmarks/speed.py, forked from one that has loaded everything.
 
-Ten seconds of imports for each run would leave no time to alternate. What is forked has no threads
-yet and has not touched a GPU. No torch in the process that starts them.
+Ten seconds of imports for each run would leave no time to alternate. The process that is forked has
+no threads yet and has not touched a GPU. The process that calls this module does not load torch.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LOADED = [
 
 
 class ArmFailed(RuntimeError):
-    """A process of an arm ended without a result; says why."""
+    """A process of an arm ended without a result; the message says why."""
 
 
 def call(
     name: str, *args: Any, processes: int = 1, env: Mapping[str, str] | None = None,
     log: Path, timeout_s: float = 600.0,
 ) -> list[Any]:  # fmt: skip
-    """module:function of these arguments in new processes; what each gave, in order of rank."""
+    """Call module:function with these arguments in new processes; results in order of rank."""
     multiprocessing.set_forkserver_preload(LOADED)
     context = multiprocessing.get_context("forkserver")
     port = str(free_port())
@@ -80,7 +80,7 @@ def _received(receiver: Any, name: str) -> Any:
 
 
 def _environment(rank: int, processes: int, port: str) -> dict[str, str]:
-    """What torchrun sets; nothing for one process, which is started without it."""
+    """The variables that torchrun sets; none for one process, which is started without it."""
     if processes == 1:
         return {}
     return {
@@ -92,14 +92,14 @@ def _environment(rank: int, processes: int, port: str) -> dict[str, str]:
 def _enter(
     sender: Any, name: str, args: tuple[Any, ...], env: dict[str, str], log: str
 ) -> None:  # fmt: skip
-    """The process itself. Its output goes to a file, as that of a user's runs to a terminal."""
+    """Run the function in the new process. Output goes to a file, instead of a user's terminal."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ.pop(variable, None)
     os.environ.update(env)
-    # Workers that load data begin as those of a script do, not as this process did.
+    # Data-loading workers are forked, as in a script, and not started like this process.
     multiprocessing.set_start_method("fork", force=True)
     try:
         _use(env)
@@ -110,11 +110,11 @@ def _enter(
     except BaseException as error:
         traceback.print_exc()
         sender.send((f"{type(error).__name__}: {error}"[:300], None))
-    end_at_once(0)  # threads of gloo that are still there may abort a process that is taken apart
+    end_at_once(0)  # remaining threads of gloo may abort a process during its teardown
 
 
 def _use(env: Mapping[str, str]) -> None:
-    """What a new Python would read from these variables when it loads the libraries."""
+    """Apply what a new Python would read from these variables when it loads the libraries."""
     import datasets
     import torch
 

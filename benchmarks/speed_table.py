@@ -1,4 +1,4 @@
-"""The record of speed.py as tables in Markdown, and what must hold before they mean anything."""
+"""Tables in Markdown of speed.py's record, and checks that must pass before they mean anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Runs = list[dict[str, Any]]
 
 
 def complaints(cases: dict[str, Any]) -> Iterator[str]:
-    """Arms that failed or whose work was not that of the others; nothing where all is well."""
+    """Arms that failed, or whose work differed from the others'; nothing if all is well."""
     for name, found in cases.items():
         case = Case(**found["case"])
         for run in found["runs"]:
@@ -27,7 +27,7 @@ def complaints(cases: dict[str, Any]) -> Iterator[str]:
 
 
 def _reference(found: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    """The run that this one is compared with: ours where it has been measured."""
+    """The run to compare this one with: that of `ours` if it has been measured."""
     there = [r for r in _good(found["runs"]) if r["processes"] == run["processes"]]
     return next((r for r in there if r["arm"] == "ours"), there[0])
 
@@ -60,7 +60,7 @@ def _both_exact(case: Case, *runs: dict[str, Any]) -> bool:
 
 
 def _off(run: dict[str, Any], other: dict[str, Any]) -> float:
-    """Largest difference of test losses over the epochs, as a share of the other's."""
+    """The largest difference of test losses over the epochs, as a share of the other run's."""
     pairs = zip(run["quality"], other["quality"], strict=True)
     return float(max(abs(a["eval_loss"] / b["eval_loss"] - 1) for a, b in pairs))
 
@@ -151,7 +151,7 @@ def _data(case: Case, facts: dict[str, Any]) -> str:
 
 
 def _optimizer_ms(facts: dict[str, Any], limit: dict[str, float]) -> float:
-    """Weight, gradient and two moments are read, all but the gradient written: seven numbers."""
+    """AdamW reads weight, gradient and two moments, and writes all but the gradient: 7 numbers."""
     return float(facts["parameters"] * 7 * 4 / limit["copy_gb_per_s"] / 1e6)
 
 
@@ -189,7 +189,7 @@ def _whole(run: dict[str, Any]) -> float:
 
 
 def _ratio(own: Runs, ours: Runs, of: Callable[[dict[str, Any]], float]) -> str:
-    """Round by round, so that what slows the machine for a while slows both."""
+    """Ratios round by round, so that what slows the machine for a while slows both sides."""
     by_round = {run["round"]: of(run) for run in ours}
     found = [of(run) / by_round[run["round"]] for run in own if run["round"] in by_round]
     return _spread(found, ".2f") if found else ""
@@ -200,7 +200,7 @@ def _spread(values: list[float], form: str) -> str:
 
 
 def _scaling(found: dict[str, Any]) -> Iterator[str]:
-    """Training samples/s of N processes / (N x those of one), of the same round."""
+    """Training samples/s of N processes / (N x that of one process), in the same round."""
     runs = _good(found["runs"])
     yield "| arm | processes | scaling efficiency (weak, training alone) |"
     yield "|---|--:|--:|"

@@ -27,7 +27,7 @@ LAYERS, LEFT_OUT = 8, 5
 
 
 class Waiting(torch.autograd.Function):
-    """A layer: its backward pass takes twice its forward pass."""
+    """A layer that waits; its backward pass takes twice as long as its forward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, wait_s: float) -> torch.Tensor:
@@ -77,13 +77,13 @@ def main(argv: list[str]) -> int:
 
 
 def steps(model: Model, options: argparse.Namespace) -> list[float]:
-    """All ranks make as many: the first says when there is no more time."""
+    """Seconds of each step. All ranks make equally many: rank 0 says when the time is over."""
     ddp = DistributedDataParallel(model) if dist.get_world_size() > 1 else model
     x, took = torch.zeros(1), []
     more = torch.ones(1)
     until_s = time.perf_counter() + options.seconds
     for number in range(options.steps + LEFT_OUT):
-        if number % 5 == 0:  # outside of what is timed
+        if number % 5 == 0:  # outside the timed part
             more.fill_(float(number <= LEFT_OUT or time.perf_counter() < until_s))
             dist.broadcast(more, src=0)
             if not more.item():

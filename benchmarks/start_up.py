@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHES = ("empty", "filled")
-# Ends the process at the end of the first step; the command line is read before, as in a script.
+# Code that exits after the first step; it reads the command line before the timing, as a script.
 FIRST_STEP = """
 import os, sys, time
 from harness.core.command_line import command_line
@@ -32,7 +32,7 @@ CallbackHandler.on_step_end = stepped
 
 
 def start_up(script: str, threads: int = 1) -> dict[str, float]:
-    """Seconds for each state of the cache."""
+    """State of the cache -> seconds of the start."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | {"HF_HOME": folder, "OMP_NUM_THREADS": str(threads)}

@@ -48,10 +48,10 @@ FIRST_AND_LAST = ("embedding", "classifier")
 class Rule:
     says: str
     every: int | None = None  # updates between exchanges; None: gradients at each, as ddp
-    together: float = 0  # share of the updates that is made together before
+    together: float = 0  # share of the updates made together before
     growth: float | None = None  # QSR: the period is at least (growth x first rate / rate) squared
     outer: tuple[float, float] | None = (1.0, 0.5)  # learning rate and momentum; None: averaging
-    moments: bool = False  # of AdamW, averaged at each exchange
+    moments: bool = False  # average AdamW's moments, too, at each exchange
     muon: float | None = None  # Muon for inner matrices, at this multiple of the learning rate
 
 
@@ -76,7 +76,7 @@ RULES = {
 
 
 class Replica:
-    """A model with its optimizers."""
+    """One replica: a model with its optimizers."""
 
     def __init__(self, model: nn.Module, lr: float, muon: float | None) -> None:
         self.model, self.rates = model, [lr]
@@ -91,7 +91,7 @@ class Replica:
             ))  # fmt: skip
 
     def update(self, batch: dict[str, Any], left: float) -> None:
-        """One update at this share of the learning rate."""
+        """Make one update; `left` is the share of the learning rate that is used."""
         self.model.train()
         self.model(**batch).loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, CLIPPED)
@@ -107,10 +107,10 @@ class Replica:
 
     def put(self, weights: torch.Tensor) -> None:
         with torch.no_grad():
-            vector_to_parameters(weights.clone(), self.parameters)  # which become views of it
+            vector_to_parameters(weights.clone(), self.parameters)  # parameters become views of it
 
     def twin(self) -> Replica:
-        """Another one with the same weights and moments."""
+        """A copy of the replica, with the same weights and moments."""
         return copy.deepcopy(self)
 
 
@@ -119,7 +119,7 @@ def is_inner(name: str, parameter: nn.Parameter) -> bool:
 
 
 class Outer:
-    """What exchanges do to the weights that all replicas have in common, the anchor."""
+    """The anchor, the weights that all replicas share, and how exchanges change it."""
 
     def __init__(self, rule: Rule, weights: torch.Tensor) -> None:
         self.rule, self.anchor = rule, nn.Parameter(weights.clone())
@@ -130,7 +130,7 @@ class Outer:
         self.exchanges = 0
 
     def exchange(self, replicas: list[Replica], plain: bool) -> None:
-        """plain: weights are averaged, as after the last update, where momentum has no work."""
+        """plain: average the weights, as after the last update, where momentum has no effect."""
         mean = torch.stack([replica.weights for replica in replicas]).mean(0)
         if plain or self.rule.outer is None:
             self.anchor.data.copy_(mean)
@@ -156,7 +156,7 @@ def average_moments(optimizers: list[Any]) -> None:
 def train(
     rule: Rule, data: Data, model: nn.Module, settings: Settings, nodes: int
 ) -> tuple[nn.Module, int, int]:
-    """The model at the end, its updates, and how often it exchanged."""
+    """Train; return the final model, the number of updates and the number of exchanges."""
     batches = list(parts(data, settings, nodes))
     updates, lr = len(batches), float(settings.lr or 0)
     first = updates if rule.every is None else int(rule.together * updates)
@@ -179,7 +179,7 @@ def train(
 
 
 def period(rule: Rule, made: int, updates: int) -> int:
-    """Updates until the next exchange, after so many."""
+    """Updates until the next exchange, once `made` updates are done."""
     assert rule.every is not None
     if rule.growth is None:
         return rule.every
@@ -188,7 +188,7 @@ def period(rule: Rule, made: int, updates: int) -> int:
 
 
 def parts(data: Data, settings: Settings, nodes: int) -> Iterator[list[list[int]]]:
-    """Of each update the samples of each node."""
+    """For each update, the sample numbers of each node."""
     train: Any = data.train
     order, batch = EpochOrder(len(train), settings.seed), int(settings.per_gpu_batch or 0)
     for epoch in range(int(settings.epochs or 0)):
@@ -234,7 +234,7 @@ def run(name: str, script: str, flags: list[str], seed: int, nodes: int) -> dict
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Each rule beside DDP on the same seeds."""
+    """A table of the rules, each compared with DDP on the same seeds."""
     lines = ["| rule | exchanges | accuracy | of DDP | accuracy, points to DDP (95 %) "
              "| loss, to DDP (95 %) | seeds |", "|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
     for name, rule in RULES.items():
@@ -300,7 +300,7 @@ def main(argv: list[str]) -> int:
 def run_all(
     options: argparse.Namespace, flags: list[str], names: list[str], seeds: list[int]
 ) -> None:
-    """Those that are not in the file yet."""
+    """Run the rules and seeds that are not in the file yet."""
     command = [options.script, *flags]
     of_this = [
         row for row in read(options.out)
@@ -316,7 +316,7 @@ def run_all(
 
 
 def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """One for each command and number of replicas."""
+    """A table for each command and number of replicas."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kind = f"{row['nodes']} replicas of {' '.join(row['command'])}"

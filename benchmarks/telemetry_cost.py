@@ -1,9 +1,9 @@
 """What watching the machine costs in a step: the sampler at work against asleep, in short turns.
 
-One training takes turns of some seconds with the sampler's process awake, once a second, and
-stopped: the same memory, the same model. Each turn with it is compared with the mean of the turns
-before and after, so that a machine that becomes slower or faster changes nothing. Means and not
-medians: a sampler that wakes once a second disturbs one step of many.
+One training takes turns of some seconds in which the sampler's process is awake, reading once a
+second, or stopped: the same memory, the same model. Each turn with it is compared with the mean of
+the turns before and after, so that a machine that becomes slower or faster changes nothing. Means
+are taken and not medians: a sampler that wakes once a second disturbs one step of many.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
-GOAL = 0.005  # of a step, at 1 Hz
+GOAL = 0.005  # share of a step, at 1 Hz
 
 
 class Sampler:
-    """The process that looks, sent to sleep and woken."""
+    """The sampler's process, which can be stopped and woken."""
 
     def __init__(self, watch: Any) -> None:
         self.process = psutil.Process(watch.process.pid)
@@ -52,7 +52,7 @@ class Turns(TrainerCallback):
         return len(self.means) % 2 == 0
 
     def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.last = None  # what lies between epochs is in no step
+        self.last = None  # time between epochs is in no step
         self.sampler.awake(self._is_watched())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ class Turns(TrainerCallback):
         if sum(self.steps) >= self.turn_s and len(self.steps) > self.SKIPPED:
             self._turn_ends(control)
         if float(state.epoch).is_integer():
-            self.sampler.awake(True)  # as at the end of an epoch
+            self.sampler.awake(True)  # the end of an epoch needs it
 
     def _turn_ends(self, control: Any) -> None:
         if self.means and self._is_watched():
@@ -86,13 +86,13 @@ class Turns(TrainerCallback):
 
 
 def paired(watched: list[float], unwatched: list[float]) -> list[float]:
-    """Each watched turn over the mean of its two neighbours; the unwatched one began."""
+    """Each watched turn / the mean of its two neighbours; the first turn is unwatched."""
     pairs = zip(watched, unwatched, unwatched[1:], strict=False)
     return [on / ((before + after) / 2) for on, before, after in pairs]
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Mean and the interval that holds it with 95 %; neighbours share a turn, which widens it."""
+    """The mean and its 95 % interval; neighbouring ratios share a turn, which widens it."""
     mean = statistics.mean(ratios)
     if len(ratios) < 3:
         return mean, min(ratios), max(ratios)

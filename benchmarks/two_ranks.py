@@ -2,8 +2,8 @@
 
     python -m benchmarks.two_ranks vit.py --strategy fsdp --setup 2_1 ...
 
-Each is started by a torchrun of its own and reaches the other over a socket of this machine. It
-shows that exchanges work on real devices; they share one, so that their times say nothing.
+Each rank is started by a torchrun of its own and reaches the other over a socket of this machine.
+This shows that exchanges work on a real device; as the ranks share it, their times say nothing.
 """
 
 from __future__ import annotations

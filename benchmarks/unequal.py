@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def busy(core: int) -> Iterator[None]:
-    """A process on this core that never waits, and ends with this one."""
+    """Keep this core busy with a process that never waits, and that ends with this one."""
     spin = f"while os.getppid() == {os.getpid()}: pass"
     code = f"import os; os.sched_setaffinity(0, [{core}])\n{spin}"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
@@ -64,7 +64,7 @@ def table(found: dict[str, list[float]]) -> str:
 
 
 def inside(options: argparse.Namespace) -> None:
-    """What each of the two processes does."""
+    """Run the rounds, in each of the two processes."""
     rank = int(os.environ["RANK"])
     os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
     found: dict[str, list[float]] = {name: [] for name in WAYS}
@@ -74,7 +74,7 @@ def inside(options: argparse.Namespace) -> None:
             for name, flags in WAYS.items():
                 took_s, observed = train(f"{folder}/{number}", shlex.split(options.flags) + flags)
                 if number < 0:
-                    continue  # once in advance, to warm up
+                    continue  # the warm-up is not counted
                 found[name].append(took_s)
                 if flags:
                     shares.append(observed)
@@ -82,7 +82,7 @@ def inside(options: argparse.Namespace) -> None:
 
 
 def train(folder: str, flags: list[str]) -> tuple[float, list[int]]:
-    """Seconds of all updates and the shares of the ranks, on rank 0."""
+    """Train once; return, on rank 0, the seconds of all updates and the shares of the ranks."""
     from benchmarks.prepared import prepared
     from harness.core.records import read_rows
     from logcallback import LogCallback

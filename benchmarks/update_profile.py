@@ -38,7 +38,7 @@ class Profile(TrainerCallback):
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
         self.update_s = self.began_s = 0.0
-        self.calls: dict[str, list[float]] = {}  # of each stage, on the host
+        self.calls: dict[str, list[float]] = {}  # stage -> seconds of its calls on the host
         self.stages_s: dict[str, float] = {}
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         self.profiler = profile(activities=kinds)
@@ -104,7 +104,7 @@ def report(found: Profile, rows: int) -> str:
 
 
 def _longest(averages: Any, column: str, rows: int) -> str:
-    """Operators with their share of all time in that column, and how often an update calls them."""
+    """A table of operators: their share of the time in this column, and their calls per update."""
     averages = [event for event in averages if event.device_type.name == "CPU"]
     whole = sum(getattr(event, column) for event in averages)
     ranked = sorted(averages, key=lambda event: -getattr(event, column))[:rows]

@@ -1,4 +1,4 @@
-"""python -m harness VERB: every verb with its flags, one parser, one line for a mistake.
+"""The command line `python -m harness VERB`: the flags of all verbs, each error as one line.
 
 The flags of all verbs are defined here; the work is done by run(options) of the module that VERBS
 names. That module is imported once the command line is known to be right, because pandas,
@@ -49,21 +49,21 @@ FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
 
 class Incomplete(UserError):
-    """Something that a verb needs is not there."""
+    """A required argument is missing."""
 
 
 def _of_runs(flag: str) -> str | None:
-    """What to do instead where a sweep is given a flag of runs; None where it is none."""
+    """A hint where a sweep is given a flag that belongs to its runs; None for any other flag."""
     taken = flag in trainer_flags() or any(flag in names_of(script) for script in tasks.TASKS)
     told = f"it is one of runs: --set {flag}=VALUE gives it to all" if taken else None
     return (MEANT | REFUSED).get(flag, told)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose mistakes become one line that names the nearest flag or value."""
+    """An ArgumentParser whose errors are one line that names the nearest flag or value."""
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The options; what stands after -- is a command of its own, the option `command`."""
+        """Parse argv; the words after -- are a command of its own, the option `command`."""
         at = argv.index("--") if "--" in argv else len(argv)
         arguments = [_with_underscores(word) for word in argv[:at]]
         takes_command = self.get_default("takes_command")
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _refuse_joined(self, argv: Sequence[str]) -> None:
-        """A command without -- before it, or without what starts it."""
+        """Refuse a command that lacks -- before it, or torchrun before its script."""
         scripts = (w for w in argv if w in ("torchrun", "python", "bash", "sh") or ".py" in w)
         if first := next(scripts, None):
             at = argv.index(first)
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
 
     def _usage(self) -> str:
         usage = " ".join(self.format_usage().split())
-        # All flags of a sweep would bury what is missing.
+        # A long list of flags would hide the name of the missing argument.
         words = [a.metavar or a.dest for a in self._actions if not a.option_strings]
         short = f"usage: {self.prog} {' '.join(map(str, words))} [...], or --help"
         return usage if len(usage) < LONG_USAGE else short
@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
     def _reworded(self, message: str) -> str:
         if match := re.match(r"unrecognized arguments: (.*)", message):
             return f"unexpected {match[1]}; {self._usage()}"
-        # Of a flag's spellings the first is the one to name.
+        # argparse names all spellings of a flag (--out/-o/...); the message names the first.
         if match := re.match(r"argument ([^\s/:]+)\S*: (.*)", message, re.DOTALL):
             name, reason = match.groups()
             if reason.startswith("ignored explicit argument"):
@@ -117,17 +117,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def _with_underscores(word: str) -> str:
-    """--dry-run is --dry_run; values stay as they are."""
+    """Turn --dry-run into --dry_run; the value after = stays as it is."""
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
     return "--" + name.replace("-", "_") + equals + value
 
 
-# The explanations would otherwise take a line for each bracket.
+# Without this, the formatter would put each bracket of these calls on a line of its own.
 # fmt: off
 def out(parser: Parser, help: str, default: str | None = None, metavar: str = "DIR") -> None:
-    """Where files are written, under one name for all verbs; --output_dir as in the scripts."""
+    """Add --out, the output folder of any verb; the scripts spell it --output_dir."""
     names = ("--out", "-o", "--o", "--output_dir")
     parser.add_argument(*names, type=Path, default=default, metavar=metavar, help=help)
 
@@ -286,7 +286,7 @@ def predict(parser: Parser) -> None:
 
 
 def not_recorded(parser: Parser) -> None:
-    """What the model of a step needs, and records may not say."""
+    """Add the flags for facts that the step-time model needs but records may lack."""
     add = parser.add_argument
     add("--gradient_mb", type=positive, help="where the records do not say: 4 bytes a weight")
     add("--train_size", type=integer, help="samples of an epoch, where the records do not say")
@@ -386,16 +386,16 @@ def completion(parser: Parser) -> None:
 
 
 def sweep(parser: Parser) -> None:
-    # Three dozen flags, half of them of one launcher: they are defined beside what reads them.
+    # The three dozen flags of a sweep are defined beside the launcher code that reads them.
     importlib.import_module("harness.launch.flags").add_arguments(parser)
 
 
 @dataclass(frozen=True)
 class Verb:
-    module: str  # of harness: its run(options) does the work and returns the exit code
+    module: str  # name below harness; its run(options) does the work and returns the exit code
     summary: str
     add_arguments: Callable[[Parser], None]
-    json: bool = True  # prints data, as one JSON document on demand
+    json: bool = True  # whether the verb has --json, to print its data as one document
 
 
 VERBS = {

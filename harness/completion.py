@@ -15,7 +15,7 @@ START = {
     "    compadd -- {verbs}\n  elif [[ $PREFIX == -* ]]; then\n    case $words[2] in\n",
 }
 END = {
-    # Without a match, and where no flag begins, names of files.
+    # bash completes file names where no flag matches, and any word that is not a flag.
     "bash": "    esac\n  fi\n"
     '  [[ $COMP_CWORD -gt 1 && $2 != -* ]] || COMPREPLY=($(compgen -W "$words" -- "$2"))\n}\n'
     "complete -o default -F _harness harness",
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _flags(verb: str) -> dict[str, str]:
-    """The first long spelling of each flag, and what it is for."""
+    """The first long spelling of each flag -> its help text."""
     flags = {}
     for action in parser_of(verb)._actions:
         if names := [name for name in action.option_strings if name.startswith("--")]:

@@ -1,8 +1,8 @@
-"""The one clock of all arms, and what their models were fed.
+"""The clock that all arms share, and sums over what their models were fed.
 
-What lies between two events of transformers' Trainer belongs to what the second one ends: a step,
-an evaluation, a checkpoint. The hand-written loop tells the same events. The first epoch is not
-timed; in it is counted what the model is fed, so that counting is in no figure.
+The time between two events of transformers' Trainer counts for what the second event ends: a step,
+an evaluation, a checkpoint. The hand-written loop reports the same events. The first epoch is not
+timed; what the model is fed is counted in it, so that no figure includes the counting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTS = {
 
 
 class EpochClock:
-    """Seconds of each epoch: training, evaluation and saving; together they are all there is."""
+    """Seconds of each epoch, for training, evaluation and saving, which add up to all of it."""
 
     def __init__(self) -> None:
         self.cuda = torch.cuda.is_available()
@@ -33,11 +33,11 @@ class EpochClock:
         self.fed = Fed()
 
     def note(self, event: str, more_follows: bool = False) -> None:
-        """more_follows: after this step comes something that is not training."""
+        """Note an event. more_follows: something other than training comes after this step."""
         if event not in PARTS:
             return
         if self.cuda and (event != "on_step_end" or more_follows):
-            torch.cuda.synchronize()  # what was begun before belongs to what has been done before
+            torch.cuda.synchronize()  # work in flight belongs to the part that ends here
         now_s = time.perf_counter()
         if event == "on_epoch_begin":
             self.epochs.append({"train_s": 0.0, "evaluate_s": 0.0, "save_s": 0.0, "updates": 0})
@@ -49,7 +49,7 @@ class EpochClock:
         self.last_s = now_s
 
     def watch_trainers(self) -> None:
-        """From now on the events of any Trainer of this process are noted."""
+        """Note the events of any Trainer of this process from now on."""
         call = CallbackHandler.call_event
 
         def noted(
@@ -70,7 +70,7 @@ class EpochClock:
 
 
 class Fed:
-    """Sums over what a model is fed in an epoch, which neither order nor padding changes."""
+    """Sums over what a model is fed in an epoch; neither order nor padding changes them."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, torch.Tensor | int]] = []
@@ -80,7 +80,7 @@ class Fed:
         self.handle = model.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def end(self) -> None:
-        """After the first epoch, and no more after that."""
+        """Stop counting, at the end of the first epoch."""
         if self.handle is not None:
             self.handle.remove()
             self.handle = None

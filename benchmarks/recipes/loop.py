@@ -42,7 +42,7 @@ def run(task: Task) -> dict[str, Any]:
     test, test_lengths = (_texts if task.kind == TEXT else _images)(task, data["test"], device)
     plan = [epoch[rank::processes] for epoch in _plan(task, len(data["train"]), lengths, processes)]
     order = np.argsort(test_lengths, kind="stable")
-    of_each = -(-len(order) // (EVAL_BATCH * processes))  # every process has as many batches
+    of_each = -(-len(order) // (EVAL_BATCH * processes))  # batches per process, the same for all
     test_plan = np.array_split(order, of_each * processes)[rank::processes]
     ready = {id(n): train(n) for epoch in plan for n in epoch} if task.kind == TEXT else {}
     prepare_s = time.perf_counter() - began_s
@@ -76,8 +76,8 @@ def run(task: Task) -> dict[str, Any]:
         found.append(_evaluate(model, precise, (test(numbers) for numbers in test_plan)))
         clock.note("on_evaluate")
     if processes > 1:
-        # Before the group: DDP as its last owner would wait, holding Python's lock, for a thread
-        # of gloo that needs the lock to let go of its last tensors.
+        # Delete DDP before the group: as its last owner it would wait, holding Python's lock,
+        # for a thread of gloo that needs the lock to release its last tensors.
         del wrapped
         dist.destroy_process_group()
     return {"prepare_s": prepare_s, "quality": found, **clock.result()}
@@ -91,7 +91,7 @@ def _device() -> torch.device:
 
 
 def _plan(task: Task, size: int, lengths: np.ndarray, processes: int) -> list[list[np.ndarray]]:
-    """For each epoch its batches: `processes` after each other make an update."""
+    """For each epoch its batches; `processes` consecutive ones make an update."""
     orders = EpochOrder(size, task.seed)
     plan = []
     for number in range(task.epochs):
@@ -117,7 +117,7 @@ def _texts(task: Task, data: Any, device: torch.device) -> tuple[Make, np.ndarra
         for row, number in enumerate(numbers):
             padded[row, : lengths[number]] = torch.tensor(ids[number])
         batch = {"input_ids": padded, "labels": labels[torch.from_numpy(numbers)]}
-        if (lengths[numbers] < longest).any():  # without padding there is nothing to mask
+        if (lengths[numbers] < longest).any():  # only padding needs a mask
             batch["attention_mask"] = (padded != tokenizer.pad_token_id).long()
         return {name: value.to(device) for name, value in batch.items()}
 
@@ -125,7 +125,7 @@ def _texts(task: Task, data: Any, device: torch.device) -> tuple[Make, np.ndarra
 
 
 def _images(task: Task, data: Any, device: torch.device) -> tuple[Make, np.ndarray]:
-    """All pictures decoded and resized: on a GPU as bytes, else as they go into the model."""
+    """All pictures, decoded and resized: as bytes on a GPU, else ready for the model."""
     processor = AutoImageProcessor.from_pretrained(task.model)
     resized = [
         torch.as_tensor(np.asarray(processor(
@@ -155,7 +155,7 @@ def _images(task: Task, data: Any, device: torch.device) -> tuple[Make, np.ndarr
 
 @torch.no_grad()
 def _evaluate(model: Any, precise: Any, batches: Iterable[Batch]) -> dict[str, float]:
-    """Each process its part of the test set; the metrics of the whole."""
+    """Evaluate a part of the test set in each process; return the metrics of the whole set."""
     model.eval()
     logits, labels = [], []
     for batch in batches:

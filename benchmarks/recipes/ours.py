@@ -1,4 +1,4 @@
-"""The product: bert.py or vit.py with this command line, and nothing else but the clock."""
+"""The arm of this project: bert.py or vit.py with a command line, and the clock."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness.core.records import read_rows
 
 
 def flags(task: Task) -> list[str]:
-    """Defaults where the task says nothing; without the few passes in the first epoch, which is not
-    timed, that measure what exchanging costs: no other arm has them.
+    """The flags of a task, with defaults where it says nothing. --comm_probe is off: no other arm
+    measures the cost of exchanging, by a few passes in the first epoch, which is not timed.
     """
     return [
         "--model", task.model, "--dataset", task.data, "--output_dir", task.out,

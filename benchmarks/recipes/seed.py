@@ -1,7 +1,7 @@
-"""The recipe that this project began with: everything anew at every access, a checkpoint an epoch.
+"""The recipe that this project began with: no preparation, and a checkpoint every epoch.
 
-Texts are tokenised when they are fetched and padded to 500 tokens; pictures are decoded and go
-through the model's image processor when they are fetched. A whole checkpoint after every epoch.
+Texts are tokenised and padded to 500 tokens at every access; pictures are decoded and go through
+the model's image processor at every access. A whole checkpoint is saved after every epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the recipes that use transformers' own Trainer share: all that must be equal in all arms."""
+"""What recipes with transformers' own Trainer share, and what must be equal in all arms."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.train.data.samples import EpochOrder
 
 
 class InOrder(Trainer):
-    """The Trainer, fed in the order in which all arms are."""
+    """The Trainer, fed in the order that all arms share."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return EpochOrder(len(self.train_dataset), self.args.seed)
 
 
 def arguments(task: Task, **recipe: Any) -> TrainingArguments:
-    """The Trainer's defaults, but for what the task or the recipe says."""
+    """The Trainer's defaults, except where the task or the recipe says otherwise."""
     return TrainingArguments(
         output_dir=task.out, per_device_train_batch_size=task.batch,
         num_train_epochs=task.epochs, learning_rate=task.lr, seed=task.seed,

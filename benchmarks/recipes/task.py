@@ -1,4 +1,4 @@
-"""One training that every arm of benchmarks/speed.py does alike, and what an arm tells of it.
+"""The training that every arm of benchmarks/speed.py does alike, and the form of its result.
 
     python -m benchmarks.recipes.examples TASK.json      or seed, loop, ours; torchrun for several
 
@@ -33,7 +33,7 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what. Rates, orders and metrics are the same for all arms."""
+    """What is trained on which data. Rates, orders and metrics are the same for all arms."""
 
     kind: str  # text or image
     model: str  # folder: weights, configuration, tokenizer or image processor
@@ -56,12 +56,12 @@ class Task:
         return parse(self.script, ["--model", self.model, "--dropout", "0"], environ={})
 
     def build(self, labels: list[str]) -> Any:
-        """The model that all arms begin with; seeded, for what its folder does not hold."""
+        """The model that all arms begin with; the seed fixes weights that its folder lacks."""
         set_seed(self.seed)
         return models.build(self.settings(), labels)
 
     def load(self) -> datasets.DatasetDict:
-        """The samples as they lie on the disk."""
+        """The samples as they are on disk."""
         folder = Path(self.data)
         for ending, builder in ((".csv", "csv"), (".parquet", "parquet")):
             if (folder / f"train{ending}").is_file():
@@ -80,7 +80,7 @@ def read(file: Path) -> Task:
 
 
 def labels_of(data: datasets.DatasetDict) -> list[str]:
-    """The names of the classes; the numbers of a csv file stand for themselves."""
+    """The names of the classes; in a csv file, their numbers as text."""
     feature = data["train"].features["label"]
     if isinstance(feature, datasets.ClassLabel):
         return list(feature.names)
@@ -88,7 +88,7 @@ def labels_of(data: datasets.DatasetDict) -> list[str]:
 
 
 def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """What the arms compute that are not ours, the plain way."""
+    """The metrics of the arms other than ours, computed in the plain way."""
     predicted = logits.argmax(-1)
     precision, recall, f1, _ = precision_recall_fscore_support(
         labels, predicted, average="weighted", zero_division=0
@@ -102,7 +102,7 @@ QUALITY = ("eval_loss", "accuracy", "precision", "recall", "f1", "eval_samples")
 
 
 def quality_row(found: dict[str, Any]) -> dict[str, float]:
-    """The same names from the Trainer's metrics, from a record's row and from the loop."""
+    """One set of names for the Trainer's metrics, a record's row, and the loop's results."""
     plain = {name.removeprefix("eval_"): value for name, value in found.items()}
     return {name: float(plain[name.removeprefix("eval_")]) for name in QUALITY}
 
@@ -117,7 +117,7 @@ def cuda() -> bool:
 
 
 def start(recipe: str, task: dict[str, Any]) -> dict[str, Any]:
-    """What benchmarks/speed.py calls in each process of an arm."""
+    """Run an arm's recipe; benchmarks/speed.py calls this in each process of the arm."""
     found: dict[str, Any] = importlib.import_module(recipe).run(Task(**task))
     return found
 

@@ -36,7 +36,7 @@ from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
 from harness.core.settings import Settings
 from harness.core.topology import accumulated, own_batch
 
-# By rank, of one attempt; null where a process was killed before it reported anything.
+# Per rank, within one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
 TIMES = (*CPU_TIME, "measuring_s")
 
@@ -45,12 +45,12 @@ Attempts = Sequence[AttemptStart | AttemptEnd]  # rows of attempts.jsonl
 
 @dataclass(frozen=True)
 class Opened:
-    """How and when a process opened the run that it continues."""
+    """When a process opened the run, and what it continues from."""
 
     unix: float
-    # When the checkpoint that it continues from was complete; None without one.
+    # When the checkpoint from which the run continues was complete; None without a checkpoint.
     counted_unix: float | None = None
-    # Since when the launcher runs that restarts lost processes; None without one.
+    # When the launcher that restarts lost processes was started; None without such a launcher.
     launcher_unix: float | None = None
 
 
@@ -62,7 +62,7 @@ def begin(
     opened: Opened | None = None,
     per_gpu_batch: int | None = None,
 ) -> int:
-    """Record the start of an attempt; returns its number. Closes one that was killed before."""
+    """Record the start of an attempt; returns its number. Ends an earlier one that was killed."""
     opened = opened or Opened(time.time())
     if (killed := unended(folder)) is not None:
         _close_killed(folder, killed, opened.unix)
@@ -86,7 +86,7 @@ def begin(
 
 
 def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
-    """The rows as far as they can be believed: an odd one never stands in the way of a restart."""
+    """The rows, None for values that do not fit the schema: no odd row may prevent a restart."""
     rows = folder.attempts_as_written()
     known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
     return cast(list[AttemptStart | AttemptEnd], known)
@@ -97,7 +97,7 @@ def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:
 
 
 def require(folder: RunFolder) -> None:
-    """The attempt must still be recorded: a folder made anew would lack what was there."""
+    """DiskError if attempts.jsonl is gone: a folder created anew would lack the earlier records."""
     if not folder.attempts.is_file():
         raise DiskError(errno.ENOENT, removed(folder))
 
@@ -115,7 +115,7 @@ def ends_of(rows: Attempts) -> list[AttemptEnd]:
 
 
 def unended(folder: RunFolder) -> AttemptStart | None:
-    """The start of the attempt that has no end yet: it is going on, or was killed."""
+    """The start row of the attempt without an end row: it is still running, or was killed."""
     rows = believed(folder)
     starts = starts_of(rows)
     ended = sum(row.get("attempt") is not None for row in ends_of(rows))
@@ -125,19 +125,19 @@ def unended(folder: RunFolder) -> AttemptStart | None:
 def lost(
     rows: Attempts, update: int, opened: Opened, now_unix: float
 ) -> dict[str, float | int | None]:
-    """The cost of the interruption of the attempt before; all null for the first attempt."""
+    """What the interruption of the previous attempt cost; nulls for the first attempt."""
     starts, known = starts_of(rows), {"counted_unix": opened.counted_unix}
     if not starts:
         return {**known, "gap_s": None, "lost_s": None, "redone_updates": None}
     started_unix = starts[-1].get("unix") or 0.0
-    # The first end is that of the attempt; processes that failed before they began another one
-    # have left the further ends.
+    # The first end row belongs to the attempt itself; further ones were left by processes that
+    # failed before they began another attempt.
     ends: Rows = ends_of(rows[rows.index(starts[-1]) + 1 :]) or [{}]
     ended_unix = ends[0].get("unix") or started_unix
     wasted_s = sum(row.get("wall_s") or 0.0 for row in ends[1:])
     gap_s = None
-    # The clock may have been set while the attempt ran: no longer than since the launcher began.
-    # Where it was set forward later, that time was set forward, too, and nothing tells.
+    # The clock may have been set while the attempt ran: the gap is at most the launcher's age.
+    # If the clock was set forward later, that age is too long as well, which nothing can detect.
     if opened.launcher_unix is not None and opened.launcher_unix <= ended_unix:
         gap_s = opened.unix - ended_unix - wasted_s
         gap_s = max(min(gap_s, opened.unix - opened.launcher_unix), 0.0)
@@ -147,8 +147,8 @@ def lost(
     reached, lost_s = ends[0].get("update"), None
     redone = None if reached is None else max(reached - update, 0)
     if not redone and ends[0].get("as_reported"):
-        redone = None  # what it made after its last report nobody knows
-    if opened.counted_unix is not None or not update:  # else of a time that nobody knows
+        redone = None  # updates made after its last report are unknown
+    if opened.counted_unix is not None or not update:  # else the checkpoint's time is unknown
         lost_s = discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix
     return {
         **known,
@@ -159,31 +159,31 @@ def lost(
 
 
 def _discarded_before(rows: Attempts, counted_unix: float) -> float:
-    """The time of attempts before the last one that counted until now: where a run goes on from an
-    older checkpoint than the last attempt did, or from none.
+    """Time of attempts before the last one that counted until now but counts no longer, as the run
+    continues from an older checkpoint than the last attempt did, or from none.
     """
     discarded_s, until_unix = 0.0, math.inf
     took_s = {end.get("attempt"): end.get("wall_s") for end in ends_of(rows)}
     for start, following in reversed([*itertools.pairwise(starts_of(rows))]):
         until_unix = min(until_unix, following.get("counted_unix") or 0.0)
         span_s = max(until_unix - max(start.get("unix") or 0.0, counted_unix), 0.0)
-        # No longer than it took, whatever was set on the clock.
+        # At most the attempt's own duration, whatever the clock was set to.
         discarded_s += min(span_s, took_s.get(start.get("attempt")) or span_s)
     return discarded_s
 
 
 def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
-    """Whether the same launcher has worked on this run before: it restarts lost processes."""
+    """Whether this launcher has worked on the run before, as it restarts lost processes."""
     times = [row.get("unix") or 0.0 for row in believed(folder)]
     return launcher_unix is not None and max(times, default=0.0) >= launcher_unix
 
 
 def times_of_attempts(rows: Attempts, train_time_s: float | None) -> dict[str, Any]:
-    """The fields of a summary that are computed from attempts.jsonl and the training time."""
+    """The summary's fields that are computed from attempts.jsonl and the training time."""
     starts, wall_s = starts_of(rows), total_wall_s(rows)
     lost, redone = ([s.get(n) for s in starts[1:]] for n in ("lost_s", "redone_updates"))
     return {
-        # Of a killed attempt whose last progress is lost nobody knows the time.
+        # The time of a killed attempt is unknown if its last progress report is lost.
         "wall_s": None if _are_lost(rows) or wall_s < (train_time_s or 0) else wall_s,
         "restarts": sum(row.get("gap_s") is not None for row in starts),
         "lost_s": total(lost) if lost else 0.0,
@@ -194,16 +194,16 @@ def times_of_attempts(rows: Attempts, train_time_s: float | None) -> dict[str, A
 
 
 def total_elapsed_s(rows: Attempts) -> float | None:
-    """All attempts, and the gaps between those that one launcher started; None if unknown."""
+    """Time of all attempts plus the gaps between those of one launcher; None if unknown."""
     if any(row.get("wall_s") is None for row in ends_of(rows)):
         return None
     return total_wall_s(rows) + sum_of(starts_of(rows), "gap_s")
 
 
 def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) -> None:
-    """A killed process leaves no end; what was reported of it, and of its time, is kept.
+    """Write the end row that a killed process could not, from its last progress report.
 
-    before_unix: when this process opened the run; what has failed since is not what ended it.
+    before_unix: when this process opened the run; later failures did not end that attempt.
     """
     progress = believable("progress", folder.read_progress() or {})
     last = progress if progress.get("attempt") == start.get("attempt") else {}
@@ -225,7 +225,7 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
 
 
 def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: RunFolder) -> str:
-    """A reason with what to try where the memory did not do for a training step."""
+    """The reason, with what to try if a training step ran out of memory."""
     batch, ends = last_batch(folder, settings), ends_of(believed(folder))
     if outcome != "oom" or "_batch" in reason:
         return reason
@@ -243,12 +243,12 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
     return f"{reason}; {how} {flags}, which is the same effective batch"
 
 
-# What runs may differ in, and a step takes the same memory for a sample of it.
+# Settings in which runs may differ while a step still needs the same memory per sample.
 AS_MUCH_MEMORY = ("per_gpu_batch", "grad_acc", "seed", "lr", "epochs")
 
 
 def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
-    """The largest smaller batch of a finished run beside it, alike and on such a machine; or 0."""
+    """The largest batch below a limit with which a like run finished on a like machine; or 0."""
     own, machine, fitting = settings_of(settings), _recorded(folder, "machine"), [0]
     for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
         other = RunFolder(file.parent)
@@ -256,14 +256,14 @@ def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
         differing = {name for name in own if known.get(name) != own[name]} - {*AS_MUCH_MEMORY}
         is_alike = not differing and machine is not None and _recorded(other, "machine") == machine
         if is_alike and other.outcome() == FINISHED:
-            fitting.append(last_batch(other, settings))  # of records without it: none that counts
+            fitting.append(last_batch(other, settings))  # at least the limit if unrecorded
     return max(batch for batch in fitting if batch < below)
 
 
 def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | None:
     """Whether a killed attempt ended in a training step: False if it left a half-written
-    checkpoint, or had made all updates of the run, or of an epoch that has no row yet, as rows
-    follow the evaluation. Else None: not known.
+    checkpoint, or had made all updates of the run or of an epoch without a row (rows are written
+    after the evaluation); otherwise None: unknown.
     """
     if not all((checkpoint / COMPLETE).is_file() for checkpoint in folder.checkpoints()):
         return False
@@ -277,39 +277,39 @@ def may_be_in_step(folder: RunFolder, progress: Mapping[str, Any]) -> bool | Non
 
 
 def _lacked_in_step(ends: Sequence[AttemptEnd]) -> bool:
-    """Whether the last attempt may have ended at a training step: else its batch is not why."""
+    """Whether the last attempt may have ended in a training step: if not, its batch is no cause."""
     return not ends or ends[-1].get("in_step") is not False
 
 
 def last_batch(folder: RunFolder, settings: Settings) -> int:
-    """Per process and forward pass, of the last attempt."""
+    """Samples per process and forward pass in the last attempt."""
     known = [row.get("per_gpu_batch") for row in believed(folder)]
     return next(filter(None, reversed(known)), settings.per_gpu_batch or 1)
 
 
-# In the environment of a process that goes on with a run out of memory, whatever --rerun says.
+# Environment variable of a process that continues a run out of memory, whatever --rerun says.
 GOES_ON = "HARNESS_GOES_ON"
 
 
 def batch_to_try(folder: RunFolder, settings: Settings) -> int | None:
-    """The smaller batch per process that --auto_batch tries after a step that lacked memory; None:
+    """The smaller batch per process that --auto_batch tries after a step ran out of memory; None if
     the batch of the last attempt stays.
     """
     last, ends = last_batch(folder, settings), ends_of(believed(folder))
     if not settings.auto_batch or not ends or last == 1 or not _lacked_in_step(ends):
         return None
     if unended(folder) is not None or "oom" not in (ends[-1].get("outcome"), folder.outcome()):
-        return None  # it was not the memory that ended the last one
+        return None  # the last attempt did not end for lack of memory
     return accumulated(own_batch(settings), last // 2)[0]
 
 
 def only_follows(reason: str) -> bool:
-    """Whether a rank failed because another was gone."""
+    """Whether a rank failed only because another rank was gone."""
     return "peer" in reason.lower()
 
 
 def with_rank(failure: FailureRecord) -> str:
-    """The reason with the rank that failed; a reason that names a rank already stays as it is."""
+    """The reason with the number of the failed rank, unless the reason already names a rank."""
     reason = failure["reason"]
     return reason if NAMES_RANK.search(reason) else f"{reason} (rank {failure['rank']})"
 
@@ -318,16 +318,16 @@ NAMES_RANK = re.compile(r" \(rank \d+\)$")
 
 
 def failures_of(folder: RunFolder) -> list[Mapping[str, Any]]:
-    """What is believed of what each rank that failed has left."""
+    """The failure record that each failed rank left; None for values that do not fit the schema."""
     return [believable("failure", failure) for failure in folder.read_failures()]
 
 
 def first_failure(
     folder: RunFolder, is_new: Callable[[FailureRecord], bool]
 ) -> FailureRecord | None:
-    """The new failure of the rank that failed first; ranks that follow it fail a moment later.
+    """The new failure of the rank that failed first; other ranks fail a moment later as a result.
 
-    Ordered by their messages before their clocks, which differ between machines.
+    Sorted by message first, then by clock: clocks differ between machines.
     """
     # A file that lacks fields was not written by a rank.
     names = [name for name, field in fields("failure").items() if field.required]
@@ -351,10 +351,10 @@ def end(
     per_gpu_batch: int | None = None,
     in_step: bool | None = None,
 ) -> None:
-    """Record how the latest attempt ended; one that never began training has no number."""
+    """Record how the latest attempt ended; an attempt that never began training has no number."""
     open_start = unended(folder)
     if open_start is not None and not begun:
-        _close_killed(folder, open_start, time.time() - wall_s)  # not this one: it died before
+        _close_killed(folder, open_start, time.time() - wall_s)  # an earlier attempt, which died
         open_start = None
     _append(
         folder,
@@ -374,7 +374,7 @@ def end(
 
 
 def end_from_outside(folder: RunFolder, outcome: str, reason: str, wall_s: float) -> None:
-    """The same for a process that could not: what it last reported of itself counts."""
+    """end() for a process that could not call it; its last progress report counts."""
     begun, update, in_step, times = unended(folder), None, None, {}
     last = believable("progress", folder.read_progress() or {})
     if begun is not None and last.get("attempt") == begun.get("attempt") is not None:
@@ -390,8 +390,8 @@ def total_wall_s(rows: Attempts) -> float:
 
 
 def wall_s_before(folder: RunFolder) -> float | None:
-    """Time spent before this attempt; where the rows of earlier ones are lost, at least what the
-    last epoch's says, and None if it says nothing.
+    """Time spent before this attempt; where rows of earlier attempts are lost, at least the wall_s
+    of the last epoch's row, and None if that row has none.
     """
     rows = believed(folder)
     if not _are_lost(rows):
@@ -402,8 +402,8 @@ def wall_s_before(folder: RunFolder) -> float | None:
 
 
 def _are_lost(rows: Attempts) -> bool:
-    """Whether the first attempt that is known went on from an earlier one, or one that was not
-    killed does not say its time.
+    """Whether rows are lost: the first known attempt continued an earlier one, or an attempt that
+    was not killed has no wall_s.
     """
     starts, ends = starts_of(rows), ends_of(rows)
     unsaid = any(row.get("wall_s") is None and not row.get("as_reported") for row in ends)
@@ -424,7 +424,7 @@ def total_cpu_time(rows: Attempts) -> dict[str, Any]:
 
 
 def write_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
-    """How far the attempt is: for whoever watches, and for its time should it be killed."""
+    """Write how far the attempt is, for whoever watches, and for its times if it is killed."""
     require(folder)
     write_json(folder.progress, vouched(plain({**facts, "unix": time.time()})), durable=False)
 
@@ -436,8 +436,8 @@ def write_summary(
     best_metric: str | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """The same fields for a run that finished and for one that did not get far."""
-    own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone
+    """Write summary.json, with the same fields whether or not the run finished."""
+    own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone recorded
     rows = [believable("epochs", row, own) for row in folder.read_epochs()[0]]
     known, probe = of_rows(rows), probe_of(folder)
     content = {
@@ -455,7 +455,7 @@ def write_summary(
 
 
 def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float | None:
-    """Unknown where an attempt that is not recorded must have trained, too."""
+    """train_time_s / elapsed_s; None where an attempt without a record must have trained, too."""
     if train_time_s is None or not elapsed_s or elapsed_s < train_time_s:
         return None
     return train_time_s / elapsed_s
@@ -477,17 +477,17 @@ def own_metrics(row: Mapping[str, Any]) -> list[str]:
 
 
 def metric_name(metric: str) -> str:
-    """The name in --best_metric: rmse, of rmse:min."""
+    """The metric's name without prefix or suffix: rmse for rmse:min or eval_rmse."""
     return metric.removesuffix(":min").removeprefix("eval_")
 
 
 def larger_is_better(metric: str) -> bool:
-    """Smaller is better for our losses, and for metrics that are given as NAME:min."""
+    """Whether larger is better: not for the loss, nor for metrics given as NAME:min."""
     return not metric.endswith(":min") and metric_name(metric) != "loss"
 
 
 def best_of(rows: Rows, metric: str | None) -> dict[str, Any]:
-    """The epoch with the best value of a metric, the earlier one if two are equal."""
+    """The epoch with the best value of a metric; of equal ones the earliest."""
     name = metric_name(str(metric))
     column = "eval_loss" if name == "loss" else name
     scored = [row for row in rows if row.get(column) is not None]

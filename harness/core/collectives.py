@@ -1,7 +1,7 @@
-"""What it costs to add up numbers over all processes: a closed form for each way to do it.
+"""The time to add up numbers over all processes: a closed form for each way to do it.
 
-A cost has parts because exchanges may be under way together: they share the link, and each waits
-for its own round trips.
+A cost has several parts because exchanges may overlap: they share the link, while each waits for
+its own round trips.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from harness.core.links import Link
 
 MIB = 2**20
-# Of a rate, what is left for a program: IP packets of 1500 bytes carry 1448 of TCP's.
+# The share of a rate left for payload: IP packets of 1500 bytes carry 1448 bytes of TCP's data.
 TCP_SHARE = 1448 / 1500
 
-# gloo: a ring passes pieces of 1 MiB at most, at least two for each rank, of which two are on
-# their way at a time.
+# gloo: a ring passes pieces of at most 1 MiB, at least two per rank, of which two are in flight at
+# a time.
 GLOO_PIECE, GLOO_PIECES_PER_RANK, GLOO_IN_FLIGHT = MIB, 2, 2
-# Beside the round trips that follow from that, each rank after the first waits so much of another
-# one, in which bytes may pass: from all-reduces measured over 15 links and sizes, 1 to 25 MB,
-# which the form meets within 14 %.
+# In addition to the round trips of these pieces, each rank after the first waits this share of one
+# more, during which bytes may pass. Fitted on all-reduces measured over 15 links and sizes of 1 to
+# 25 MB, which the closed form matches within 14 %.
 GLOO_SLACK = 0.7
-# A piece is requested before it is sent. Between two ranks that request queues behind the piece
-# that goes the same way; from three on requests and pieces go over different connections, and while
-# one piece is waited for the other passes.
+# A piece is requested before it is sent. Between two ranks, the request queues behind the piece
+# sent in the same direction; with three or more, requests and pieces use different connections,
+# and while one piece is awaited the other one passes.
 GLOO_ADDED, GLOO_ADDED_OF_TWO = 0.5, 1.0
 
-# Of gloo's collectives for codes, all to all and each turn of the ring that gathers wait for one
-# round trip. Beside these so much of another passes, in which the bytes may be on their way. Timed
-# alone over 20 to 60 ms two ranks waited 3.1 to 3.4 round trips in all, three 4.0, four 5.6; in
-# trainings of two nodes over twelve links 3.1 to 3.4, and half of one more in steps of more than a
-# round trip and 200 ms. It was fitted on these, and leaves out half of one between four ranks.
+# For codes, gloo's all-to-all and each turn of the gathering ring wait one round trip. A further
+# share of a round trip passes in which bytes may be in flight. Timed alone over 20 to 60 ms, two
+# ranks waited 3.1 to 3.4 round trips in all, three 4.0, four 5.6; in trainings of two nodes over
+# twelve links 3.1 to 3.4, and half of one more in steps longer than a round trip and 200 ms. The
+# share was fitted on these times; between four ranks it is half a round trip too low.
 CODED_SLACK = 1.15
 
-# torch's PowerSGD sums what it does not compress, then either of its two factors.
+# torch's PowerSGD makes three sums: of what it does not compress, and of each of its two factors.
 POWERSGD_SUMS = 3
 
 GLOO, NCCL = "gloo", "nccl"
@@ -43,7 +43,7 @@ GLOO, NCCL = "gloo", "nccl"
 
 @dataclass(frozen=True)
 class Wire:
-    """A link, in seconds and bytes; by default one that takes no time."""
+    """A link, in seconds and bytes; by default one that needs no time."""
 
     delay_s: float = 0.0  # one way
     bytes_per_s: float = math.inf
@@ -60,11 +60,11 @@ def wire_of(link: Link) -> Wire:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one exchange."""
+    """Seconds of one exchange, by part."""
 
-    wire_s: float = 0.0  # the link is busy
-    waits_s: float = 0.0  # round trips in which it need not be
-    slack_s: float = 0.0  # more of them, during which it may be
+    wire_s: float = 0.0  # time for which the link is busy
+    waits_s: float = 0.0  # round trips during which the link may be idle
+    slack_s: float = 0.0  # further round trips, during which the link may be busy
     added: float = 1.0  # share of wire_s that no round trip hides
 
     @property
@@ -72,7 +72,7 @@ class Cost:
         return self.end_s(0.0, self.wire_s)
 
     def end_s(self, begins_s: float, link_free_s: float) -> float:
-        """When it ends, if the link has carried all of it at link_free_s."""
+        """When the exchange ends, if the link has carried all of its bytes at link_free_s."""
         hidden_s = (1 - self.added) * self.wire_s
         waited_s = max(link_free_s - hidden_s, begins_s + self.slack_s) + self.waits_s
         return max(link_free_s, waited_s)
@@ -83,7 +83,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Shape:
-    """Nodes, and processes of each."""
+    """A number of nodes and of processes per node."""
 
     nodes: int
     per_node: int = 1
@@ -102,7 +102,7 @@ def allreduce(backend: str, size: float, shape: Shape, wire: Wire) -> Cost:
         return Cost()
     wire_s = ring_share(shape.ranks) * size / wire.bytes_per_s
     if backend == NCCL:
-        # A ring through all nodes, or its trees, which send as much and wait less on many nodes.
+        # A ring through all nodes, or NCCL's trees, which send as much and wait less on many nodes.
         rounds = min(shape.nodes - 1, math.ceil(math.log2(shape.nodes)))
         return Cost(wire_s, 2 * rounds * wire.delay_s)
     waits, slack = gloo_round_trips(size, shape.ranks)
@@ -111,16 +111,16 @@ def allreduce(backend: str, size: float, shape: Shape, wire: Wire) -> Cost:
 
 
 def gloo_round_trips(size: float, ranks: int) -> tuple[float, float]:
-    """Round trips of gloo's ring: with the link idle, and while bytes may pass."""
+    """Round trips of gloo's ring: with the link idle, and those in which bytes may pass."""
     pieces = max(math.ceil(size / GLOO_PIECE), GLOO_PIECES_PER_RANK * ranks)
     per_rank = math.ceil(pieces / ranks)
-    # Reduce-scatter and all-gather: each rank sends (ranks - 1) x per_rank pieces in either.
+    # Reduce-scatter and all-gather: in each, every rank sends (ranks - 1) x per_rank pieces.
     return 2 * (ranks - 1) * per_rank / GLOO_IN_FLIGHT, GLOO_SLACK * (ranks - 1)
 
 
 def powersgd_mean(size: float, shape: Shape, wire: Wire) -> Cost:
-    """Its sums follow one another. What all-reduces wait beside their round trips these do not:
-    over six links trainings waited for 5.9 to 6.2 round trips on two nodes.
+    """The cost of PowerSGD's sums, one after the other. Unlike all-reduces they have no slack:
+    over six links, trainings on two nodes waited for 5.9 to 6.2 round trips.
     """
     waits, _ = gloo_round_trips(size / POWERSGD_SUMS, shape.ranks)
     wire_s = ring_share(shape.ranks) * size / wire.bytes_per_s
@@ -128,12 +128,12 @@ def powersgd_mean(size: float, shape: Shape, wire: Wire) -> Cost:
 
 
 def ring_share(ranks: int) -> float:
-    """The share of the bytes that the link of each rank carries."""
+    """Bytes on the link of each rank / bytes to sum, for a ring."""
     return 2 * (ranks - 1) / ranks
 
 
 def coded_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
-    """The cost of averaging codes: each piece to the rank that adds it up, then round the ring."""
+    """The cost of averaging codes: each piece to the rank that sums it, then around the ring."""
     if shape.nodes == 1:
         return Cost()
     round_s = ring_share(shape.ranks) / 2 * size / wire.bytes_per_s
@@ -143,8 +143,8 @@ def coded_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) ->
 
 
 def direct_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
-    """The cost of --exchange direct: each rank sends every part to the rank that adds it up, and
-    gets the sums back. Two ranks send each other everything.
+    """The cost of --exchange direct: each rank sends every part to the rank that sums it, and
+    receives the sums. Two ranks send each other everything.
     """
     if shape.ranks == 2:
         return all_to_all_mean(size, shape, wire, of_pairs)
@@ -155,39 +155,39 @@ def direct_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -
 
 
 def all_to_all_mean(size: float, shape: Shape, wire: Wire, of_pairs: bool = False) -> Cost:
-    """The cost of --exchange all_to_all: each rank sends all to all others, in one delay."""
+    """The cost of --exchange all_to_all: each rank sends everything to all others, in one delay."""
     if shape.nodes == 1:
         return Cost()
     return Cost(on_a_link(size, shape, of_pairs) / wire.bytes_per_s, wire.delay_s)
 
 
 def on_a_link(size: float, shape: Shape, of_pairs: bool) -> float:
-    """Bytes that a link carries one way when each process sends so many to each other one.
+    """Bytes that a link carries one way if each process sends so many bytes to each other one.
 
-    A node has one link to all others. Emulated nodes have one for each pair: the rate of an
-    emulated link is that of its pair, whatever other pairs send.
+    A node has one link to all others. Emulated nodes have one link per pair: an emulated link has
+    the rate of its pair, whatever other pairs send.
     """
     receivers = shape.per_node if of_pairs else shape.ranks - shape.per_node
     return size * shape.per_node * receivers
 
 
 BACKEND = "backend"
-# --exchange without the backend.
+# Ways of --exchange that do not use the backend.
 MEANS = {"direct": direct_mean, "all_to_all": all_to_all_mean}
 
-# What --exchange auto takes. Below this round trip a backend's waiting costs less than what direct
-# sends cost the host; and whoever is faster by less than this share may be so by noise.
+# How --exchange auto chooses. Below this round trip, a backend's waiting costs less than direct
+# sends cost the host; and a way that is faster by less than this share may be so by noise.
 FAR_S, WORTH = 0.001, 0.8
 
 
 def ways(
     size: float, sending: Shape, wire: Wire, of_pairs: bool, longer: float | None
 ) -> dict[str, float]:
-    """Seconds by each way, of so many bytes. One process of each node sends them; with the backend
-    those of this shape. Where the rate is unknown, all_to_all, which sends the most, is left out.
+    """Seconds that so many bytes take by each way. One process per node sends them, in gloo's
+    all-reduce all of `sending`. If the rate is unknown, all_to_all, which sends most, is left out.
 
-    longer: than its form says gloo's all-reduce takes, as far as it is known. None: what is sent
-    is coded, which does not take that all-reduce.
+    longer: measured / predicted time of gloo's all-reduce, as far as known. None: codes are sent,
+    which do not use that all-reduce.
     """
     shape = Shape(sending.nodes)
     if longer is None:
@@ -201,6 +201,6 @@ def ways(
 
 
 def fastest(expected: Mapping[str, float]) -> str:
-    """The backend, unless another way is expected to take clearly less time."""
+    """The fastest way, if it is clearly faster than the backend; otherwise the backend."""
     best = min(expected, key=expected.__getitem__)
     return best if expected[best] < WORTH * expected[BACKEND] else BACKEND

@@ -1,8 +1,8 @@
 """The command line, generated from Settings: flags, values, --help.
 
-Written by hand rather than with argparse because three kinds of flags meet here: ours, the
-Trainer's (passed through) and those of the Trainer that would falsify a comparison (refused), and
-because a mistake is to be answered in one line that names the nearest flag.
+Written by hand rather than with argparse because three kinds of flags meet here: our own, the
+Trainer's (passed through), and those Trainer flags that would falsify a comparison (refused), and
+because every mistake should be answered by one line that names the nearest flag.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from harness.core.topology import world_of
 def trainer_flags() -> dict[str, tuple[str, str]]:
     """Name -> (default, first sentence of its help) of the installed TrainingArguments.
 
-    From the source text: importing it would load torch. Empty where transformers is missing,
-    as on a login node that only launches.
+    Read from its source text: importing the class would load torch. Empty where transformers is
+    missing, as on a login node that only launches.
     """
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
@@ -83,14 +83,14 @@ def _default_and_help(value: ast.expr | None) -> tuple[str, str]:
     return shown, " ".join(text.split()).split(". ")[0].rstrip(".")
 
 
-# What a training imports that is not in the standard library.
+# The packages outside the standard library that training imports.
 NEEDED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "sklearn", "psutil")
 
 TEXT_OF_BOOL = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def field_of(script: str, name: str) -> str | None:
-    """The field that a flag means, None for one of the Trainer's; refuses the rest."""
+    """The settings field that a flag names; None for a Trainer flag; any other flag is refused."""
     names = names_of(script)
     if name in names:
         return names[name]
@@ -112,7 +112,7 @@ def field_of(script: str, name: str) -> str | None:
 
 
 def texts_of(value: Any) -> list[str]:
-    """The texts that a value from a settings file would be on a command line."""
+    """A value from a settings file, as the words that would stand on a command line."""
     if isinstance(value, dict):
         inner = {k: scalar(v) if isinstance(v, str) else v for k, v in value.items()}
         return [json.dumps(inner)]
@@ -120,7 +120,7 @@ def texts_of(value: Any) -> list[str]:
 
 
 def typed(name: str, field_name: str | None, values: list[str]) -> Any:
-    """The typed value of a flag; a flag of the Trainer keeps the type its text has."""
+    """The typed value of a flag; for a Trainer flag the text decides the type."""
     if field_name is None:
         if not values:
             return True
@@ -140,7 +140,7 @@ def typed(name: str, field_name: str | None, values: list[str]) -> Any:
 def scalar(text: str) -> Any:
     if text.startswith("{"):
         try:
-            return json.dumps(json.loads(text), sort_keys=True)  # one way to write it
+            return json.dumps(json.loads(text), sort_keys=True)  # in canonical form
         except ValueError:
             return text
     if text.lower() in ("true", "false"):
@@ -155,11 +155,11 @@ def scalar(text: str) -> Any:
 
 
 class BadValue(argparse.ArgumentTypeError):
-    """A text that is no value of its flag: argparse and typed() put the flag's name before it."""
+    """A text that its flag does not accept; argparse and typed() prepend the flag's name."""
 
 
 def setting(field_name: str) -> Callable[[str], Any]:
-    """Reads the value of a setting from its text."""
+    """The function that converts a text into a value of this setting."""
     meta = flag_fields()[field_name].metadata
     if field_name == "strategy":
         known = one_of(*meta["choices"], "FILE.py:CLASS")
@@ -304,7 +304,7 @@ def _entry(names: str, text: str, width: int) -> list[str]:
 def parse(
     script: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Settings from a command line, checked against the world that runs it; UserError if wrong."""
+    """Settings from a command line, checked against the processes started; UserError if wrong."""
     argv = list(sys.argv[1:] if argv is None else argv)
     environ = os.environ if environ is None else environ
     values = {**_from_file(script, argv), **_from_argv(script, argv)}
@@ -319,9 +319,9 @@ def bare(script: str, values: Mapping[str, Any]) -> Settings:
 
 
 def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
-    """parse() for a script's first lines: --help and mistakes end the process here.
+    """parse() for the first lines of a script: --help and mistakes end the process here.
 
-    Without argv the script is that which runs: a copy of bert.py records under its own name.
+    Without argv, the running script is used: a copy of bert.py records under its own name.
     """
     own_name = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -332,13 +332,13 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     try:
         if own_name:
             install_quit_handlers()  # a script loads torch next
-            gc.disable()  # until start(): a fifth of what that takes would go to collecting
+            gc.disable()  # until start(): collection would take a fifth of that time
             print_if_possible()
             script = running_script(script)
         if printer := next((PRINTERS[name] for name in PRINTERS if name in flags), None):
             raise SystemExit(show(printer(script), leader))
         settings = parse(script, [a for a in argv if a.replace("-", "_") != "__print_settings"])
-        if leader and "print_settings" not in flags:  # others may have another disk
+        if leader and "print_settings" not in flags:  # other ranks may have another disk
             check_inputs(settings)
             check_writable(Path(settings.output_dir))
     except (ModuleNotFoundError, UserError) as error:
@@ -348,11 +348,11 @@ def command_line(script: str, argv: Sequence[str] | None = None) -> Settings:
     if missing := [p for p in NEEDED if importlib.util.find_spec(p) is None]:
         refuse(script, ModuleNotFoundError(name=missing[0]), leader)
     if own_name and leader:
-        begin_work("loading libraries")  # until start()
+        begin_work("loading libraries")  # shown until start()
     return settings
 
 
-# Flags that print something in place of training, the first one first.
+# Flags that print something instead of training; if several are given, the first one here wins.
 PRINTERS = {"h": help_text, "help": help_text, "list_models": listing}
 
 
@@ -364,14 +364,14 @@ def show(text: str, leader: bool) -> int:
 
 
 def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
-    """One clear line and exit code 2; only the first rank speaks, of the run or of its node."""
+    """One line and exit code 2, printed by rank 0; a NodeError, by the first rank of its node."""
     leader |= isinstance(error, NodeError) and os.environ.get("LOCAL_RANK") == "0"
     error = without_package(error) if isinstance(error, ModuleNotFoundError) else error
     raise SystemExit(complain(f"{script}.py", error, leader)) from None
 
 
 def without_package(error: ModuleNotFoundError) -> UserError:
-    """How to install a missing package; an error in our own imports is raised as it is."""
+    """How to install a missing package; a failed import of our own code is raised unchanged."""
     package = str(error.name).partition(".")[0]
     if package in ("None", "harness"):
         raise error
@@ -379,12 +379,12 @@ def without_package(error: ModuleNotFoundError) -> UserError:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document: unknown is null, an infinite time (a missed target) is "inf"."""
+    """Print one JSON document: null is unknown, "inf" an infinite time (a missed target)."""
     print(json.dumps(plain(value, infinite=str), indent=2, default=str))
 
 
 def to_argv(settings: Settings) -> list[str]:
-    """The command line that parse turns back into exactly these settings."""
+    """The command line from which parse() restores exactly these settings."""
     argv: list[str] = []
     for name, f in flag_fields().items():
         value = getattr(settings, name)
@@ -395,7 +395,7 @@ def to_argv(settings: Settings) -> list[str]:
 
 
 def trainer_argv(settings: Settings) -> list[str]:
-    """The passed-through part, as TrainingArguments' own parser reads it."""
+    """The passed-through flags, as TrainingArguments' own parser reads them."""
     argv: list[str] = []
     for name, value in settings.trainer:
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -406,7 +406,7 @@ def trainer_argv(settings: Settings) -> list[str]:
 
 def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    # -o as --o, wherever it stands: a word with one dash would be taken for a value.
+    # Read -o as --o everywhere: a word with one dash would be taken for a value.
     names = names_of(script)
     short = re.compile("-([a-z])(=.*)?", re.DOTALL)
     argv = [f"-{w}" if (m := short.fullmatch(w)) and m[1] in names else w for w in argv]
@@ -447,7 +447,7 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in [*content.items(), *passed.items()]:
         if value in ("", "null", "~"):
-            continue  # not set: the default, whichever script the field belongs to
+            continue  # not set: the default holds, whichever script the field belongs to
         name = str(name).replace("-", "_")
         field_name = field_of(script, name)
         values = texts_of(value)
@@ -458,12 +458,12 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    import yaml  # the one package beyond the standard library here, and only for such files
+    import yaml  # the only third-party package here, and only to read YAML
 
     if not path.is_file():
         raise UserError(f"settings file {path} does not exist")
     with reading_yaml(f"settings file {path}"):
-        # Texts only, as on a command line: YAML would read the set-up 1_1 as the number 11.
+        # Read all values as text, as on a command line: YAML would read the set-up 1_1 as 11.
         root = (loader := yaml.BaseLoader(path.read_text("utf-8"))).get_single_node()
         content = root and loader.construct_document(root)
     if root is None or not isinstance(content, dict):
@@ -477,7 +477,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def reading_yaml(name: str) -> Iterator[None]:
-    """Say in one line, with this name of the file, why it cannot be read."""
+    """Turn a failure to read a YAML file into a one-line UserError that begins with `name`."""
     import yaml
 
     try:

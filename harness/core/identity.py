@@ -1,4 +1,4 @@
-"""Which run is which: the values that can change a result, and the name made of them."""
+"""The identity of a run: the settings that can change its result, and the name made from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.core.settings import Settings, flag_fields
 
-# Trainer flags that say how a run is shown, published or given up, not what it measures.
+# Trainer flags that decide how a run is shown, published, saved or given up, not what it measures.
 SHOWN_ONLY = (
     "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "report_to", "run_name",
     "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "push_to_hub",
@@ -18,17 +18,17 @@ SHOWN_ONLY = (
 )  # fmt: skip
 
 
-# Default of --eval_batch. GPUs use more (train/loop/evaluation.py), but the run id keeps 64: it is
-# made before the device is known, and metrics do not depend on it.
+# Default of --eval_batch. GPUs use more (train/loop/evaluation.py), but the run id keeps 64, as it
+# is made before the device is known, and metrics do not depend on the evaluation batch.
 EVAL_BATCH = 64
-# Settings that tell apart the repetitions of one measurement: no axis of a sweep or table.
+# Settings that distinguish repetitions of a measurement: they are no axis of a sweep or table.
 REPETITIONS = ("seed", "repeat")
-# Flags that are newer than records: where they are off, a run keeps the name that it had.
+# Flags that are newer than published records: a run without them keeps its earlier name.
 SINCE_RECORDS = ("lora", "balance", "sync_first")
 
 
 def number(value: Any) -> str:
-    """One way to write a number, so that 2e-5, 0.00002 and 2E-05 are the same run: 2e-05."""
+    """The one spelling of a number, so that 2e-5, 0.00002 and 2E-05 give the same run: 2e-05."""
     if not isinstance(value, float):
         return str(value)
     short = f"{value:g}"
@@ -38,7 +38,7 @@ def number(value: Any) -> str:
 def identity(settings: Settings) -> dict[str, Any]:
     """Everything that can change the result, and nothing else.
 
-    --tiny only chooses defaults, so it is not part of it: the values that it chose are.
+    --tiny is not part of it, as it only chooses defaults; the chosen values are part of it.
     """
     named = {
         name: getattr(settings, name)
@@ -48,7 +48,7 @@ def identity(settings: Settings) -> dict[str, Any]:
     named["eval_batch"] = settings.eval_batch or EVAL_BATCH
     named["augment"] = settings.augment or "none"
     if settings.validation_split is not None:
-        # What is tested at the end depends on the weights that are kept until then.
+        # The final test depends on which weights are kept until then.
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
     for name in SINCE_RECORDS:
         if not named[name]:
@@ -59,7 +59,7 @@ def identity(settings: Settings) -> dict[str, Any]:
 
 def _how(settings: Settings) -> str:
     """The strategy, with the settings that usually distinguish its runs."""
-    parts = [str(settings.strategy).rpartition(":")[2]]  # of FILE.py:CLASS the class
+    parts = [str(settings.strategy).rpartition(":")[2]]  # the class of FILE.py:CLASS
     if settings.compress != "none":
         parts.append(settings.compress.replace(":", ""))
     if settings.exchange not in ("auto", "backend"):
@@ -74,7 +74,7 @@ def _how(settings: Settings) -> str:
 
 
 def stem(settings: Settings) -> str:
-    """The part of a run's name that is for people, who read it; programs compare it as a whole."""
+    """The part of a run's name that people read; programs never parse it."""
     model = re.sub(r"[^A-Za-z0-9.]+", "-", str(settings.model).rstrip("/").rsplit("/", 1)[-1])
     parts = [model, _how(settings), f"b{settings.per_gpu_batch}"]
     if settings.grad_acc > 1:
@@ -92,7 +92,7 @@ def stem(settings: Settings) -> str:
 
 
 def run_id(settings: Settings) -> str:
-    """A stem for people (never parsed) and a hash of the whole identity."""
+    """A stem for people and a hash of the whole identity."""
     canonical = json.dumps(identity(settings), sort_keys=True, default=str, separators=(",", ":"))
     return f"{stem(settings)}_{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
 

@@ -1,4 +1,4 @@
-"""A link between nodes: how long a packet takes one way, how much passes in a second, what is lost.
+"""A link between nodes: one-way delay of a packet, rate, jitter and loss.
 
     none  20ms  200mbit  20ms/200mbit/jitter2ms/loss1%      parts in any order
     {delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01}
@@ -23,7 +23,7 @@ from harness.core.identity import number
 from harness.core.settings import UserError, nearest
 
 NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
-# The text of each field, and what its unit is worth in the field's own unit.
+# How each field is written -> (field, factor from the written unit to the field's unit).
 PARTS = (
     (re.compile(f"^{NUMBER}ms$"), "delay_ms", 1.0),
     (re.compile(f"^{NUMBER}mbit$"), "rate_mbit", 1.0),
@@ -38,24 +38,24 @@ EXPECTED = (
     "{delay_ms: 20, rate_mbit: 200, jitter_ms: 2, loss: 0.01} or a name such as rack"
 )
 
-# TCP opens its window during a transfer, which waits for up to two round trips more than the one
-# that is taken off its time: it has to take CLOSED_TRIPS. Before a probe sends OPENED_BYTES,
-# smaller transfers have opened the window: OPENED_TRIPS are enough. The rate was then within 5 % in
-# 609 of the 640 published transfers over links of limited rate, and within a factor of 3 in all.
-# Shorter transfers were wrong by a factor of 10 to 1000.
+# TCP opens its window during a transfer, which costs up to two more round trips than the single
+# one that is subtracted from its time; so the rest must take CLOSED_TRIPS round trips. Before a
+# probe sends OPENED_BYTES, smaller transfers have opened the window: OPENED_TRIPS suffice. The
+# rate was then within 5 % in 609 of the 640 published transfers over links of limited rate, and
+# within a factor of 3 in all; shorter transfers were wrong by a factor of 10 to 1000.
 OPENED_BYTES, OPENED_TRIPS, CLOSED_TRIPS = 2**20, 1, 6
-# A pair whose round trip is so many times as long as another's, and a millisecond more, is joined
-# by another kind of link: shorter ones differ as much by chance.
+# A pair with a round trip FURTHER times as long as another's, plus a millisecond, has another
+# kind of link; smaller differences occur by chance.
 FURTHER, NEAR_S = 2, 0.001
 
 
 @dataclass(frozen=True)
 class Link:
-    """Between any two nodes, where all pairs are alike."""
+    """The link between any two nodes, where all pairs are alike."""
 
     delay_ms: float = 0.0  # one way
-    rate_mbit: float | None = None  # None: as fast as it goes
-    jitter_ms: float = 0.0  # the delay lies evenly between delay - jitter and delay + jitter
+    rate_mbit: float | None = None  # None: unlimited
+    jitter_ms: float = 0.0  # delays are uniform in delay - jitter to delay + jitter
     loss: float = 0.0  # share of the packets
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Link:
 
     @property
     def tag(self) -> str:
-        """Third part of a set-up: runs over unlike links are unlike runs."""
+        """Third part of a set-up, so that runs over different links are different runs."""
         return str(self).replace("/", "-")
 
     def between(self, one: int, other: int) -> Link:
@@ -78,24 +78,24 @@ class Link:
         return self if one != other else Link()
 
     def facts(self, nodes: int) -> dict[str, Any] | list[dict[str, Any]]:
-        """What a record says of it."""
+        """The link as records describe it."""
         return asdict(self)
 
     def check(self, nodes: int) -> None:
-        """Fits any number of nodes."""
+        """Accept any number of nodes."""
 
 
 def tells_rate(size: float, seconds: float, round_trip_s: float) -> bool:
-    """Whether a transfer of so many bytes was long enough to tell a rate; seconds: what it took
-    beyond its round trip.
+    """Whether a transfer of so many bytes was long enough to tell a rate. seconds: its time beyond
+    the round trip.
     """
     trips = OPENED_TRIPS if size >= OPENED_BYTES else CLOSED_TRIPS
     return seconds > 0 and seconds >= trips * round_trip_s
 
 
 def rate_of(link: Mapping[str, Any]) -> float | None:
-    """Mbit/s of a recorded link, of the slowest pair of nodes; None where the rate of a pair much
-    further apart is not known. Older records also hold rates of transfers too short to tell one.
+    """Mbit/s of a recorded link: of its slowest pair of nodes; None if a pair of unknown rate is
+    much more distant. Older records also hold rates of transfers that were too short to tell one.
     """
     if not (pairs := link.get("pairs")):
         return link.get("bandwidth_mbit")
@@ -113,8 +113,8 @@ def rate_of(link: Mapping[str, Any]) -> float | None:
 
 
 def least_rate_of(link: Mapping[str, Any]) -> float | None:
-    """Mbit/s that a link carries at least, where transfers were too short to tell its rate: then
-    all of their bytes passed within a round trip.
+    """A lower bound in Mbit/s of a link whose transfers were too short to tell a rate: all of their
+    bytes passed within a round trip.
     """
     least = [
         pair["transfer_bytes"] * 8e-3 / pair["rtt_min_ms"]
@@ -124,18 +124,18 @@ def least_rate_of(link: Mapping[str, Any]) -> float | None:
     return min(least, default=None)
 
 
-# Round numbers of what is usual, not measurements; the link that a run really had is measured
-# with it. Each is the path between two machines of that kind, in both directions.
+# Typical round numbers, not measurements; every run measures and records its actual link. Each
+# is the path between two machines of that kind, in both directions.
 PRESETS = {
     # Gigabit Ethernet through one switch, as under a desk.
     "lan": Link(0.1, 1000),
     # Two machines of one rack, 10 Gbit Ethernet.
     "rack": Link(0.05, 10_000),
-    # Two racks of one data centre, what a virtual machine of middle size gets.
+    # Two racks of one data centre, at the share of a mid-sized virtual machine.
     "datacenter": Link(0.25, 5000),
     # Two data centres of one cloud region.
     "region": Link(1, 2000),
-    # Two regions of one continent: Frankfurt and Madrid, Virginia and Oregon are 15 to 35 ms.
+    # Two regions of one continent: Frankfurt-Madrid and Virginia-Oregon take 15 to 35 ms.
     "continent": Link(20, 1000),
     # Europe and the east coast of North America.
     "transatlantic": Link(40, 500),
@@ -143,9 +143,9 @@ PRESETS = {
     "worldwide": Link(140, 200),
     # Two homes on glass fibre.
     "home_fibre": Link(8, 200, 0.5),
-    # Two homes on VDSL: the uplink of either is what both have.
+    # Two homes on VDSL; the uplink of the sender limits either direction.
     "home_dsl": Link(20, 40, 3),
-    # Two laptops on one wireless access point, after its own repeats.
+    # Two laptops on one wireless access point, after its own retransmissions.
     "wifi": Link(2, 200, 1.5, 0.001),
     # Two machines behind mobile phones, LTE uplink.
     "mobile": Link(30, 20, 10, 0.005),
@@ -179,12 +179,12 @@ def plain_link(value: Any) -> Link:
 
 
 def _exact(text: Any, worth: float) -> float:
-    """0.7 % is 0.007, and not what floating point makes of it."""
+    """A product without floating-point error: 0.7 % is 0.007."""
     return float(f"{float(text) * worth:.12g}")
 
 
 def _numbers(value: Any, text: str) -> dict[str, tuple[str, float]]:
-    """Field -> (number, worth of its unit) of 20ms/200mbit."""
+    """Field -> (number, factor of its unit) of a text such as 20ms/200mbit."""
     numbers: dict[str, tuple[str, float]] = {}
     for part in re.split("[/,]", text):
         matches = ((name, regex.match(part), worth) for regex, name, worth in PARTS)
@@ -202,12 +202,12 @@ KEYS = ("places", "within", "between", "pairs")
 PLACES = re.compile(r"^[0-9]+(\+[0-9]+)*$")
 PAIR = re.compile(r"^([a-z])-([a-z])$")
 EXPECTED_NETWORK = "expected {places: [2, 1], within: rack, between: continent, pairs: {a-b: 80ms}}"
-LONGEST_TAG = 60  # a folder's name has more parts, and its limits
+LONGEST_TAG = 60  # a folder name has further parts and a limited length
 
 
 @dataclass(frozen=True)
 class Network:
-    """Nodes that are not all equally far from each other.
+    """Nodes of which some pairs have other links than others.
 
     {places: [2, 1], within: rack, between: continent}         two nodes near, one far
     {places: [2, 2, 1], within: rack, between: continent,
@@ -218,7 +218,7 @@ class Network:
     """
 
     places: tuple[int, ...]  # the number of nodes in each
-    links: tuple[tuple[tuple[int, int], Link], ...]  # of each pair of places that matters
+    links: tuple[tuple[tuple[int, int], Link], ...]  # for each pair of places that matters
 
     def __str__(self) -> str:
         parts = ["+".join(map(str, self.places))]
@@ -252,12 +252,12 @@ class Network:
         return dict(self.links)[pair[0], pair[1]]
 
     def facts(self, nodes: int) -> dict[str, Any] | list[dict[str, Any]]:
-        """What a record says of it: pair by pair."""
+        """The link as records describe it: pair by pair."""
         pairs = ((one, other) for one in range(nodes) for other in range(one + 1, nodes))
         return [{"nodes": [i, j], **asdict(self.between(i, j))} for i, j in pairs]
 
     def check(self, nodes: int) -> None:
-        """UserError if it is the network of another number of nodes."""
+        """UserError if the network does not have this number of nodes."""
         if sum(self.places) != nodes:
             raise UserError(
                 f"link {self} has {sum(self.places)} nodes in its places, and the set-up {nodes}"
@@ -276,7 +276,7 @@ def link_of(value: Any) -> Link | Network:
 
 
 def _from_flow(text: str) -> dict[str, Any]:
-    """A mapping as a sweep file has it, on a command line: its words are not quoted."""
+    """A mapping in the syntax of a sweep file, given on a command line without quotes."""
     try:
         mapping = json.loads(re.sub(r"[^\s{}\[\],:]+", r'"\g<0>"', text))
     except ValueError:
@@ -305,7 +305,7 @@ def _network(value: Any, mapping: dict[str, Any]) -> Link | Network:
     if not isinstance(named, dict):
         raise UserError(f"link {value}: {EXPECTED_NETWORK}")
     within, between = (plain_link(mapping.get(name, "none")) for name in ("within", "between"))
-    # Of places whose nodes really have a link: a node alone has none within its place.
+    # Only pairs of places with a link: a single node has no link within its place.
     links = {
         (one, other): within if one == other else between
         for one, nodes in enumerate(places)
@@ -319,7 +319,7 @@ def _network(value: Any, mapping: dict[str, Any]) -> Link | Network:
             raise UserError(f"link {value}: pair {name} is given twice")
         seen.add(pair)
         links[pair] = plain_link(text)
-    # Where all pairs are alike it is a plain link, however it was written: one and the same run.
+    # If all pairs are alike, this is a plain link, so that each spelling gives the same run.
     if len(set(links.values())) == 1:
         return next(iter(links.values()))
     return Network(places, tuple(links.items()))

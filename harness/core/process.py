@@ -1,14 +1,14 @@
-"""How processes end: children with their parent, even after kill -9; mistakes, signals and a lack
-of memory with one line.
+"""How processes end: children with their parent, even after kill -9; mistakes, signals and lack of
+memory with one line.
 
     python -m harness.core.process PID COMMAND...    becomes COMMAND, and ends with process PID
     python -m harness.core.process - COMMAND...      runs COMMAND; asks it to end at end of input
 
-Otherwise the ranks of a killed launcher would train on, hold the GPUs and disturb the next
-measurement.
+Otherwise the ranks of a killed launcher would continue to train, occupy the GPUs and disturb the
+next measurement.
 """
 
-# Loaded first of all, so that Ctrl-C is one line from then on: what takes long is imported late.
+# Imported before everything else, so that Ctrl-C prints one line: slow imports come later.
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from typing import Any, NoReturn, Self
 
 GRACE_S = 20.0  # for a process to record and exit, before it is killed
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-# Where the kernel counts what it has killed for lack of memory: on the machine, and in a control
-# group of version 2, with those below it, or 1.
+# Where the kernel counts processes killed for lack of memory: on the machine, and in a control
+# group (of version 2, with the groups below it, or of version 1).
 VMSTAT, CGROUPS = Path("/proc/vmstat"), Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 OOM, COUNT = re.compile(r"^oom (\d+)$", re.MULTILINE), re.compile(r"^(\d+)$", re.MULTILINE)
-PARENT = "HARNESS_PARENT"  # its number, in the environment of a process that takes no arguments
+PARENT = "HARNESS_PARENT"  # variable with its PID, for a process without arguments
 
 
-# How running out of memory reads, from allocators, libraries, their loader and the kernel. oneDNN
-# does not say what it lacks; without a primitive descriptor it has no such operation.
+# Messages about a lack of memory, from allocators, libraries, the loader and the kernel. oneDNN
+# does not say what is missing; "primitive descriptor" instead means an unsupported operation.
 NO_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory(?! in static TLS)|bad_alloc|MemoryError|"
     r"could not create a primitive(?! descriptor)|out of memory|not enough memory|"
@@ -48,8 +48,8 @@ NO_MEMORY = re.compile(
     r"Memory allocation still failed",
     re.IGNORECASE,
 )
-# How Python says that a library has failed and not said why, as where it was refused memory, or
-# that there is no thread, whose stack takes some.
+# Python's messages about a library that failed without saying why, as it may if it was refused
+# memory, or about a thread that did not start (its stack takes memory).
 UNSAID = re.compile(r"without (setting an exception|exception set)|can't start new thread")
 
 
@@ -57,16 +57,16 @@ def install_quit_handlers() -> None:
     """Until other handlers are set, Ctrl-C, a hangup and a lack of memory end this process with one
     line.
 
-    Imports take seconds, and an error inside them is pages of traceback.
+    Imports take seconds, and an error during one prints pages of traceback.
     """
     sys.excepthook = _tell_lack_of_memory
     for number in (signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays what it is
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as under nohup: leave it so
             signal.signal(number, _end)
 
 
 def open_closed_streams() -> None:
-    """Open closed standard streams (>&-) on /dev/null: the next file would get their number."""
+    """Open closed standard streams (>&-) on /dev/null, or the next file would get their number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -76,7 +76,7 @@ def open_closed_streams() -> None:
 
 
 class _IgnoringErrors(io.FileIO):
-    """Drops what cannot be written: a full disk, a closed pipe, a terminal that is gone."""
+    """Drops output that cannot be written: full disk, closed pipe, vanished terminal."""
 
     def write(self, content: Any) -> int:
         try:
@@ -86,9 +86,9 @@ class _IgnoringErrors(io.FileIO):
 
 
 def print_if_possible() -> None:
-    """From now on what is printed is lost where it cannot be written: the records are what counts.
+    """From now on, drop output that cannot be written: only the records matter.
 
-    Streams that somebody has put in place of the process's own stay.
+    Streams that replaced the process's own are left alone.
     """
     open_closed_streams()
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -108,7 +108,7 @@ def print_if_possible() -> None:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether it says so, or is one that says nothing where the shell limits the memory."""
+    """Whether the error names a lack of memory, or may hide one while the shell limits memory."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     says = isinstance(error, (ImportError, RuntimeError)) and NO_MEMORY.search(str(error))
@@ -130,14 +130,14 @@ def causes_of(error: BaseException | None) -> list[BaseException]:
 
 
 def lack_of_memory(error: BaseException) -> BaseException | None:
-    """It, or the first one from which libraries have raised it; None if memory was not why."""
+    """The earliest lack of memory among an error and its causes; None if there is none."""
     return next(filter(lacks_memory, reversed(causes_of(error))), None)
 
 
 def _tell_lack_of_memory(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """What nobody has caught, such as an error of an import."""
+    """The excepthook: one line if an uncaught error, as of an import, is a lack of memory."""
     if (lack := lack_of_memory(error)) is None:
         sys.__excepthook__(kind, error, trace)
         return
@@ -147,32 +147,32 @@ def _tell_lack_of_memory(
 
 
 def restore_excepthook() -> None:
-    """What it was before install_quit_handlers(): the outcome of a run tells a lack of memory."""
+    """Undo install_quit_handlers() for errors: the outcome of a run tells a lack of memory."""
     if sys.excepthook is _tell_lack_of_memory:
         sys.excepthook = sys.__excepthook__
 
 
 def restore_interrupt() -> None:
-    """What Ctrl-C did before install_quit_handlers()."""
+    """Undo install_quit_handlers() for Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ending_signals() -> list[signal.Signals]:
-    """What asks a process to end: a hangup does not where nohup started it."""
+    """The signals that ask a process to end; a hangup is none under nohup."""
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hangup]
 
 
 def _end(signum: int, frame: Any) -> None:
     if is_leader():
-        cleared = CLEARED if _shows_work() else ""  # of what working() says
+        cleared = CLEARED if _shows_work() else ""  # erase the line of working()
         os.write(2, f"{cleared}stopped by {signal.Signals(signum).name}\n".encode())
     os._exit(128 + signum)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Without Python's teardown; what was printed is written."""
+    """Exit without Python's teardown, after output has been flushed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -185,47 +185,47 @@ def usable_cores() -> list[int]:
 
 
 def is_leader() -> bool:
-    """Whether this is the only process of its launcher, or the first."""
+    """Whether this is the only process of its launcher, or its rank 0."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def complain(program: str, error: Exception, leader: bool = True) -> int:
-    """One line on stderr, from the first rank alone; the exit code of a mistake."""
+    """Print one line on stderr, on the leader only; returns the exit code for a mistake."""
     line = f"{program}: error: {' '.join(printable(str(error)).splitlines())}"
     if leader:
         print(line, file=sys.stderr, flush=True)
     else:
-        time.sleep(1)  # the launcher stops all ranks when one leaves: let the first speak
+        time.sleep(1)  # the launcher stops all ranks when one exits: let the leader print first
     report_to_torchrun(line)
     return 2
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey: a record may hold anything."""
+    """The text with control characters escaped: a record may hold anything."""
     return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-# Control characters but line ends and tabs, and those that turn the direction of writing.
+# Control characters except tab and newline, and characters that change the writing direction.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @contextmanager
 def quiet_when_closed() -> Iterator[None]:
-    """The reader of our output may have seen enough, as head has: that is no failure."""
+    """Treat a closed output pipe as success: its reader (such as head) has seen enough."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered must not fail once more when the interpreter ends.
+        # Flushing the remaining buffer must not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-_says_work = False  # libraries say nothing; a verb that a person has typed does
-CLEARED = "\r\x1b[K"  # the line of a terminal
+_says_work = False  # False in libraries; True in a command that a person typed
+CLEARED = "\r\x1b[K"  # erases a terminal's current line
 
 
 def say_work() -> None:
-    """From now on working() says at a terminal what it waits for."""
+    """From now on, working() prints its line on a terminal."""
     global _says_work
     _says_work = True
 
@@ -236,7 +236,7 @@ def _shows_work() -> bool:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """At a terminal, a line says what is going on, until it is done."""
+    """On a terminal, show a line about the work in progress until it is done."""
     if not _shows_work():
         yield
         return
@@ -253,21 +253,21 @@ _begun = ExitStack()
 
 
 def begin_work(text: str) -> None:
-    """working() from here on, until end_work()."""
+    """Show the line of working() from here until end_work()."""
     say_work()
     _begun.enter_context(working(text))
 
 
 def end_work() -> None:
-    """Nothing more is said: the training has lines of its own."""
+    """Erase that line and show no more: training prints lines of its own."""
     global _says_work
     _begun.close()
     _says_work = False
 
 
 def report_to_torchrun(line: str) -> None:
-    """torchrun ends with a block on the rank that failed: it then repeats this line there, in
-    place of a hint at tracebacks.
+    """Leave the line for torchrun, which ends with a block about the failed rank: there it repeats
+    this line instead of a hint at tracebacks.
     """
     import multiprocessing
 
@@ -291,8 +291,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def ranks_beside() -> dict[int, int]:
-    """The ranks that the torchrun of this one has started, itself included, and their processes;
-    none where this process was forked, or the kernel does not tell.
+    """Rank -> process, for the ranks started by the torchrun of this one, itself included; empty in
+    a forked process, or where the kernel does not tell.
     """
     run_id, parent = os.environ.get("TORCHELASTIC_RUN_ID"), os.getppid()
     found: dict[int, int] = {}
@@ -308,7 +308,7 @@ def ranks_beside() -> dict[int, int]:
 
 
 def _environment_of(pid: int) -> dict[str, str]:
-    """The variables with which a process began."""
+    """The environment variables that a process was started with."""
     with suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
         return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
@@ -316,7 +316,7 @@ def _environment_of(pid: int) -> dict[str, str]:
 
 
 def forked() -> list[int]:
-    """The processes that the main thread has forked, as a data loader does; none where the kernel
+    """The processes that the main thread has forked, as a data loader does; empty where the kernel
     does not tell.
     """
     own = os.getpid()
@@ -347,7 +347,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
-    """Where the kernel does not do it: look now and then whether the parent is still the parent."""
+    """Kill this process once its parent has ended, where the kernel cannot: by polling."""
     while os.getppid() == parent:
         time.sleep(every_s)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -355,11 +355,11 @@ def end_when_orphaned(parent: int, every_s: float = 0.5) -> None:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The kernel's counts of it. Only the difference of two means anything."""
+    """The kernel's counts of lacking memory; only the difference of two counts has a meaning."""
 
     on_machine: int  # processes that were killed
-    in_group: int  # of the control group of this process
-    group_full: int  # how often that group, or one above it, had reached its limit
+    in_group: int  # processes killed in this process's control group
+    group_full: int  # how often that group, or one above it, reached its limit
 
     @classmethod
     def now(cls) -> Self:
@@ -377,12 +377,12 @@ class OutOfMemory:
         return cls(on_machine, in_group, full)
 
     def since(self) -> str | None:
-        """What has lacked memory since then, so that a process was killed for it."""
+        """What has run out of memory since, so that a process was killed; None if nothing."""
         now = OutOfMemory.now()
         if now.in_group > self.in_group:
             full = now.group_full > self.group_full
             return "its control group" if full else "the machine"
-        # It may have been in a group of its own.
+        # The killed process may have been in a control group of its own.
         return "the machine or a control group" if now.on_machine > self.on_machine else None
 
 
@@ -391,14 +391,14 @@ def _sum(pattern: re.Pattern[str], *files: Path) -> int:
 
 
 def limits_memory() -> bool:
-    """Whether this process may not take what memory there is (ulimit -v)."""
+    """Whether this process may not use all memory of the machine (ulimit -v)."""
     import resource
 
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def text_of(file: Path) -> str:
-    """As far as it is readable; nothing where there is no such file."""
+    """The text of a file; empty if it does not exist or cannot be read."""
     try:
         return file.read_text("utf-8", errors="replace")
     except OSError:
@@ -406,16 +406,16 @@ def text_of(file: Path) -> str:
 
 
 def last_line(text: str) -> str:
-    """The one in which a program says why it ended, as a part of another line; it may be empty."""
+    """The last line (why a program ended), shortened to be part of another line; may be empty."""
     lines = text.strip().splitlines() or [""]
     return " ".join(lines[-1].split())[:300]
 
 
 def run_while_connected(command: list[str]) -> int:
-    """The exit code of a command, which is asked to end when our input closes: signals do not pass
-    through ssh.
+    """Run a command and return its exit code; ask it to end when our input closes, as signals do
+    not pass through ssh.
 
-    The first line of the input is JSON: variables that must not stand on a command line.
+    The first line of the input is JSON: variables that must not appear on a command line.
     """
     import subprocess
 
@@ -444,7 +444,7 @@ def main(argv: list[str]) -> None:
     if parent == "-":
         sys.exit(run_while_connected(command))
     if sys.platform == "linux":
-        end_with_parent(int(parent))  # stays through exec
+        end_with_parent(int(parent))  # remains set after exec
     os.execvp(command[0], command)  # noqa: S606 - a list of words, no shell
 
 

@@ -1,4 +1,4 @@
-"""What a run is made of: this checkout, its packages, the driver, and the local files it reads."""
+"""What produces a run's numbers: this checkout, its packages, the driver, local input files."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ def _needed() -> list[str]:
 
 
 def installing() -> str:
-    """The command that makes up for missing packages."""
+    """The command that installs missing packages."""
     root = shlex.quote(str(ROOT))
     if not (ROOT / "Makefile").is_file():
         return shlex.join([sys.executable, "-m", "pip", "install", *missing_packages().values()])
     activate, install = f"source {root}/.venv/bin/activate", f"make -C {root} install"
     is_ready = (ROOT / ".venv" / "ready").is_file()
-    if Path(sys.prefix) == ROOT / ".venv":  # its installation was interrupted
+    if Path(sys.prefix) == ROOT / ".venv":  # if its installation was interrupted
         return f"rm {root}/.venv/ready && {install}" if is_ready else install
     return activate if is_ready else f"{install} && {activate}"
 
 
 def commit() -> dict[str, Any]:
-    """Commit of this checkout and whether files differ from it; null where it is no checkout."""
+    """Commit of this checkout and whether files differ from it; null outside a checkout."""
     try:
-        # An installed copy may lie in the checkout of another project.
+        # An installed copy may lie inside the checkout of another project.
         _git("ls-files", "--error-unmatch", "harness/core/provenance.py")
         head = _git("rev-parse", "HEAD")
         changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
@@ -78,7 +78,7 @@ def commit() -> dict[str, Any]:
 
 
 def source_checksum(folders: Sequence[str] = ("harness",)) -> str:
-    """A checksum of the code that measures, committed or not."""
+    """A checksum of the scripts and of the modules in these folders, committed or not."""
     scripts = [ROOT / f"{name}.py" for name in (*TASKS, "logcallback")]
     modules = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
     files = sorted([*filter(Path.is_file, scripts), *modules])
@@ -89,18 +89,18 @@ def source_checksum(folders: Sequence[str] = ("harness",)) -> str:
 
 
 class Driver(NamedTuple):
-    """What NVIDIA's driver says, whether or not torch can use its GPUs."""
+    """What NVIDIA's driver reports, whether or not torch can use its GPUs."""
 
     gpus: int
     version: str
-    cuda: tuple[int, int]  # the newest that it runs
-    oldest: tuple[int, int]  # compute capability of its GPUs
-    problem: str | None = None  # why it answers nothing of this, though it is there
+    cuda: tuple[int, int]  # the newest version that it supports
+    oldest: tuple[int, int]  # lowest compute capability of its GPUs
+    problem: str | None = None  # why an installed driver does not answer
 
     @property
     def advice(self) -> str:
-        """The build of torch for this driver and its GPUs, by the name that torch gives it."""
-        if self.oldest < (7, 5):  # of the generations that builds for CUDA 13 have left behind
+        """Which build of torch to install for this driver and its GPUs."""
+        if self.oldest < (7, 5):  # too old for the builds for CUDA 13
             driver = "" if self.cuda >= (12, 0) else " and a driver of version 560 or newer"
             return f"install {build_of_torch('cu126')}{driver}"
         if self.cuda >= (13, 0):
@@ -110,13 +110,13 @@ class Driver(NamedTuple):
 
 
 def build_of_torch(name: str) -> str:
-    """A build with the command that takes it in a checkout."""
+    """The name of a build, with the command that installs it in a checkout."""
     return f"the {name} build of torch (make install TORCH={name})"
 
 
 def nvidia_driver() -> Driver | None:
-    """None without one. One that is there and fails, as after an update without a restart, is not
-    taken for a machine without GPUs.
+    """The driver; None if there is none. A driver that is installed but fails, as after an update
+    without a restart, is not taken for a machine without GPUs.
     """
     import pynvml
 
@@ -137,8 +137,8 @@ def nvidia_driver() -> Driver | None:
 
 
 def visible_gpus(count: int) -> tuple[str, ...]:
-    """The GPUs, out of so many, that CUDA_VISIBLE_DEVICES leaves visible, named as it does: CUDA
-    reads it up to the first entry that names none, and shows none where one stands twice.
+    """Which of `count` GPUs CUDA_VISIBLE_DEVICES leaves visible, named as in it. CUDA reads it
+    up to the first entry that names no GPU, and shows none if an entry stands there twice.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -152,25 +152,25 @@ def visible_gpus(count: int) -> tuple[str, ...]:
     return entries if len({*entries}) == len(entries) else ()
 
 
-# Of `harness nodes`, in the environment of the command that it runs.
+# Variables that `harness nodes` sets for the command that it runs.
 NODES_LINK = "HARNESS_NODES_LINK"
-SHARED_GPUS = "HARNESS_NODES_GPUS"  # how many there are, where nodes share them
-# The process that carries the packets of emulated nodes, which is no load by others; on one node.
+SHARED_GPUS = "HARNESS_NODES_GPUS"  # the number of GPUs, if nodes share them
+# PID of the process that carries emulated nodes' packets, whose load is ours; on one node alone.
 RELAY = "HARNESS_RELAY"
 
 
 def cache_root() -> Path:
-    """Beside the Hub's cache; it may be deleted at any time."""
+    """The folder of our cache, beside the Hub's; it may be deleted at any time."""
     default = Path.home() / ".cache" / "huggingface"
     return Path(os.environ.get("HF_HOME", default)).expanduser() / "harness"
 
 
 def inputs(settings: Settings) -> dict[str, Any]:
-    """What the numbers of a run come from that may change under its command: local files, code."""
+    """What determines a run's numbers but may change under the same command: local files, code."""
     dataset, model = (Path(str(n)).expanduser() for n in (settings.dataset, settings.model))
     local = not str(settings.dataset).startswith("embedded:") and dataset.exists()
     script = script_file(settings.script)
-    ours = [ROOT / f"{name}.py" for name in TASKS]  # in `code`; a copy beside them is not
+    ours = [ROOT / f"{name}.py" for name in TASKS]  # part of `code`; a copy beside them is not
     return {
         "dataset": _content(dataset, _data_files(dataset)) if local else None,
         "model": _content(model, _model_files(model)) if model.is_dir() else None,
@@ -181,7 +181,7 @@ def inputs(settings: Settings) -> dict[str, Any]:
     }
 
 
-# Endings of files of data, with the name of the reader.
+# Extension of a data file -> the reader of that format.
 DATA_FILES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -192,9 +192,9 @@ DATA_FILES = {
 
 
 def check_inputs(settings: Settings) -> None:
-    """Refuse data and a model that cannot be there, as far as their names and this disk tell.
+    """Refuse data or a model that cannot exist, as far as the name and this disk tell.
 
-    A script of its user's own may know others.
+    Skipped for a user's own script, which may know others.
     """
     if settings.script in TASKS:
         check_dataset(settings)
@@ -220,12 +220,12 @@ def check_dataset(settings: Settings) -> None:
 
 
 def _is_path(name: str) -> bool:
-    """Written as no name of the Hub is: those have one "/" at most, inside."""
+    """Whether a name is a path: names on the Hub have at most one "/", inside."""
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
 
 
 def check_model(settings: Settings) -> None:
-    """Refuse a misspelt architecture or folder, before the Hub answers with something confusing."""
+    """Refuse a misspelt architecture or folder before the Hub answers with a confusing error."""
     name, known = str(settings.model), task_of(settings.script).architectures
     if name in known:
         return
@@ -250,7 +250,7 @@ def strategy_code(settings: Settings) -> dict[str, Any] | None:
 
 
 def _code(file: Path) -> dict[str, Any]:
-    """A file of code and what it imports from its own folder, without comments and spaces."""
+    """Size and checksum of a code file and its imports from its own folder, ignoring comments."""
     digest, seen = hashlib.sha256(), [file]
     for file in seen:
         tree = parsed(file)
@@ -269,13 +269,13 @@ def _code(file: Path) -> dict[str, Any]:
 
 
 def recorded_inputs(folder: RunFolder) -> dict[str, Any]:
-    """The inputs recorded by an earlier run; empty where none are recorded."""
+    """The inputs that an earlier run recorded; empty if it recorded none."""
     environment = cast(dict[str, Any], folder.read_environment() or {})
     return believable("environment", environment).get("inputs") or {}
 
 
 def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which local files differ from those of an earlier run, in words; empty if none does."""
+    """Which inputs differ from those of an earlier run, in words; empty if none does."""
     changes = []
     files = {"dataset": "the files of --dataset have", "model": "the files of --model have",
              "script": "the script has", "strategy": "the file of --strategy has"}  # fmt: skip
@@ -297,7 +297,7 @@ def changed_inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _data_files(path: Path) -> Iterator[Path]:
-    """The files of a data set, without caches that libraries keep beside them."""
+    """The files of a data set, without caches that libraries keep in its folder."""
     if path.is_file():
         return iter([path])
     inside = (p for p in path.rglob("*") if p.is_file() and not p.match("cache-*.arrow"))
@@ -305,13 +305,13 @@ def _data_files(path: Path) -> Iterator[Path]:
 
 
 def _model_files(folder: Path) -> Iterator[Path]:
-    """What loading a model reads: not its checkpoints, nor what is written for people."""
+    """The files that loading a model reads: no checkpoints, no files written for people."""
     return (p for p in folder.iterdir() if p.is_file() and p.name[0] != "." and p.suffix != ".md")
 
 
 def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
-    """Number, size and checksum. The checksum is kept for as long as no file has another name, size
-    or time: reading a large data set again for each run would take minutes.
+    """Number, total size and checksum of files. The checksum is cached until the name, size or time
+    of a file changes: reading a large data set for every run would take minutes.
     """
     paths = sorted(files)
     states = [file.stat() for file in paths]
@@ -323,7 +323,7 @@ def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
     known = read_json(kept) or {}
     if known.get("stamp") != stamp or not isinstance(known.get("checksum"), str):
         known = {"stamp": stamp, "checksum": _checksum(root, paths)}
-        with contextlib.suppress(OSError):  # it is only slower without
+        with contextlib.suppress(OSError):  # without the cache it is only slower
             write_json(kept, known)
     size = sum(state.st_size for state in states)
     return {"files": len(paths), "bytes": size, "checksum": known["checksum"]}
@@ -334,7 +334,7 @@ def _checksum(root: Path, files: Sequence[Path]) -> str:
     for file in files:
         with file.open("rb") as content:
             of_file = hashlib.file_digest(content, "sha256").hexdigest()
-        # Names below the root: the same files elsewhere are the same input.
+        # Names are relative to the root: the same files elsewhere are the same input.
         digest.update(f"{file.relative_to(root).as_posix()}\0{of_file}\0".encode())
     return digest.hexdigest()[:16]
 
@@ -347,7 +347,7 @@ def _git(*words: str) -> str:
 
 
 def version_of(package: str) -> str | None:
-    from importlib import metadata  # which takes a tenth of the time in which a command begins
+    from importlib import metadata  # its import would take a tenth of a command's start-up time
 
     try:
         return metadata.version(package)

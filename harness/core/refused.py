@@ -1,4 +1,4 @@
-"""Flags that are not taken: those of the Trainer, and names that other scripts have for ours."""
+"""Flags that are refused: some of the Trainer's, and names that other scripts use for ours."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REFUSED = {
 }
 
 
-# What to write instead of names that other scripts have for what is here.
+# Flag names of other scripts: what to write here instead.
 _INSTEAD = {
     "use --per_gpu_batch": "batch batch_size bs train_batch_size micro_batch_size mini_batch_size "
     "batch_size_per_gpu per_device_batch_size",

@@ -1,12 +1,12 @@
 """Every combination of settings, processes and devices that is refused, as tables of rules.
 
-A rule is a condition and the message of the UserError where it holds. The condition is a function
-of the settings s and the combination c that they are part of; str.format fills both into the
-message. The tables are walked in order and the first rule that holds speaks, so a rule may rely on
-those before it.
+A rule is a condition and the message of the UserError raised if the condition holds. The condition
+is a function of the settings s and the combination c that contains them; str.format fills both
+into the message. Each table is checked in order and the first rule that holds gives the message,
+so a rule may rely on those before it.
 
-Two more kinds of mistakes are refused elsewhere: a text that is no value of its flag
-(core/command_line.py), and what a strategy or device turns out to do when it runs
+Two more kinds of mistakes are refused elsewhere: a text that its flag does not accept
+(core/command_line.py), and what turns out to be wrong once a strategy or device is in use
 (train/strategy/verify.py).
 """
 
@@ -32,12 +32,12 @@ from harness.core.topology import World, asked_processes, batch_of, own_batch
 
 @dataclass(frozen=True)
 class Combination:
-    """Settings, and the processes and the device that they are to run with."""
+    """Settings, and the processes and device with which they are to run."""
 
     settings: Settings
     world: World = field(default_factory=World)
     cuda: bool = True
-    ampere: bool = True  # the GPU is of that generation or newer
+    ampere: bool = True  # whether the GPU is of the Ampere generation or newer
     bf16: bool = True
 
     @property
@@ -62,7 +62,7 @@ class Combination:
 
     @property
     def own_batch(self) -> int:
-        """Samples that one hivemind peer brings at a time."""
+        """Samples that one hivemind peer contributes at a time."""
         return own_batch(self.settings)
 
 
@@ -84,7 +84,7 @@ def refuse(rules: tuple[Rule, ...], case: Combination) -> None:
 
 
 def _where(applies: Condition, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The same rules with one more condition."""
+    """The rules, each restricted to cases to which a further condition applies."""
     return tuple(
         (lambda s, c, holds=holds: applies(s, c) and holds(s, c), text) for holds, text in rules
     )
@@ -131,7 +131,7 @@ COMPRESSING = ", ".join(
     for name, strategy in STRATEGIES.items()
     if strategy.compress
 )
-OWING = ("powersgd", "int8", "int4")  # compressions that carry over what they miss
+OWING = ("powersgd", "int8", "int4")  # compressions that carry over their error
 SENDING_DIRECTLY = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.direct)
 INSTALL = "pip install hivemind==1.1.12"
 INSTALL_PEFT = "pip install peft==0.21.2"
@@ -140,16 +140,16 @@ WITHOUT_LORA = {
     "fsdp": "which gathers all weights in every step, trained or not",
     "hivemind": "whose peers would have to agree on the frozen weights, which they do not exchange",
 }
-# As libp2p writes the address of a peer.
+# The address of a peer in libp2p's notation.
 PEER_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
-# Optimizers whose state can be made before the first step, as peers need it to exchange it.
+# Optimizers whose state can be created before the first step, so that peers can exchange it.
 PEER_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
-# Schedules that do not follow from the number of the update.
+# Schedules whose learning rate does not follow from the number of the update alone.
 BLIND_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 # fmt: off
 
-# What contradicts itself, on any machine.
+# Settings that contradict each other on any machine.
 CONTRADICTIONS: tuple[Rule, ...] = (
     (lambda s, c: s.max_length is not None and s.max_length < 3,
      "--max_length {s.max_length}: must be at least 3 (start, word, end)"),
@@ -202,7 +202,7 @@ FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
     )),
 )
 
-# Once the strategy's own defaults are filled in.
+# Checked once the strategy's own defaults are filled in.
 SCHEDULES: tuple[Rule, ...] = (
     (lambda s, c: s.sync_every and s.sync_every % (s.fragments or 1),
      "--fragments {s.fragments}: --sync_every {s.sync_every} cannot be divided by it; each "
@@ -241,7 +241,7 @@ BALANCE: tuple[Rule, ...] = _where(lambda s, c: s.balance is not None, (
      "what the shares are of"),
 ))
 
-# The processes that a launcher started, and whether they can do what is asked of them.
+# Whether the processes that a launcher started can do what is asked of them.
 NOT_ELASTIC: tuple[Rule, ...] = (
     (lambda s, c: c.strategy.apart,
      "--strategy {c.strategy.name} does not go with --max_restarts: no process can take over "
@@ -338,9 +338,9 @@ DEVICE: tuple[Rule, ...] = (
 
 
 def resolve(settings: Settings) -> Settings:
-    """The same settings with the task's defaults, or the tiny ones, in place of None.
+    """The settings with the task's defaults (with --tiny, its small ones) in place of None.
 
-    Refuses what contradicts itself, before anything is loaded.
+    Refuses contradictory settings before anything is loaded.
     """
     task = task_of(settings.script)
     defaults = task.tiny if settings.tiny else task.defaults
@@ -353,9 +353,9 @@ def resolve(settings: Settings) -> Settings:
 
 
 def place(settings: Settings, world: World, gpus: int | None = None) -> Settings:
-    """Fill in strategy and set-up from the world, or refuse what does not fit it.
+    """Fill in strategy and set-up from the processes started; refuse settings that do not fit them.
 
-    gpus is the number of visible GPUs, once known: DataParallel uses that many in one process.
+    gpus: the number of visible GPUs, once known; DataParallel uses them all in one process.
     """
     return with_exchange(_placed(settings, world, gpus))
 
@@ -372,7 +372,7 @@ def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
     nodes, per_node = world.nodes, world.per_node
     if strategy.needs_gpu:
         if gpus is None:
-            return settings  # not counted yet: whoever can see the GPUs calls again
+            return settings  # not counted yet: place() is called again once they are
         if gpus == 0:
             raise UserError(f"{why_a_gpu(settings)}: use ddp")
         per_node = gpus  # in one process
@@ -387,10 +387,10 @@ def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
 
 
 def _with_own_defaults(settings: Settings) -> Settings:
-    """The strategy's own flags with their defaults."""
+    """The settings with the defaults of the strategy's own flags."""
     refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
     if settings.compress == "powersgd:1":
-        settings = replace(settings, compress="powersgd")  # one name for one training
+        settings = replace(settings, compress="powersgd")  # two spellings of one training
     own = strategy_of(settings).own
     missing = {n: v for n, v in own.items() if is_off(getattr(settings, n))}
     settings = replace(settings, **missing)
@@ -399,7 +399,7 @@ def _with_own_defaults(settings: Settings) -> Settings:
 
 
 def _with_peers(settings: Settings, world: World) -> Settings:
-    """Without a launcher the set-up says how many peers are expected; they find each other."""
+    """place() for hivemind: without a launcher, the set-up says how many peers are expected."""
     addresses_to_join(settings, {})
     if settings.setup is None:
         settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")
@@ -411,7 +411,7 @@ def _with_peers(settings: Settings, world: World) -> Settings:
 
 
 def _mismatch(settings: Settings, world: World, per_node: int) -> UserError:
-    """per_node: processes, or the GPUs of one process with dp."""
+    """The error of a set-up that does not fit; per_node: processes, with dp the process's GPUs."""
     asked_nodes, asked_per_node, tag = parse_setup(str(settings.setup))
     right = f"{world.nodes}_{per_node}" + (f"_{tag}" if tag else "")
     if settings.strategy == "dp":
@@ -432,7 +432,7 @@ def _mismatch(settings: Settings, world: World, per_node: int) -> UserError:
 
 
 def addresses_to_join(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """The addresses of a run of peers, from the flag or the variable; none for a new run."""
+    """Addresses of the run to join, from --initial_peers or INITIAL_PEERS; none for a new run."""
     texts = settings.initial_peers or environ.get("INITIAL_PEERS", "")
     addresses = [address.strip() for address in texts.split(",") if address.strip()]
     for address in addresses:
@@ -445,10 +445,10 @@ def addresses_to_join(settings: Settings, environ: Mapping[str, str]) -> list[st
 
 
 def why_not_elastic(settings: Settings) -> str | None:
-    """Why the processes of a run cannot be started again in another number; None if they can."""
+    """Why a run cannot be restarted with another number of processes; None if it can."""
     return broken(NOT_ELASTIC, Combination(replace(settings, strategy=settings.strategy or "ddp")))
 
 
 def why_a_gpu(settings: Settings) -> str | None:
-    """What of these settings a machine without a GPU cannot do; None if it can do all."""
+    """Which of these settings needs a GPU, as a message; None if none does."""
     return broken(WITHOUT_A_GPU, Combination(settings))

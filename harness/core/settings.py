@@ -1,7 +1,7 @@
-"""One experiment as one flat, frozen value: what is trained, on what, how, and where it is written.
+"""One experiment as one flat, frozen value: what is trained, on what data, how, and where to write.
 
 The command line is generated from these fields (core/command_line.py). Every field that can change
-the result takes part in the run's identity; where the run is written and how it is shown do not.
+the result is part of the run's identity; where the run is written and how it is shown are not.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class UserError(ValueError):
 
 
 class NodeError(UserError):
-    """A mistake on this node, perhaps on no other: the first rank of each node prints it."""
+    """A mistake on this node, perhaps not on others: the first rank of each node prints it."""
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None, mark: str = "") -> str:
-    """'did you mean X?' with the known name that is most like it; without one `otherwise`, by
-    default a list of all.
+    """'did you mean X?' with the most similar known name; if none is similar, `otherwise`, which by
+    default lists all known names.
 
-    mark: stands before each name, as -- before a flag.
+    mark: put before each name, such as -- for a flag.
     """
     names = [*known]
     if near := difflib.get_close_matches(name, names, n=1):
@@ -44,9 +44,9 @@ def flag(
     input: str = "",
     identity: bool = True,
 ) -> Any:
-    """A field with what its flag needs: kind of value, group in --help, other names.
+    """A dataclass field with what its flag needs: kind of value, group in --help, other names.
 
-    input: the kind of samples that it is about, where it is no flag of the other tasks.
+    input: the kind of samples ("text", "image") whose tasks have the flag; empty: all tasks.
     """
     return field(default=default, metadata={
         "kind": kind, "group": group, "help": help, "names": names, "choices": choices,
@@ -54,11 +54,11 @@ def flag(
     })  # fmt: skip
 
 
-# The explanations would otherwise take a line for each bracket.
+# Formatted by hand: the formatter would give each bracket of the texts a line of its own.
 # fmt: off
 @dataclass(frozen=True)
 class Settings:
-    """None means: take the script's default, or derive it (see resolve)."""
+    """None means: the script's default, or a derived value (see resolve)."""
 
     script: str
     # What is trained
@@ -236,24 +236,24 @@ class Settings:
 
 # Metrics of every run by which the best epoch can be chosen.
 BEST_METRICS = ("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accuracy", "loss")
-# Where and whether to write, and when to give up: no part of a record.
+# Settings that are not recorded: where and whether to write, when to give up, and auto_batch.
 UNRECORDED = ("output_dir", "rerun", "hang_after", "auto_batch")
 SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]{1,100}))?")
 
 
 def flag_fields() -> dict[str, Any]:
-    """The fields that are flags, by name, in order."""
+    """The fields that are flags, by name, in order of definition."""
     return {f.name: f for f in fields(Settings) if "kind" in f.metadata}
 
 
 def as_mapping(settings: Settings) -> dict[str, Any]:
-    """Settings as they stand in settings.json and as a settings file can give them back."""
+    """Settings as settings.json holds them, and as a settings file can restore them."""
     values = {name: getattr(settings, name) for name in flag_fields()}
     return {"script": settings.script, **values, "trainer": settings.passed}
 
 
 def share_of(split: str) -> float | None:
-    """The share that a split is, such as 0.2; None for the name of one."""
+    """The share that a split stands for, such as 0.2; None if it is the name of a split."""
     try:
         share = float(split)
     except ValueError:
@@ -262,7 +262,7 @@ def share_of(split: str) -> float | None:
 
 
 def parse_setup(setup: str) -> tuple[int, int, str]:
-    """(nodes, processes a node, tag) of a set-up such as 2_1_P100far."""
+    """(nodes, processes per node, tag) of a set-up such as 2_1_P100far."""
     match = SETUP.fullmatch(setup)
     if not match and len(setup) > 100:
         raise UserError(

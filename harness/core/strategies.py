@@ -1,4 +1,4 @@
-"""The ways to spread one training over devices: ours by name, your own as FILE.py:CLASS."""
+"""The ways to spread one training over devices: ours by name, a user's own as FILE.py:CLASS."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from harness.core.tasks import parsed
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a strategy is, in the words that launching, training and reading share."""
+    """The properties of a strategy that launching, training and reading share."""
 
     name: str
     what: str
     exchanges: str  # what goes over the wire, and when
     processes: str  # one | many | peers (many that need no launcher: they find each other)
     needs_gpu: bool = False
-    compress: tuple[str, ...] = ()  # ways to make what it sends smaller, beside none
-    direct: bool = False  # its parts may go straight to those who add them (--exchange)
-    # Its own flags, with their defaults; None: see place().
+    compress: tuple[str, ...] = ()  # compressions of what it sends, besides none
+    direct: bool = False  # parts may be sent straight to those who add them (--exchange)
+    # Its own flags with their defaults; place() derives those that are None.
     own: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False  # weights differ between processes from one exchange to the next
 
     @property
     def survives_node_loss(self) -> bool:
-        """Whether a run goes on by itself when it loses any node but the first."""
+        """Whether a run continues by itself when it loses any node but the first."""
         return self.processes == "peers"
 
 
 def own_strategy(name: object) -> tuple[Path, str] | None:
-    """File and class of a strategy of one's own; None for one of ours."""
+    """File and class of a user's own strategy; None for one of ours."""
     match = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", str(name))
     return (Path(match[1]), match[2]) if match else None
 
 
 class _Strategies(dict[str, Strategy]):
-    """Ours; another name is looked up in the file that it names, without running it."""
+    """Our strategies; another name is looked up in the file that it names, which is not run."""
 
     def __missing__(self, name: str) -> Strategy:
         if (own := own_strategy(name)) is None:
@@ -58,7 +58,7 @@ class _Strategies(dict[str, Strategy]):
         return Strategy(name, "one of your own", "what it says", "many", apart=apart)
 
 
-# Of strategies whose units train apart from one exchange to the next.
+# Flags of strategies whose units train apart from one exchange to the next.
 PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": "node"}
 STRATEGIES = _Strategies({
     "single": Strategy("single", "one process on one device", "nothing", "one"),
@@ -91,23 +91,23 @@ STRATEGIES = _Strategies({
 })  # fmt: skip
 
 
-# Gradients coded by each process for itself, as one row; bf16 and fp16 are torch's hooks.
+# Compressions whose codes each process makes itself, as one row; bf16 and fp16 are torch's hooks.
 GRADIENT_CODES = ("int8", "int4")
 
 
 def is_coded(compress: str, apart: bool) -> bool:
-    """Whether codes are sent, which do not take the backend's all-reduce."""
+    """Whether codes are sent, for which the backend's all-reduce is not used."""
     return compress in GRADIENT_CODES or (apart and compress != "none")
 
 
-# Ways of --exchange without the backend.
+# Ways of --exchange that do not use the backend.
 SENT_DIRECTLY = ("direct", "all_to_all")
-# Flags that mean something with some strategies only.
+# Flags that have a meaning with some strategies only.
 OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
 
 
 def is_off(value: Any) -> bool:
-    """Whether a flag of a strategy has its off value; a momentum of 0 is a value in use."""
+    """Whether a strategy's flag has its off value; 0, such as a momentum, is a value in use."""
     return value is None or value is False or value == "none"
 
 
@@ -121,19 +121,19 @@ def is_apart(settings: Settings) -> bool:
 
 
 def with_exchange(settings: Settings) -> Settings:
-    """--exchange auto without a choice is the backend: one name for one run."""
+    """Set --exchange auto to backend where it has no choice, so that one run has one name."""
     if settings.exchange != "auto" or chooses_exchange(vars(settings)):
         return settings
     return replace(settings, exchange="backend")
 
 
 def chooses_exchange(settings: Mapping[str, Any]) -> bool:
-    """Whether --exchange auto leaves a choice."""
+    """Whether --exchange auto has more than one way to choose from."""
     if settings["setup"] is None or not sends_directly(settings):
         return False
     nodes, per_node, _ = parse_setup(settings["setup"])
     apart = STRATEGIES[settings["strategy"] or "single"].apart
-    # Processes of a node that all send would share its link.
+    # If several processes of a node sent, they would share its link.
     one_sends = (
         settings["sync_scope"] == "node" if apart else settings["compress"] not in GRADIENT_CODES
     )
@@ -141,6 +141,6 @@ def chooses_exchange(settings: Mapping[str, Any]) -> bool:
 
 
 def sends_directly(settings: Mapping[str, Any]) -> bool:
-    """Whether --exchange direct goes with the strategy and its compression."""
+    """Whether --exchange direct is possible with the strategy and its compression."""
     direct = STRATEGIES[settings["strategy"] or "single"].direct
     return direct and not str(settings["compress"]).startswith("powersgd")

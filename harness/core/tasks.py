@@ -1,9 +1,9 @@
 """What can be trained: a task has a script and one entry in TASKS.
 
-A script of your own, copied from that of a task, is of the task that it names in its call of
-command_line(), and records under the name of its file. To add a task, write its script beside
-bert.py, with a loader of its data, and enter it here: the command line, sweeps, imports and readers
-know it then.
+A user's own script, copied from a task's script, belongs to the task that it names in its call of
+command_line(), and records under its own file name. To add a task, write its script beside
+bert.py, with a loader for its data, and enter it here: then the command line, sweeps, imports and
+readers know it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of training: what its script takes where no flag says otherwise."""
+    """A kind of training, with the values its script uses if no flag gives others."""
 
-    script: str  # its file is script.py, its records lie below output_dir/script
-    input: str  # kind of samples, such as "text" and "image": which flags, columns, layouts it has
-    model_input: str  # the argument of its models that takes them
+    script: str  # its file is script.py; its records are below output_dir/script
+    input: str  # kind of samples, such as "text" or "image"; decides flags, columns and layouts
+    model_input: str  # the argument of its models that takes the samples
     summary: str
     auto_model: str  # the class of transformers that builds its models
     defaults: Mapping[str, Any]
-    tiny: Mapping[str, Any]  # in their place with --tiny
-    architectures: Mapping[str, Mapping[str, Any]]  # models that need no download, by name
+    tiny: Mapping[str, Any]  # used instead of `defaults` with --tiny
+    architectures: Mapping[str, Mapping[str, Any]]  # by name; they need no download
 
 
-# Architectures start from random weights. The sizes are those of the published models of the same
-# name; nano is this project's own size for --tiny. Each entry: the model type of transformers and
-# the fields of its configuration that differ from that type's default.
+# Architectures start from random weights. Sizes are those of the published models of the same name;
+# nano is this project's own size for --tiny. An entry has the model type in transformers and the
+# fields of its configuration that differ from the default of that type.
 
 
 def _bert(hidden: int, layers: int, heads: int, **more: Any) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ def _resnet(layer: str, depths: list[int], hidden: list[int], **more: Any) -> Ma
 RESNET_18 = ("basic", [2, 2, 2, 2], [64, 128, 256, 512])
 
 TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
-    # Wider initial weights than usual: a model this narrow learns faster from them.
+    # Wider initial weights than usual: such a narrow model learns faster from them.
     "bert-nano": _bert(
         64, 2, 2, intermediate_size=128, vocab_size=4096, max_position_embeddings=64,
         initializer_range=0.05,
@@ -95,7 +95,7 @@ IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
     # 3x3 first convolution and no pooling, as is usual for 32-pixel images: fifteen times the
     # work of resnet-18 at that size, and another experiment.
     "resnet-18-cifar": _resnet(*RESNET_18, image_size=32, cifar_stem=True),
-    # The picture model of MLPerf Tiny: a laptop trains it to a result on 32-pixel images.
+    # The image model of MLPerf Tiny: a laptop can train it to convergence on 32-pixel images.
     "resnet-8-cifar": _resnet(
         "basic", [1, 1, 1], [16, 32, 64], embedding_size=16, image_size=32, cifar_stem=True
     ),
@@ -104,8 +104,8 @@ IMAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# Data and sizes are those of the published experiments that the sweeps in experiments/
-# repeat; --tiny replaces them by laptop sizes.
+# Data and sizes are those of the published experiments that the sweeps in experiments/ repeat;
+# --tiny replaces them by sizes for a laptop.
 
 TASKS = {
     "bert": Task(
@@ -146,16 +146,16 @@ TASKS = {
 
 
 def names() -> str:
-    """The tasks in a message: bert, vit."""
+    """The names of the tasks, for messages: bert, vit."""
     return ", ".join(TASKS)
 
 
-# Folders beside those of the scripts in an output folder.
+# Names of folders that lie beside the folders of scripts in an output folder.
 TAKEN = ("sweeps", "published")
 
 
 def running_script(task: str) -> str:
-    """The name of the script that runs: that of its file, where it is a copy of the task's."""
+    """The name of the running script: that of its file if it is a copy of the task's script."""
     file = Path(sys.argv[0])
     if file.suffix != ".py" or file.stem == task:
         return task
@@ -168,14 +168,14 @@ def running_script(task: str) -> str:
 
 
 def script_file(script: str) -> Path | None:
-    """The file of a script: the one that runs, or one of this folder or of the checkout."""
+    """The file of a script: the running one, or one in the current folder or in the checkout."""
     files = (Path(sys.argv[0]), Path(f"{script}.py"), ROOT / f"{script}.py")
     # os.path: a name that is too long is no file either
     return next((f for f in files if f.name == f"{script}.py" and os.path.isfile(f)), None)
 
 
 def task_of(script: str) -> Task:
-    """The task of a script; UserError for one that is none."""
+    """The task of a script; UserError for a script without a task."""
     if script in TASKS:
         return TASKS[script]
     file = script_file(script)
@@ -207,8 +207,8 @@ def parsed(file: Path) -> ast.Module:
 
 
 def module_from(file: Path) -> Any:
-    """The module in a file, which may import what lies beside it. It takes no other's name: a file
-    may be called random.py.
+    """The module in a file, which may import modules beside it. If its name is taken by another
+    module, it gets another name: a file may be called random.py.
     """
     sys.path.insert(0, str(file.absolute().parent))
     there = getattr(sys.modules.get(file.stem), "__file__", None)
@@ -222,12 +222,12 @@ def module_from(file: Path) -> Any:
 
 
 def task_with_model(name: str) -> Task | None:
-    """The task whose table of architectures has this name."""
+    """The task that has this name in its table of architectures; None if there is none."""
     return next((task for task in TASKS.values() if name in task.architectures), None)
 
 
 def listing(script: str) -> str:
-    """The table as text for --list_models."""
+    """The table of architectures as text, for --list_models."""
     lines = [f"Architectures for {script}.py that need no download (random weights):"]
     for name, config in task_of(script).architectures.items():
         facts = ", ".join(f"{k} {v}" for k, v in config.items())

@@ -1,4 +1,4 @@
-"""The processes that a launcher made: how many, where this one stands, and the effective batch."""
+"""The processes of a run: how many there are, which one this is, and the effective batch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness.core.settings import Settings, UserError, parse_setup
 
 @dataclass(frozen=True)
 class World:
-    """The processes that a launcher started; one process where none did."""
+    """The processes that a launcher started; without a launcher, one process."""
 
     nodes: int = 1
     per_node: int = 1
     rank: int = 0
     local_rank: int = 0
-    launched: bool = False  # by torchrun or something that sets the same variables
-    elastic: bool = False  # torchrun may go on with other nodes
+    launched: bool = False  # by torchrun, or a launcher that sets the same variables
+    elastic: bool = False  # torchrun may continue with other nodes
 
     @property
     def size(self) -> int:
@@ -26,7 +26,7 @@ class World:
 
     @property
     def is_two_level(self) -> bool:
-        """Several nodes of several processes each."""
+        """Whether there are several nodes with several processes each."""
         return self.nodes > 1 and self.per_node > 1
 
 
@@ -56,36 +56,36 @@ def effective_batch(per_gpu_batch: int, grad_acc: int, devices: int) -> int:
 
 
 def own_batch(settings: Settings, devices: int = 1) -> int:
-    """What these devices contribute at a time; one hivemind peer has one device."""
+    """Samples that these devices contribute at a time; one hivemind peer has one device."""
     return effective_batch(settings.per_gpu_batch or 1, settings.grad_acc, devices)
 
 
 def batch_of(settings: Settings, devices: int) -> int:
-    """The effective batch of a run; hivemind peers fill one target together."""
+    """The effective batch of a run; hivemind peers share one target."""
     return settings.target_batch or own_batch(settings, devices)
 
 
 def batch_of_trainer(args: Any) -> int:
-    """The effective batch by TrainingArguments: train_batch_size is of all GPUs of a process."""
+    """The effective batch by TrainingArguments; train_batch_size covers all GPUs of a process."""
     return effective_batch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
 
 
-# Runs whose processes may come and go (torchrun --nnodes=1:4 --max_restarts=3): the set-up names
-# what was asked for, and with it the effective batch, the training set and the schedule. What runs
-# at a time may be less; how it makes the same updates is decided here.
+# In runs whose processes may come and go (torchrun --nnodes=1:4 --max_restarts=3), the set-up names
+# the processes asked for, which determine effective batch, training set and schedule. Fewer may run
+# at a time; the functions below decide how those make the same updates.
 
-# How long a process waits for the others once training has begun: a node that is cut off the
-# network sends nothing, not even an end.
+# How long a process waits for the others once training has begun: a node that is cut off from the
+# network sends nothing, not even the end of a connection.
 COLLECTIVE_TIMEOUT_S = 60
 
 
 def is_elastic(environ: Mapping[str, str]) -> bool:
-    """Whether torchrun starts the processes again when one is lost."""
+    """Whether torchrun restarts the processes when one is lost."""
     return int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
 
 
 def restarts_left(environ: Mapping[str, str]) -> int:
-    """How often this node's agent may still do so; a node that joins or leaves is not counted."""
+    """How many restarts this node's agent has left; nodes that join or leave use up none."""
     used = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     return int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) - used
 
@@ -101,9 +101,9 @@ def asked_batch(settings: Settings) -> int:
 
 
 def split(effective_batch: int, per_gpu_batch: int, processes: int) -> tuple[int, int] | None:
-    """(per_gpu_batch, grad_acc) that make this effective batch; None where it cannot be shared.
+    """(per_gpu_batch, grad_acc) that give this effective batch; None if it cannot be split equally.
 
-    No process gets more samples at a time than was asked for: its memory may not hold them.
+    No process gets more samples at a time than per_gpu_batch: its memory may not hold them.
     """
     share, rest = divmod(effective_batch, processes)
     if rest:
@@ -114,20 +114,20 @@ def split(effective_batch: int, per_gpu_batch: int, processes: int) -> tuple[int
 
 
 def accumulated(effective_batch: int, most: int) -> tuple[int, int]:
-    """(per_gpu_batch, grad_acc) of one process that takes at most so many samples at a time."""
+    """(per_gpu_batch, grad_acc) of one process that takes at most `most` samples at a time."""
     sizes = split(effective_batch, most, 1)
-    assert sizes is not None  # one process can always
+    assert sizes is not None  # one process can always take all
     return sizes
 
 
 def nodes_that_hold(settings: Settings) -> list[int]:
-    """The numbers of nodes, up to those of the set-up, that can make its effective batch."""
+    """The numbers of nodes, up to the set-up's, that can share its effective batch equally."""
     nodes, per_node, _ = parse_setup(str(settings.setup))
     return [n for n in range(1, nodes + 1) if asked_batch(settings) % (n * per_node) == 0]
 
 
 def for_world(settings: Settings, processes: int) -> Settings:
-    """The settings with the batch and accumulation that so many processes train with."""
+    """The settings with the batch and accumulation that this number of processes trains with."""
     if settings.elastic_batch == "scale" or processes == asked_processes(settings):
         return settings
     sizes = split(asked_batch(settings), settings.per_gpu_batch or 1, processes)
@@ -141,7 +141,7 @@ def for_world(settings: Settings, processes: int) -> Settings:
 
 
 def warning(settings: Settings) -> str | None:
-    """What a person should know before a node is lost, not after."""
+    """A warning if some numbers of nodes cannot hold the effective batch."""
     nodes, _, _ = parse_setup(str(settings.setup))
     holding = nodes_that_hold(settings)
     if settings.elastic_batch == "scale" or len(holding) == nodes:

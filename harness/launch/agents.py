@@ -1,7 +1,7 @@
-"""What starts the ranks on one node: a warm process that stays, or torchrun anew for each run.
+"""Agents start the ranks on one node: a warm process that stays, or a new torchrun for each run.
 
 The node may be this machine, an emulated one, or a host behind ssh. Agents and ranks end when this
-process ends, even by kill -9: the kernel kills them, or they notice the end of their input.
+process ends, even by kill -9: the kernel kills them, or they notice that their input has ended.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from harness.core.tasks import TASKS
 from harness.launch.plan import PORT, Elastic, Job, torchrun
 from harness.launch.ssh import SSH_FAILED
 
-# In a process of its own: the part that torch elastic takes for the main module must be empty.
+# In a process of its own, since torch elastic needs an empty main module.
 SERVE = (
     "import sys; from harness.core.process import end_with_parent; "
     "end_with_parent(int(sys.argv[1]) or None); "
     "from harness.train.run.warm import main; main(sys.argv[2:])"
 )
-# Each run that torchrun starts takes the next: connections of the one before may linger.
+# Each run of torchrun takes the next port: connections of the previous run may linger.
 PORTS = itertools.cycle(range(PORT + 1, PORT + 1000))
 
-# At the end of a run that survives the loss of nodes, no node waits longer for the others.
+# When a run that survives the loss of nodes ends, no node waits longer than this for the others.
 EXIT_BARRIER_S = 3.0
 
-# How torchrun prints a rank that failed.
+# torchrun's report of a rank that failed.
 FAILURE = re.compile(
     r"^  time +: (\S+)\n  host +: .*\n  rank +: (\d+) .*\n  exitcode +: (-?\d+) ", re.MULTILINE
 )
-# How harness.train.torchrun prints that it has ended one.
+# The report of harness.train.torchrun about a rank that it has ended.
 STOPPED = re.compile(
     r"^harness: (rank (\d+) \(node \d+\) .*: its process is stopped)$", re.MULTILINE
 )
@@ -54,16 +54,16 @@ STOPPED = re.compile(
 
 class FailedRank(TypedDict):
     rank: int
-    exit_code: int  # negative: of a signal
+    exit_code: int  # negative: the number of a signal
     unix: float
-    stopped: NotRequired[str | None]  # why its launcher has ended it
-    # What lacked it on the rank's node, so that the kernel killed a process; and ulimit -v.
+    stopped: NotRequired[str | None]  # why torchrun ended the rank
+    # no_memory: what ran out, so that the kernel killed a process; limited: ulimit -v is set.
     no_memory: NotRequired[str | None]
     limited: NotRequired[bool]
 
 
-Event = dict[str, Any]  # event: ready, port, ended or died; and what belongs to it
-# What a warm process says; a shell on its host may print lines of its own, also of JSON.
+Event = dict[str, Any]  # "event" is ready, port, ended or died; further keys depend on it
+# Events of a warm process, with their required keys; a shell on its host may print other lines.
 SAID = {"ready": {"cuda_in_server"}, "port": {"port"}, "ended": {"code", "failures"}}
 
 
@@ -73,25 +73,25 @@ class Node:
 
     name: str = "this machine"
     address: str = "127.0.0.1"
-    prefix: tuple[str, ...] = ()  # before a command, so that it runs there
-    environment: Mapping[str, str] = field(default_factory=dict)  # of every process there
-    remote: bool = False  # it has its own disk: its output comes back through a pipe
+    prefix: tuple[str, ...] = ()  # put before a command to run it on the node
+    environment: Mapping[str, str] = field(default_factory=dict)  # of every process on the node
+    remote: bool = False  # has its own disk; output comes back through a pipe
     python: str = sys.executable
 
     @property
     def parent(self) -> int | None:
-        """The process whose end ends those started there; None where the kernel cannot do that."""
+        """The process whose end also ends those on the node; None where the kernel cannot do it."""
         return None if self.remote else os.getpid()
 
     @property
     def mark(self) -> str:
-        """The prefix of every line that the node prints; none on this machine's disk."""
+        """The prefix of every line that a remote node prints; empty for other nodes."""
         return f"[{self.name}] " if self.remote else ""
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own: Ctrl-C is for the runner alone."""
+        """Start a process in a session of its own, so that Ctrl-C reaches only the runner."""
         return subprocess.Popen(
             [*self.prefix, *command],
             env=environment_with({**environment, **self.environment}),
@@ -106,10 +106,10 @@ class LaunchRequest:
 
     job: Job
     argv: tuple[str, ...]
-    environment: Mapping[str, str]  # of the ranks, beside that of this process
-    cores: tuple[int, ...] | None  # None: whatever the system gives
+    environment: Mapping[str, str]  # of the ranks, added to this process's
+    cores: tuple[int, ...] | None  # None: the system chooses
     log: Path
-    devices: tuple[tuple[str, ...], ...] = ()  # GPUs by node; empty: all that are visible there
+    devices: tuple[tuple[str, ...], ...] = ()  # GPUs by node; empty: all visible ones
     elastic: Elastic | None = None
 
     def environment_of(self, node: int) -> dict[str, str]:
@@ -120,7 +120,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the nodes of a run meet: the same for all of them."""
+    """Where the nodes of a run meet; the same for all nodes."""
 
     run_id: str
     address: str  # of the first node
@@ -128,11 +128,11 @@ class Rendezvous:
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this process and more: harness can be imported from any folder."""
+    """This process's environment, extended so that harness can be imported from any folder."""
     paths = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     return {
         **os.environ,
-        # Otherwise asking for GPUs would touch CUDA in the server, and no rank could use it.
+        # Otherwise a check for GPUs would initialise CUDA in the server, and no rank could use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
         **more,
@@ -142,20 +142,20 @@ def environment_with(more: Mapping[str, str]) -> dict[str, str]:
 class Agent(ABC):
     """Takes one run at a time on its node."""
 
-    ready = True  # nothing has to be loaded before the first run
-    heard_s = math.inf  # when it last gave a sign of life, since it has got a run
-    output: IO[bytes] | None = None  # becomes readable when there are events
+    ready = True  # whether a run can begin at once; a WarmAgent loads libraries first
+    heard_s = math.inf  # its last sign of life since it was given a run
+    output: IO[bytes] | None = None  # becomes readable when events arrive
 
     def __init__(self, node: Node, environment: Mapping[str, str], log: Path) -> None:
         self.node, self.environment, self.log = node, environment, log
-        self.run_log = log  # where lines from a node with its own disk go
+        self.run_log = log  # receives the output of a remote node
         self.opened_s = time.monotonic()
         self.process: subprocess.Popen[bytes] | None = None
         self.printer: threading.Thread | None = None
 
     @abstractmethod
     def request_port(self) -> int | None:
-        """A free port of the node; None: it comes as an event."""
+        """A free port of the node; None if it arrives later as an event."""
 
     @abstractmethod
     def begin(self, request: LaunchRequest, number: int, meeting: Rendezvous) -> None:
@@ -171,7 +171,7 @@ class Agent(ABC):
 
     @property
     def usable(self) -> bool:
-        """Whether it can take another run."""
+        """Whether the agent can take another run."""
         return True
 
     def kill(self) -> None:
@@ -179,7 +179,7 @@ class Agent(ABC):
             self.process.kill()
 
     def close(self) -> None:
-        """End everything, and wait until it has ended."""
+        """End the process and wait for its end."""
         if self.process is None:
             return
         self.process.kill()
@@ -187,12 +187,12 @@ class Agent(ABC):
         self._join_printer()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
-                with suppress(OSError):  # what was not yet written has no reader any more
+                with suppress(OSError):  # unwritten data has no reader any more
                     pipe.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self.process is not None and self.process.stdin is not None
-        with suppress(OSError):  # it has died: receive() reports it
+        with suppress(OSError):  # the process has died: receive() reports it
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()
 
@@ -201,7 +201,7 @@ class Agent(ABC):
         assert pipe is not None
 
         def forward() -> None:
-            for line in pipe:  # to its end, also where the disk is full: the node waits for it
+            for line in pipe:  # read on even if the disk is full: otherwise the node would block
                 with suppress(OSError), self.run_log.open("ab") as file:
                     file.write(self.node.mark.encode() + line.rstrip(b"\r\n") + b"\n")
 
@@ -275,7 +275,7 @@ class WarmAgent(Agent):
         )
 
     def receive(self) -> list[Event]:
-        """The event of its death comes last."""
+        """Events since the last call; the death of the process is the last."""
         assert self.process is not None and self.output is not None
         events: list[Event] = []
         while True:
@@ -283,7 +283,7 @@ class WarmAgent(Agent):
                 read = os.read(self.output.fileno(), 65536)
             except BlockingIOError:
                 return events
-            self.heard_s = time.monotonic()  # it says each second that it is there
+            self.heard_s = time.monotonic()  # the process sends a line each second
             if not read:
                 return [*events, {"event": "died", "code": self.process.wait()}]
             lines, _, self.unread = (self.unread + read).rpartition(b"\n")
@@ -294,14 +294,14 @@ class WarmAgent(Agent):
 
     def close(self) -> None:
         assert self.process is not None and self.process.stdin is not None
-        # At the end of its input it removes its files, and exits.
+        # At the end of its input the process removes its files and exits.
         with suppress(OSError, subprocess.TimeoutExpired):
             self.process.stdin.close()
             self.process.wait(timeout=2)
         super().close()
 
     def last_line(self) -> str:
-        """Why it ended, as far as it printed anything."""
+        """The last line that the process printed: why it ended; may be empty."""
         self._join_printer()
         return last_line(_marked(self.log, self.node.mark))
 
@@ -312,13 +312,13 @@ def is_event(row: Mapping[str, Any]) -> bool:
 
 
 def _marked(log: Path, mark: str) -> str:
-    """The lines of a log that begin with a mark, without it."""
+    """The lines of a log that begin with a mark, with the mark removed."""
     lines = text_of(log).split("\n")
     return "\n".join(line.removeprefix(mark) for line in lines if line.startswith(mark))
 
 
 def failures_in(log: Path, mark: str = "") -> list[FailedRank]:
-    """The ranks of which torchrun has printed that they failed, in lines that begin with a mark."""
+    """The failed ranks that torchrun reported, in the lines of a log that begin with a mark."""
     text = _marked(log, mark)
     stopped = {rank: reason for reason, rank in STOPPED.findall(text)}
     return [
@@ -333,14 +333,14 @@ def failures_in(log: Path, mark: str = "") -> list[FailedRank]:
 
 
 def _unix_of(stamp: str) -> float:
-    """harness.train.torchrun prints the time of UTC."""
+    """Seconds since the epoch; harness.train.torchrun prints times in UTC."""
     return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%d_%H:%M:%S")))
 
 
 class TorchrunAgent(Agent):
-    """torchrun for each run, as a person would: slower, to check the warm agent against."""
+    """Starts torchrun for each run, as a person would: slower; a reference for the warm agent."""
 
-    memory = OutOfMemory(0, 0, 0)  # when the run began
+    memory = OutOfMemory(0, 0, 0)  # counts at the beginning of the run
 
     def request_port(self) -> int | None:
         return next(PORTS)

@@ -1,4 +1,4 @@
-"""What a sweep will do, before it starts: how many runs, how long, what is skipped."""
+"""What a sweep will do, shown before it starts: how many runs, how long, what is skipped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.launch.plan import as_text
 from harness.launch.screen import short
 from harness.launch.sweepfile import Sweep
 
-LONG_S = 1800.0  # a person is asked before it
+LONG_S = 1800.0  # a user is asked before a longer sweep
 UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def check_start(
     sweep: Sweep, states: list[State], chosen: list[State], place: Place, yes: bool
 ) -> None:
-    """Say what will happen; a person at a terminal is asked before it takes long."""
+    """Show what will happen; a user at a terminal is asked before a long sweep."""
     for line in (*skipped(chosen), *links_apart(sweep, states)):
         print(line)
     if isinstance(place, Machines) and place.options.rerun != "all":
@@ -46,12 +46,12 @@ def _agreed() -> bool:
         print()
         return False
     except KeyboardInterrupt:
-        print()  # what follows gets a line of its own
+        print()  # the following output gets a line of its own
         raise
 
 
 def _expected_s(sweep: Sweep) -> float | None:
-    """How long the header of the file says that all runs take."""
+    """How long all runs take according to the header of the file; None if it does not say."""
     parts = sweep.header.get("time", "").split(";")
     match = re.search(
         r"([\d.]+) (s|min|h)\b", " ".join(p for p in parts if ("--tiny" in p) == sweep.tiny)
@@ -62,8 +62,8 @@ def _expected_s(sweep: Sweep) -> float | None:
 def ahead(
     states: list[State], rerun: str | None, expected_s: float | None = None
 ) -> tuple[str, float]:
-    """How many runs are done and left, and how long these take, if earlier ones tell or else the
-    file: in words, and in seconds, 0 where nothing tells.
+    """How many runs are done and left, and how long the latter take, by earlier runs or else by the
+    file: as a text, and in seconds (0 if unknown).
     """
     to_go, took = [], []
     for state in (s for s in states if s.state != SKIPPED):
@@ -84,13 +84,13 @@ def ahead(
             line += f"; no finished run had the link of {runs(unknown)}"
     elif expected_s and to_go:
         left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
-        # The header may count the runs that are skipped here.
+        # The header may count runs that are skipped here.
         line += f", {'at most' if skips else 'about'} {short(left_s)} by the header of the file"
     return line, left_s
 
 
 def _like(label: Mapping[str, Any], took: list[tuple[dict[str, Any], float]]) -> float:
-    """The median time of the finished runs that are most like this one, its link before all."""
+    """The median time of the finished runs most like this one; an equal link counts most."""
 
     def alike(other: Mapping[str, Any]) -> tuple[bool, int]:
         same = [label.get(name) == other.get(name) for name in label if name not in REPETITIONS]
@@ -101,7 +101,7 @@ def _like(label: Mapping[str, Any], took: list[tuple[dict[str, Any], float]]) ->
 
 
 def links_apart(sweep: Sweep, states: list[State]) -> list[str]:
-    """A line where links vary and each is compared with runs over itself alone."""
+    """A line if links vary while each run is compared only with runs over the same link."""
     labels = [state.job.label for state in states]
     links = dict.fromkeys(label["link"] for label in labels if "link" in label)
     base = as_text(sweep.baseline or {})
@@ -114,7 +114,7 @@ def links_apart(sweep: Sweep, states: list[State]) -> list[str]:
 
 
 def with_other_threads(states: list[State], threads: str | None) -> list[str]:
-    """A line on the runs on CPUs that are done, but with other threads than this sweep gives."""
+    """Lines about finished runs on CPUs whose number of threads differs from this sweep's."""
     unlike: dict[str, list[State]] = {}
     for state in states:
         facts = believable("environment", dict(state.job.folder.read_environment() or {}))
@@ -135,7 +135,7 @@ def runs(number: int) -> str:
 
 
 def refuse_if_nothing_starts(chosen: list[State]) -> None:
-    """A sweep that can measure nothing here, and has measured nothing before, is a mistake."""
+    """UserError if a sweep can measure nothing here and has measured nothing before."""
     if all(s.state == SKIPPED and s.job.folder.outcome() is None for s in chosen):
         lines = [line.removeprefix("skipped: ") for line in skipped(chosen)]
         more = f" (and {len(lines) - 1} other reasons)" if len(lines) > 1 else ""
@@ -143,7 +143,7 @@ def refuse_if_nothing_starts(chosen: list[State]) -> None:
 
 
 def skipped(states: list[State]) -> list[str]:
-    """What cannot run here, one line for each reason."""
+    """The runs that cannot start here, one line for each reason."""
     by_reason: dict[str, list[State]] = {}
     for state in states:
         if state.state == SKIPPED:

@@ -41,12 +41,12 @@ OK, LIMITED, PROBLEM = "ok", "limited", "problem"
 ENOUGH_GIB = 5  # for packages' caches, a model and its checkpoints
 HUB_TIMEOUT_S = 5
 LOAD_S = 120  # for torch and the driver
-AGAIN = "run make in the checkout again, or pip install"  # as it was installed
+AGAIN = "run make in the checkout again, or pip install"  # in the way it was installed
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line: limited is what only some commands need, a problem stops training itself."""
+    """One line: `limited` concerns only some commands, `problem` prevents training."""
 
     name: str
     state: str
@@ -85,7 +85,7 @@ def examine() -> list[Check]:
 
 
 def _looked_at(name: str, look: Callable[[], Check]) -> Check:
-    """A check that needs a package; where that is missing, the other checks still run."""
+    """Run a check that needs a package; if that is missing, the other checks still run."""
     try:
         return look()
     except ModuleNotFoundError as error:
@@ -93,7 +93,7 @@ def _looked_at(name: str, look: Callable[[], Check]) -> Check:
 
 
 def _environment() -> dict[str, Any] | str:
-    """The facts of `harness env`, from a process of its own; why there are none."""
+    """The facts of `harness env`, from a separate process; a text, if it fails, says why."""
     command = [sys.executable, "-m", "harness", "env"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LOAD_S)
@@ -117,7 +117,7 @@ def _packages(facts: dict[str, Any] | str) -> Check:
 
 
 def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
-    """A GPU that the driver has and torch cannot use ends every run."""
+    """Check the GPUs: one that the driver has but torch cannot use is a problem in every run."""
     machine = this_machine()
     if isinstance(facts, str):
         return Check("devices", PROBLEM, "unknown: see packages")
@@ -178,7 +178,7 @@ def _hub() -> Check:
         with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S):  # noqa: S310 - likewise
             pass
     except urllib.error.HTTPError:
-        pass  # it answers
+        pass  # the endpoint answers
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return Check("hub", LIMITED, f"{endpoint} does not answer ({reason})", works)
@@ -186,7 +186,7 @@ def _hub() -> Check:
 
 
 def _ports() -> Check:
-    """What torch itself opens to everybody: whoever reaches it can run code."""
+    """Ports that torch itself opens to everybody: whoever reaches one can run code."""
     import psutil
 
     addresses = [

@@ -1,4 +1,4 @@
-"""The flags of harness sweep: apart from what it does with them, which takes longer to load."""
+"""The flags of harness sweep, without the code behind them, which takes longer to load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.core.command_line import BadValue, integer, natural, one_of
 from harness.launch import slurm, ssh
 
 LAUNCHERS = ("local", "netns", "ssh", "slurm")
-SECONDS = {"h": 3600, "m": 60, "s": 1}  # of the units of --timeout
+SECONDS = {"h": 3600, "m": 60, "s": 1}  # per unit of --timeout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

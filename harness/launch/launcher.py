@@ -1,4 +1,4 @@
-"""Starts a run on its nodes and supervises it there, whatever kind of agent the nodes have."""
+"""Starts a run on its nodes and supervises it there, with any kind of agent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from harness.launch.agents import (
     WarmAgent,
 )
 
-READY_S = 300.0  # to load what training needs, from a slow disk as well
+READY_S = 300.0  # for loading libraries, even from a slow disk
 RETRY_S = 5.0  # between two attempts to reach a node that an elastic run has lost
-TRIES = 3  # to find a port that nobody takes at the same moment
+TRIES = 3  # to find a port that no other process takes meanwhile
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Exit:
     error: str | None = None
     launcher_died: bool = False
     verdict: tuple[str, str] | None = None  # outcome and reason, where a cluster gave them
-    wall_s: float | None = None  # None: until now
+    wall_s: float | None = None  # None: from the start until now
 
 
 class Phase(Enum):
-    """How far the run of a launcher has come."""
+    """How far a launcher's current run has come."""
 
-    LOADING = auto()  # agents load what training needs
-    MEETING = auto()  # the first node was asked for a free port
+    LOADING = auto()  # agents load the libraries
+    MEETING = auto()  # the first node has been asked for a free port
     RUNNING = auto()
-    ENDING = auto()  # a node failed, or rank 0 is done: the others have GRACE_S to exit
+    ENDING = auto()  # a node failed or rank 0 is done: the other nodes have GRACE_S to exit
 
 
 @dataclass
@@ -54,13 +54,13 @@ class Attempt:
     """One try to run a job on its nodes."""
 
     request: LaunchRequest
-    tries: int = TRIES  # left, where somebody else takes the port
+    tries: int = TRIES  # tries left, if another process takes the port
     phase: Phase = Phase.LOADING
     meeting: Rendezvous | None = None
-    running: set[int] = field(default_factory=set)  # nodes that have the run
-    lost: dict[int, float] = field(default_factory=dict)  # nodes it goes on without; since when
+    running: set[int] = field(default_factory=set)  # nodes on which the run is active
+    lost: dict[int, float] = field(default_factory=dict)  # nodes it continues without; since when
     killed: set[int] = field(default_factory=set)  # nodes that did not exit in time
-    silent: set[int] = field(default_factory=set)  # nodes that were killed as they did not answer
+    silent: set[int] = field(default_factory=set)  # nodes killed because they did not answer
     exits: dict[int, Exit] = field(default_factory=dict)  # by node, in the order of their end
     ending_s: float = 0.0
 
@@ -69,14 +69,14 @@ class Attempt:
 
 
 class Launcher:
-    """Takes one run at a time; whatever it has started ends with it.
+    """Runs one job at a time; when it is closed, everything that it started has ended.
 
     The first failure ends the run on all nodes. Where the strategy survives the loss of nodes, a
     run goes on until its first node is done; an elastic run goes on while enough nodes are left,
     and takes back those that it lost.
     """
 
-    attempt: Attempt  # from the first begin() on
+    attempt: Attempt  # set by begin()
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class Launcher:
 
     @property
     def ready(self) -> bool:
-        """Whether everything is loaded."""
+        """Whether the libraries are loaded on all nodes."""
         return self.attempt.phase is not Phase.LOADING
 
     @property
     def streams(self) -> Iterator[IO[bytes]]:
-        """What becomes readable when there is news."""
+        """The streams that become readable when there is news."""
         yield from (agent.output for agent in self.agents.values() if agent.output is not None)
 
     def begin(self, request: LaunchRequest) -> None:
@@ -110,7 +110,7 @@ class Launcher:
         self._meet_when_ready()
 
     def poll(self) -> Exit | None:
-        """How the run ended; None while it goes on."""
+        """How the run ended; None while it is running."""
         for number, agent in list(self.agents.items()):
             for event in agent.receive():
                 self._handle(number, agent, event)
@@ -129,12 +129,12 @@ class Launcher:
             agent.stop()
 
     def kill(self) -> None:
-        """End everything now."""
+        """Kill everything now."""
         for agent in self.agents.values():
             agent.kill()
 
     def close(self) -> None:
-        """End everything, and wait until it has ended."""
+        """End everything and wait until it has ended."""
         for agent in self.agents.values():
             agent.close()
         self.agents = {}
@@ -146,7 +146,7 @@ class Launcher:
         return agent
 
     def _meet_when_ready(self) -> None:
-        """Once every node is ready, the first one chooses the port."""
+        """Once every node is ready, ask the first one for a port."""
         attempt = self.attempt
         nodes = range(attempt.request.job.nodes)
         loaded = all(number in self.agents and self.agents[number].ready for number in nodes)
@@ -196,7 +196,7 @@ class Launcher:
         if attempt.phase is Phase.ENDING:
             return
         if attempt.request.job.survives_node_loss:
-            if number == 0:  # it has the record; the others see by themselves that the run is over
+            if number == 0:  # node 0 has the record; the others notice that the run is over
                 attempt.end()
         elif node_exit.code:
             attempt.end()
@@ -204,26 +204,26 @@ class Launcher:
                 self.agents[other].stop()
 
     def _agent_died(self, number: int, agent: Agent, code: int) -> None:
-        """The agent and its ranks are gone; the next run gets a new one."""
+        """An agent and its ranks are gone; the next run gets a new agent."""
         attempt = self.attempt
         del self.agents[number]
         agent.close()
         if number >= attempt.request.job.nodes:
-            return  # kept from an earlier run on more nodes: no part of this one
+            return  # an idle agent from an earlier run on more nodes
         if number in attempt.lost or self._can_lose(number):
             attempt.running.discard(number)
             attempt.lost[number] = time.monotonic()
             return
         if isinstance(agent, WarmAgent) and code >= 0 and not agent.ready:
             raise UserError(self._why_not_started(agent))
-        # By its number: the record is no place for the name of a host.
+        # Name the node by number: host names do not belong in records.
         name = f"on node {number} " if len(self.nodes) > 1 else ""
         error = f"the launcher {name}was killed" if code < 0 else f"node {number} is lost"
         if number in attempt.silent:
             waited_s = attempt.request.job.settings.hang_after
             error = f"the launcher {name}has not answered for {waited_s:g} s"
         if attempt.phase in (Phase.LOADING, Phase.MEETING):
-            attempt.running.add(number)  # nobody has the run yet, and it does not begin without it
+            attempt.running.add(number)  # no node has the run yet; it needs all to begin
         self._node_ended(number, Exit(code or 1, error=error, launcher_died=True))
 
     def _why_not_started(self, agent: WarmAgent) -> str:
@@ -233,16 +233,16 @@ class Launcher:
         return f"what training needs does not start {where}: {reason}"
 
     def _can_lose(self, number: int) -> bool:
-        """Whether the rest of an elastic run can go on without this node, until it is back."""
+        """Whether an elastic run can continue without this node until it returns."""
         attempt, elastic = self.attempt, self.attempt.request.elastic
-        # The first node holds the store in which the others meet.
+        # The first node hosts the store in which the others meet.
         if elastic is None or number == 0 or attempt.phase is not Phase.RUNNING:
             return False
         left = {*attempt.running, *attempt.exits} - {number}
         return len(left) >= elastic.least(attempt.request.job)
 
     def _readmit(self) -> None:
-        """Take back lost nodes as soon as they can be reached again."""
+        """Take lost nodes back once they can be reached again."""
         attempt = self.attempt
         if attempt.phase is not Phase.RUNNING or 0 in attempt.exits:
             return
@@ -255,7 +255,7 @@ class Launcher:
                 self._run_on(number)
 
     def _check_deadlines(self) -> None:
-        """Nodes that do not get ready, and those that do not exit when another has failed."""
+        """Act on nodes that do not answer, do not become ready, or do not exit in time."""
         attempt, now_s = self.attempt, time.monotonic()
         hang_after_s = attempt.request.job.settings.hang_after
         for number in attempt.running if hang_after_s else ():
@@ -274,19 +274,19 @@ class Launcher:
                 self.agents[number].kill()
 
     def _result(self) -> Exit | None:
-        """The exit of the whole run, from those of its nodes; None: it is tried again."""
+        """The exit of the run, from the exits of its nodes; None if the run is tried again."""
         attempt = self.attempt
         exits = list(attempt.exits.values())
         first = attempt.exits.get(0) or exits[0]
         if first.error and "DistNetworkError" in first.error and attempt.tries > 1:
-            self.begin(attempt.request)  # somebody else was quicker to take the port
+            self.begin(attempt.request)  # another process took the port first
             self.attempt.tries = attempt.tries - 1
             return None
         if attempt.request.job.survives_node_loss:
-            return first  # its record says what became of the others
+            return first  # the first node's record tells what became of the others
         failures = sorted((f for e in exits for f in e.failures), key=lambda f: f["unix"])
-        # A node that was lost is the cause, not the ranks elsewhere that miss it, and not a node
-        # that was killed because it did not exit.
+        # The cause is a lost node, not the ranks elsewhere that miss it, and not a node that was
+        # killed because it did not exit.
         died = [e for n, e in attempt.exits.items() if e.launcher_died and n not in attempt.killed]
         failed = [e for e in exits if e.error is not None and not e.launcher_died]
         cause = (died or failed or [e for e in exits if e.code] or exits)[0]

@@ -1,4 +1,4 @@
-"""The outcome of each run of a sweep, also of one that could not record it itself."""
+"""Determines the outcome of each run of a sweep, even if the run could not record one itself."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from harness.launch.plan import Job
 ELSEWHERE = "elsewhere"  # the state of a run that another runner or person measures
 KNOWN = (FINISHED, *FAILURES)
 STOPPED = ("interrupted", "the sweep was stopped")
-NODE = re.compile(r"^\[[^\]]+\] ")  # in front of a line from another machine
-# What a run prints that could not write its outcome.
+NODE = re.compile(r"^\[[^\]]+\] ")  # the prefix of a line from another machine
+# What a run prints if it cannot write its outcome.
 UNRECORDED = re.compile(
     r"^(?:\[[^\]]+\] )?(failed|oom|diverged): (.*); it cannot be recorded", re.M
 )
-REFUSED = 2  # exit code of a script for a mistake in its arguments; its last line names it
+REFUSED = 2  # exit code of a script for an argument error; its last line names the error
 
 
 @dataclass
@@ -41,11 +41,11 @@ class State:
     reason: str | None = None
     began_s: float | None = None
     took_s: float | None = None
-    batch: int | None = None  # per process, that is tried after a lack of memory (--auto_batch)
-    goes_on: bool = False  # with the record that this runner has made, whatever --rerun says
-    command: str | None = None  # of the sweep that started or submitted it, once it has ended
-    before_s: float = 0.0  # of its attempts before this runner started it
-    known: bool = False  # had its outcome before this runner came to it
+    batch: int | None = None  # batch per process to try after a lack of memory (--auto_batch)
+    goes_on: bool = False  # continue the record that this runner made, whatever --rerun says
+    command: str | None = None  # of the sweep that started or submitted the run, once it has ended
+    before_s: float = 0.0  # time of its attempts before this runner started it
+    known: bool = False  # had its outcome before this runner reached it
 
     @property
     def failed(self) -> bool:
@@ -54,13 +54,13 @@ class State:
 
 @dataclass(frozen=True)
 class Began:
-    """The beginning of a run. What its folder holds is of this run if the folder did not hold it
-    then: clocks may be set at any moment. Only where another process began it, its clock counts.
+    """What a run's folder held when the run began: only later additions belong to the run. Clocks
+    may be set at any moment, so times decide only if another process began the run.
     """
 
     unix: float
-    summary: SummaryRecord | None = None  # that the folder held
-    failures: Sequence[Mapping[str, Any]] | None = None  # None: another process began it
+    summary: SummaryRecord | None = None  # the one in the folder at that time
+    failures: Sequence[Mapping[str, Any]] | None = None  # None if another process began the run
 
     @classmethod
     def now(cls, folder: RunFolder) -> Self:
@@ -79,7 +79,7 @@ class Began:
 
 
 def settled(outcome: str | None, rerun: str | None) -> str | None:
-    """The outcome of a run that is not to be run (again); None of one that is.
+    """The outcome of a run that need not be run (again); None if it is to be run.
 
     An interrupted run continues; any other failure stays a result until --rerun asks for it.
     """
@@ -90,7 +90,7 @@ def settled(outcome: str | None, rerun: str | None) -> str | None:
 
 
 def quality_and_speed(row: Mapping[str, object]) -> str:
-    """Quality and speed of a row or a summary, on a line; by the metric that was asked for, too."""
+    """Quality and speed of a row or summary on one line, including the metric asked for."""
     formats = {"accuracy": "accuracy {:.4f}"}
     if metric := row.get("best_metric"):
         formats.setdefault(str(metric), f"{metric} {{:.4f}}")
@@ -103,26 +103,26 @@ def quality_and_speed(row: Mapping[str, object]) -> str:
 def settle(
     job: Job, run_exit: Exit, began: Began, log: Path, stopped: tuple[str, str] | None
 ) -> str:
-    """Make sure that the run has an outcome in its folder, and return it.
+    """Make sure that the run's folder has an outcome, and return it.
 
-    stopped: outcome and reason where this runner ended the run.
+    stopped: outcome and reason if this runner ended the run.
     """
     folder = job.folder
     summary = began.new_summary(folder)
     if summary is not None and summary.get("outcome") not in KNOWN:
-        summary = None  # damaged: as if there were none
+        summary = None  # damaged: treat it as missing
     outside = _from_outside(run_exit, stopped) or _silent(folder, run_exit, began, log)
     if summary is not None and folder.outcome() is None:
         outside, summary = outside or ("failed", attempts.removed(folder)), None
-    # A run's own record counts, unless it only shows the effect of what happened outside.
+    # A run's own record counts, unless it only shows the effect of an outside event.
     if summary and (outside is None or summary["outcome"] not in ("interrupted", "failed")):
         return _with_cause(job, summary, began)
     outcome, reason = outside or _from_inside(folder, run_exit, began, log)
     if summary is None and folder.outcome() == FINISHED:
-        # Another runner was quicker, or --rerun never started: that record stays.
+        # Another runner was quicker, or --rerun never started: keep that record.
         return outcome if run_exit.code else FINISHED
     if summary is None and is_measured(folder, wait_s=2):
-        return ELSEWHERE  # another runner was quicker, and writes the record
+        return ELSEWHERE  # another runner was quicker and writes the record
     if summary is None:
         wall_s = time.time() - began.unix if run_exit.wall_s is None else run_exit.wall_s
         attempts.end_from_outside(folder, outcome, reason, wall_s)
@@ -134,7 +134,7 @@ def settle(
 
 
 def _with_cause(job: Job, summary: SummaryRecord, began: Began) -> str:
-    """The outcome that rank 0 recorded, or that of the rank on another disk that caused it."""
+    """The outcome that rank 0 recorded, or that of a rank on another disk that caused it."""
     outcome, reason = str(summary["outcome"]), str(summary.get("reason"))
     if outcome != "interrupted" and not attempts.only_follows(reason):
         return outcome
@@ -154,7 +154,7 @@ def is_measured(folder: RunFolder, wait_s: float = 0.0) -> bool:
 
 
 def _from_outside(run_exit: Exit, stopped: tuple[str, str] | None) -> tuple[str, str] | None:
-    """(outcome, reason) where something else ended the run."""
+    """(outcome, reason) if something outside the run ended it; else None."""
     if stopped is not None:
         return stopped
     if run_exit.verdict is not None:
@@ -174,7 +174,7 @@ def _from_outside(run_exit: Exit, stopped: tuple[str, str] | None) -> tuple[str,
 
 
 def _silent(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple[str, str] | None:
-    """(outcome, reason) where a rank died without recording why; the others only miss it."""
+    """(outcome, reason) if a rank died without recording why; other ranks fail as a result."""
     for failure in sorted(run_exit.failures, key=lambda failure: failure["unix"]):
         rank, code = failure["rank"], failure["exit_code"]
         if began.is_new(believable("failure", folder.read_failure(rank) or {})):
@@ -192,7 +192,7 @@ def _silent(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple
             f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         )
         if code == -signal.SIGSEGV and failure.get("limited"):
-            # Libraries do not look at each allocation, but other bugs end like this, too.
+            # Libraries do not check every allocation; but other bugs end like this, too.
             how += ", perhaps out of memory: ulimit -v is set"
         return "failed", f"rank {rank} {how}"
     return None
@@ -217,12 +217,12 @@ def written_since(path: Path, unix: float) -> bool:
 
 
 def _line_of_error(log: Path) -> str:
-    """The line of its error in what a run printed, or else its last one."""
+    """The error line in what a run printed; if there is none, its last line."""
     lines = [NODE.sub("", line) for line in text_of(log).strip().splitlines()[-200:]]
     memory = [line for line in lines if NO_MEMORY.search(line)]
     refusals = [line for line in lines if re.match(r"\w+\.py: error: ", line)]
     errors = [line for line in lines if re.search(r"^\S*error", line, re.IGNORECASE)]
-    # Errors of torchrun about its ranks, and of nodes about each other, only follow from it.
+    # Errors of torchrun about its ranks, and of nodes about each other, are only consequences.
     own = [line for line in errors if not line.startswith("torch.distributed.elastic")]
     chosen = memory[:1] or refusals[-1:] or own[-1:] or errors[-1:] or lines[-1:] or [""]
     return last_line(chosen[0])

@@ -1,4 +1,4 @@
-"""Where runs can run: this machine, and places that say what they host, and start runs there."""
+"""Places that can host runs: which runs they can host, and how they start them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.launch.slurm import Slurm
 from harness.launch.ssh import Remote
 
 Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
-LOOKS = 6  # at a machine that is busy
+LOOKS = 6  # at a busy machine, before it counts as disturbed
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class Machine:
 
     @property
     def devices(self) -> int:
-        """One core stands for one device where there is no GPU."""
+        """Number of devices: the GPUs, or the cores where there is no GPU."""
         return len(self.gpus) or len(self.cores)
 
     def of(self, job: Job) -> Machine:
-        """The machine as a run sees it: without GPUs if it uses the CPU."""
+        """The machine as a run uses it: without GPUs if the run trains on the CPU."""
         return replace(self, gpus=()) if job.settings.passed.get("use_cpu") else self
 
     @property
     def threads(self) -> int:
-        """Per process; the same for every run of a sweep, so that only set-ups differ."""
+        """Threads per process; the same for every run of a sweep, so that only set-ups differ."""
         return max(1, len(self.cores) // len(self.gpus)) if self.gpus else 1
 
 
 def threads_variable(threads: int) -> dict[str, str]:
-    """So many per process, unless its user has chosen: torchrun chooses only for several on a node,
-    and a process alone would take every core.
+    """The number of threads per process, unless the user has set one: torchrun sets it only for
+    several processes per node, and a single process would use every core.
     """
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
 
@@ -59,7 +59,7 @@ def this_machine() -> Machine:
 
 
 def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str | None:
-    """Why this machine does not have the devices of all nodes of a run; None if it has."""
+    """Why this machine lacks devices or packages for a run; None if it lacks none."""
     machine = machine.of(job)
     if job.settings.strategy == "hivemind" and find_spec("hivemind") is None:
         return f"hivemind is not installed: {INSTALL}"
@@ -79,11 +79,11 @@ def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str |
 
 
 def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
-    """Who else uses this machine, before a run begins: nothing of ours is busy then.
+    """How others use this machine before a run begins, while no process of ours is busy.
 
-    A busy machine is looked at again, since a command that has just ended leaves work for a moment.
+    A busy machine is checked again, since a command that has just ended causes load for a moment.
     """
-    import psutil  # here and below: doctor starts without packages
+    import psutil  # not at the top: `doctor` runs without packages
 
     for _ in range(LOOKS):
         busy = round(psutil.cpu_percent(interval_s) / 100, 3)
@@ -93,7 +93,7 @@ def others(machine: Machine, interval_s: float = 0.3) -> dict[str, Any]:
 
 
 def disturbed_by(others: dict[str, Any]) -> str | None:
-    """The other users that would disturb a measurement, in words; None if there are none."""
+    """The use by others that would disturb a measurement, in words; None if there is none."""
     reasons = []
     if others["gpu_processes"]:
         reasons.append(f"{others['gpu_processes']} other process(es) use the GPUs")
@@ -103,20 +103,20 @@ def disturbed_by(others: dict[str, Any]) -> str | None:
 
 
 def warning_of(others: dict[str, Any]) -> str | None:
-    """What a person is told before something is measured beside others."""
+    """A warning for the user if others would disturb the measurement; else None."""
     busy = disturbed_by(others)
     return busy and f"warning: {busy}: this disturbs what is measured now"
 
 
 def _gpus() -> tuple[str, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, all without it; none without a driver."""
+    """The visible GPUs, named as by CUDA_VISIBLE_DEVICES; none without a driver."""
     driver = nvidia_driver()
     count = driver.gpus if driver else amd_gpus() if _torch_is_for_amd() else 0
     return visible_gpus(count) if count else ()
 
 
 def _torch_is_for_amd() -> bool:
-    """Whether torch is a ROCm build, without loading it: other builds train on the CPU, even
+    """Whether torch is a ROCm build, found without loading it; other builds train on the CPU even
     beside an AMD GPU.
     """
     spec = find_spec("torch")
@@ -126,7 +126,7 @@ def _torch_is_for_amd() -> bool:
 
 
 def amd_gpus(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:
-    """The number of AMD GPUs by the kernel, whose list also has CPUs, without SIMD units."""
+    """Number of AMD GPUs in the kernel's list, which also has CPUs: those have no SIMD units."""
     texts = (file.read_text() for file in nodes.glob("*/properties"))
     return sum(re.search(r"^simd_count [1-9]", text, re.MULTILINE) is not None for text in texts)
 
@@ -174,16 +174,16 @@ class Options:
 
 
 def place_facts(launcher: str) -> dict[str, Any]:
-    """The keys that every record has of its place; the place sets those that apply to it."""
+    """The keys about its place that every record has; a place overrides those that apply to it."""
     return {"launcher": launcher, "emulator": None, "link": None, "processes_per_core": None}
 
 
 def launched(
     sweep: str | None, options: Options, others: Mapping[str, object], place: Mapping[str, object]
 ) -> dict[str, object]:
-    """`launch` in a run's environment.json; others: who else used the machine.
+    """`launch` in the environment.json of a run. others: how others used the machine.
 
-    sweep: None for `harness nodes`.
+    sweep: its name; None for `harness nodes`.
     """
     return {
         "sweep": sweep,
@@ -196,41 +196,41 @@ def launched(
 
 
 class Place(ABC):
-    """Where runs can run."""
+    """A place that can host runs."""
 
     name: str
-    in_turn = True  # one run after the other, in their order
+    in_turn = True  # whether runs are started one after the other, in order
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     @abstractmethod
     def why_not(self, job: Job) -> str | None:
-        """Why it cannot host a run; None if it can."""
+        """Why this place cannot host a run; None if it can."""
 
     @abstractmethod
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
-        """What would be run, ready to paste; the others as comments: done before, or why not."""
+        """What would be run, as commands to paste; runs that are done or impossible as comments."""
 
     def open(self, jobs: Sequence[Job]) -> None:
-        """Make what these runs need; UserError, one line, where that is impossible."""
+        """Prepare the place for these runs; UserError, in one line, if that is impossible."""
 
     def facts(self, job: Job) -> dict[str, Any]:
         """What the record of a run says about the place."""
         return place_facts(self.name)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Release everything that open() acquired."""
 
 
 class Machines(Place):
-    """Nodes that this process starts runs on, one after the other."""
+    """A place whose nodes this process starts runs on, one after the other."""
 
-    here = True  # whether this machine does the computing
+    here = True  # whether runs compute on this machine
 
     @abstractmethod
     def plan(self, job: Job, scripts_in: str) -> list[str]:
-        """The commands that measure it, as a person would type them: pure text."""
+        """The commands that measure a run, as a person would type them; without side effects."""
 
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
         scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
@@ -245,40 +245,40 @@ class Machines(Place):
 
     @abstractmethod
     def nodes(self) -> list[Node]:
-        """The nodes that are open."""
+        """The open nodes."""
 
     def start(self, log: Path) -> Launcher:
         agent_type = TorchrunAgent if self.options.cold else WarmAgent
         return Launcher(self.nodes(), self.environment, log, agent_type)
 
     def prepare(self, job: Job) -> None:
-        """Before a run: set its link."""
+        """Called before a run: set its link."""
 
     def collect(self, job: Job) -> str | None:
-        """After a run: fetch its record; or why that failed."""
+        """Called after a run: fetch its record; returns why that failed, or None."""
         return None
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
-        """Devices that no other run uses, by node; None: wait."""
+        """Devices for a run that no other run uses, by node; None: wait."""
         return ()
 
     def visible(self, devices: Devices) -> Devices:
-        """GPUs that the ranks of each node are to see; empty: all."""
+        """The GPUs that the ranks of each node may see; empty: all."""
         return ()
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment of every process on every node."""
-        # With the store of the first attempt, restarted ranks would read old addresses.
+        # Restarted ranks would otherwise read old addresses from the first attempt's store.
         return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.options.elastic else {}
 
     def variables(self, job: Job) -> dict[str, str]:
-        """Further environment variables of the ranks of one run."""
+        """Further environment variables for the ranks of one run."""
         return {}
 
 
 class Local(Machines):
-    """This machine: one node, or several where the strategy needs no launcher to join them."""
+    """This machine, as one node, or as several if the strategy needs no launcher to join them."""
 
     name = "local"
 
@@ -311,7 +311,7 @@ class Local(Machines):
         return [Node() for _ in range(self.node_count)]
 
     def free(self, job: Job, taken: set[str]) -> Devices | None:
-        """With --oversubscribe more processes than there are cores may share them."""
+        """Free devices by node; with --oversubscribe, more processes than cores share them all."""
         machine = self.machine.of(job)
         every = machine.gpus or tuple(str(core) for core in machine.cores)
         left = [device for device in every if device not in taken]

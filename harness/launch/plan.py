@@ -1,4 +1,4 @@
-"""From a sweep file to its jobs: every point checked, with the command that measures it."""
+"""From a sweep file to its jobs: checks every point and gives the command that measures it."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from harness.core.tasks import TASKS
 from harness.core.topology import World, effective_batch
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 
-# The loss of a node is noticed after 5 s; the others then wait 5 s for more to come.
+# A lost node is noticed after 5 s; the remaining nodes then wait 5 s for further nodes.
 KEEP_ALIVE = {
     "last_call_timeout": 5,
     "keep_alive_interval": 1,
     "keep_alive_max_attempt": 5,
     "read_timeout": 20,
 }
-MOST_RUNS = 100_000  # of a file, before exclude
-PORT = 29500  # of the first node, where nothing better is known
+MOST_RUNS = 100_000  # in one file, before exclude applies
+PORT = 29500  # of the first node, unless a free port can be asked for
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """How much a run may lose and still continue."""
+    """How many restarts and lost nodes a run survives."""
 
     max_restarts: int
-    min_nodes: int | None = None  # None: all
+    min_nodes: int | None = None  # None: all nodes of the job
 
     def least(self, job: Job) -> int:
         return min(self.min_nodes or job.nodes, job.nodes)
 
     def rendezvous_config(self, node: int | str) -> dict[str, int]:
-        """The first node hosts the store in which all nodes meet."""
+        """torchrun's rendezvous settings; the first node hosts the store in which all meet."""
         return {"is_host": int(node == 0), **KEEP_ALIVE}
 
 
@@ -56,7 +56,7 @@ class Job:
     argv: tuple[str, ...]
     nodes: int
     devices: int  # per node
-    processes: int  # per node; one for several devices with dp
+    processes: int  # per node; with dp, one process for several devices
     link: Link | Network
 
     @property
@@ -77,7 +77,7 @@ class Job:
 
 
 def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job]:
-    """Every run, in the order in which it is measured; UserError names the point that is wrong."""
+    """Every run, in the order of measurement; UserError names a point that is wrong."""
     if sweep.baseline is None and (sweep.hold, sweep.lr_rule) != (HOLDS[0], LR_RULES[0]):
         raise UserError(
             f"{sweep.file}: hold {sweep.hold} and lr_rule {sweep.lr_rule} start from a baseline, "
@@ -116,26 +116,26 @@ def _without_excluded(sweep: Sweep, points: list[Point]) -> list[Point]:
 
 
 def as_text(point: Point) -> Point:
-    """The point with its link as text, as in records."""
+    """The point with its link as a text, as in records."""
     return {name: str(value) if name == "link" else value for name, value in point.items()}
 
 
 def axes_of(sweep: Sweep) -> list[str]:
-    """What varies, apart from repetitions, in the order of the file."""
+    """The names of what varies, without repetitions: script, then those of runs, then of grid."""
     named = ["script"] if len(sweep.scripts) > 1 else []
     named += [key for run in sweep.runs for key in run] + list(sweep.grid)
     return [name for name in dict.fromkeys(named) if name not in REPETITIONS]
 
 
 def _points(sweep: Sweep, repeat: int) -> Iterator[Point]:
-    """The cross product, the outermost axis first."""
+    """The cross product of all axes, the outermost axis first."""
     axes: dict[str, list[Point]] = {"script": [{"script": script} for script in sweep.scripts]}
     if sweep.runs:
         axes["runs"] = sweep.runs
     axes |= {name: [{name: value} for value in values] for name, values in sweep.grid.items()}
     if repeat > 1:
         axes["repeat"] = [{"repeat": n} for n in range(1, repeat + 1)]
-    # A setting that varies within `runs` is ordered with that axis.
+    # A setting that varies within `runs` has the position of that axis.
     inside = {key: "runs" for run in sweep.runs for key in run if key not in axes}
     named = [inside.get(name, name) for name in sweep.order]
     outermost = [name for name in REPETITIONS[::-1] if name not in named]
@@ -146,10 +146,10 @@ def _points(sweep: Sweep, repeat: int) -> Iterator[Point]:
     for values in itertools.product(*(axes[name] for name in order)):
         by_axis = dict(zip(order, values, strict=True))
         point: Point = {}
-        # Merged in the order of the file, whatever the order of running.
+        # Merge in the order of `axes`, whatever the order of measurement.
         for name in axes:
             if name == "runs" and by_axis[name].get("script", point["script"]) != point["script"]:
-                break  # an entry for the other script
+                break  # an entry for another script
             point |= by_axis[name]
         else:
             yield sweep.settings[point["script"]] | point
@@ -192,7 +192,7 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
 
 
 def _scaled(sweep: Sweep, point: Point) -> Point:
-    """The point with the batch and learning rate that hold and lr_rule give.
+    """The point with the batch size and learning rate that `hold` and `lr_rule` prescribe.
 
     Both start from the point's baseline: the same point with the baseline's values.
     """
@@ -215,7 +215,7 @@ def _scaled(sweep: Sweep, point: Point) -> Point:
 
 
 def _check_given(sweep: Sweep, label: Point, scaled: Point) -> None:
-    """A run has the values of its label, by which its record is read and its baseline is found."""
+    """Refuse a run whose values differ from its label, which identifies its record and baseline."""
     rules = {"per_gpu_batch": f"hold {sweep.hold}", "lr": f"lr_rule {sweep.lr_rule}"}
     for name, rule in rules.items():
         if name in label and scaled[name] != label[name]:
@@ -226,7 +226,7 @@ def _check_given(sweep: Sweep, label: Point, scaled: Point) -> None:
 
 
 def _sizes(sweep: Sweep, point: Point) -> tuple[int, int, float]:
-    """(per_gpu_batch, grad_acc, lr) with the script's defaults."""
+    """(per_gpu_batch, grad_acc, lr) of a point, with the script's defaults."""
     names = ("per_gpu_batch", "grad_acc", "lr")
     known = {name: point[name] for name in names if name in point}
     settings = resolve(replace(Settings(script=point["script"], tiny=sweep.tiny), **known))
@@ -253,7 +253,7 @@ def torchrun(
 ) -> list[str]:
     """The flags of torchrun on one node.
 
-    address: of the node; otherwise an elastic run uses the host name, which may not resolve.
+    address: of this node; without it an elastic run uses its host name, which may not resolve.
     """
     if elastic is not None:
         config = elastic.rendezvous_config(node).items()
@@ -278,13 +278,13 @@ def torchrun(
 
 
 def script_of(job: Job, scripts_in: str = "") -> str:
-    """The script and its flags, quoted."""
+    """The script and its flags, quoted for a shell."""
     script = job.settings.script
     return shlex.join([f"{scripts_in if script in TASKS else ''}{script}.py", *job.argv])
 
 
 def commands(job: Job, scripts_in: str = "", elastic: Elastic | None = None) -> list[str]:
-    """The command of each node, as a person would type it; $MASTER is the first node's address."""
+    """The command for each node, as a person would type it; $MASTER is the first node's address."""
     master = "$MASTER" if job.nodes > 1 else "127.0.0.1"
     return [
         " ".join(

@@ -28,7 +28,7 @@ from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
 from harness.launch.screen import Screen, exact
 
-CHECK_AGAIN_S = 1.0  # for runs of other runners
+CHECK_AGAIN_S = 1.0  # between two looks at runs of other runners
 LAUNCHER_LOG = "launcher.txt"
 ISOLATION_S = 60.0  # between two checks of who else uses the machine
 
@@ -39,9 +39,9 @@ class Worker(ABC):
 
     states: list[State]
     options: Options
-    folder: Path  # of the sweep
+    folder: Path  # the folder of the sweep
     screen: Screen
-    command: str = field(default="", kw_only=True)  # of the sweep
+    command: str = field(default="", kw_only=True)  # the command that started the sweep
     stops: int = field(default=0, kw_only=True)  # requests to stop; a signal handler counts here
 
     @property
@@ -54,7 +54,7 @@ class Worker(ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """Until every run has an outcome, or a person stops it."""
+        """Work until every run has an outcome, or a person stops it."""
 
     @abstractmethod
     def stop_at_failure(self) -> None:
@@ -64,7 +64,7 @@ class Worker(ABC):
         return f"[{self.states.index(state) + 1}/{len(self.states)}] {state.job}"
 
     def is_settled(self, state: State, rerun: str | None) -> bool:
-        """Whether the record has an outcome that stays; the state then takes it over."""
+        """Whether the record has an outcome that is to be kept; if so, copy it into the state."""
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         known = settled(state.job.folder.outcome(), rerun)
         if known is None or (known == "oom" and self.batch_to_try(state) is not None):
@@ -73,12 +73,12 @@ class Worker(ABC):
         return True
 
     def batch_to_try(self, state: State) -> int | None:
-        """The smaller batch for a run out of memory (--auto_batch); None if it was just tried."""
+        """The smaller batch for a run out of memory (--auto_batch); None if that was just tried."""
         batch = attempts.batch_to_try(state.job.folder, state.job.settings)
         return None if batch == state.batch else batch
 
     def report(self, state: State, took_s: float, log: Path) -> None:
-        """The outcome of a run that has just been settled. took_s: since it was last started."""
+        """Show the outcome of a run that was just settled. took_s: time since its last start."""
         redact_logs(log, state.job.settings, self.hosts)
         tried = attempts.believed(state.job.folder)
         state.took_s = max(took_s, attempts.total_wall_s(tried))
@@ -102,7 +102,7 @@ class Worker(ABC):
 
 @dataclass
 class Running:
-    """A run in progress, and what it occupies."""
+    """A run in progress, and the resources it occupies."""
 
     state: State
     launcher: Launcher
@@ -110,7 +110,7 @@ class Running:
     devices: Devices
     log: Path
     began: Began
-    stopped: tuple[str, str] | None = None  # outcome and reason, where it was asked to exit
+    stopped: tuple[str, str] | None = None  # outcome and reason, if the run was asked to exit
     stopped_s: float = 0.0
 
 
@@ -123,14 +123,14 @@ class Runner(Worker):
     running: list[Running] = field(default_factory=list)
     idle: list[Launcher] = field(default_factory=list)
     stops_obeyed: int = 0
-    earlier: dict[Path, object] = field(default_factory=dict)  # outcomes when this runner began
-    checked_s: float = 0.0  # the runs of other runners
-    isolation_s: float = -ISOLATION_S  # who else uses the machine
+    earlier: dict[Path, object] = field(default_factory=dict)  # summaries when this runner began
+    checked_s: float = 0.0  # when it last looked at runs of other runners
+    isolation_s: float = -ISOLATION_S  # when it last checked who else uses the machine
     others: dict[str, object] = field(default_factory=dict)
     logs: dict[Path, Job] = field(default_factory=dict)
 
     def work(self) -> None:
-        """When this returns or raises, no run is left running."""
+        """Work as declared in Worker; when this returns or raises, no run is left running."""
         folders = (state.job.folder for state in self.states)
         self.earlier = {folder.path: folder.read_summary() for folder in folders}
         try:
@@ -142,7 +142,7 @@ class Runner(Worker):
                 if not self.running and (self.stops_obeyed or not self._unsettled()):
                     return
                 self.screen.show()
-                # A moment, or until there is news from a launcher.
+                # Wait for a moment, or until a launcher has news.
                 select.select([s for r in self.running for s in r.launcher.streams], [], [], 0.1)
         finally:
             for launcher in (*self.idle, *(r.launcher for r in self.running)):
@@ -151,7 +151,7 @@ class Runner(Worker):
                 running.lock.release()
             if self.states:
                 self.logs[self.log_folder / LAUNCHER_LOG] = self.states[0].job
-            for log, job in self.logs.items():  # again: no process is left that could still print
+            for log, job in self.logs.items():  # once more: no process is left that could print
                 redact_logs(log, job.settings, self.hosts)
 
     def stop_at_failure(self) -> None:
@@ -160,7 +160,7 @@ class Runner(Worker):
             self.stops += 1
 
     def _obey(self) -> None:
-        """Stopped once: running runs record and exit. Twice: they are killed."""
+        """Obey stops: after one, running runs record and exit; after two, they are killed."""
         if self.stops_obeyed == self.stops:
             return
         self.stops_obeyed = self.stops
@@ -192,7 +192,7 @@ class Runner(Worker):
                 return
 
     def _begin(self, state: State, devices: Devices) -> bool:
-        """Start a run, unless it is done already or somebody else measures it."""
+        """Start a run, unless it is already done or somebody else measures it."""
         job = state.job
         lock = Lock(job.folder.lock("claim"))
         if not lock.take():
@@ -219,7 +219,7 @@ class Runner(Worker):
         state.before_s = 0.0 if fresh else attempts.total_wall_s(attempts.believed(job.folder))
         self.running.append(Running(state, launcher, lock, devices, log, Began.now(job.folder)))
         launcher.begin(self._request(state, devices, log))
-        # Their loading is done once for all runs, and is no part of this one's time.
+        # The libraries are loaded once for all runs; that time is no part of this run's.
         loading = "" if launcher.ready else "; the libraries are loaded first"
         self.screen.note(f"{self.name_of(state)}: started{loading}")
         return True
@@ -229,7 +229,7 @@ class Runner(Worker):
         if outcome.is_measured(folder):  # by a person, without a sweep
             state.state = ELSEWHERE
             return True
-        # What another runner has measured meanwhile is not measured again.
+        # Do not repeat what another runner has measured meanwhile.
         fresh = folder.read_summary() != self.earlier.get(folder.path)
         known = self.is_settled(state, None if fresh else self.options.rerun)
         state.known = known and not fresh
@@ -254,7 +254,7 @@ class Runner(Worker):
         )
 
     def _check_isolation(self) -> None:
-        """Warn or refuse when others use this machine; only while nothing of ours runs."""
+        """Warn or refuse if others use this machine; only while no run of ours is active."""
         now_s = time.monotonic()
         early = now_s - self.isolation_s < ISOLATION_S
         if self.options.isolation == "off" or not self.place.here or self.running or early:
@@ -271,7 +271,7 @@ class Runner(Worker):
         for running in list(self.running):
             run_exit = running.launcher.poll()
             if not running.launcher.ready:
-                # Loading is done once for all runs: it is no part of this one.
+                # The libraries are loaded once for all runs; that time is no part of this run's.
                 running.state.began_s = time.monotonic()
             if run_exit is not None:
                 self._settle(running, run_exit)
@@ -281,7 +281,7 @@ class Runner(Worker):
                 running.launcher.kill()
 
     def _too_long(self, running: Running) -> tuple[str, str] | None:
-        """Outcome and reason of a run that is to be ended."""
+        """Outcome and reason of a run that exceeds its time limit; None for others."""
         limit_s, began_s = self.options.timeout_s, running.state.began_s
         assert began_s is not None
         if limit_s is None or time.monotonic() - began_s <= limit_s:
@@ -295,11 +295,11 @@ class Runner(Worker):
     def _settle(self, running: Running, run_exit: Exit) -> None:
         state, job = running.state, running.state.job
         if (lost := self.place.collect(job)) is not None:
-            # The record stays where it was written: the next start fetches it.
+            # The record stays on its host; the next start fetches it.
             run_exit = replace(run_exit, error=f"no record came back: {lost}", launcher_died=True)
         assert state.began_s is not None
         took_s = time.monotonic() - state.began_s
-        if run_exit.wall_s is None:  # by a clock that nobody sets
+        if run_exit.wall_s is None:  # by a clock that cannot be set
             run_exit = replace(run_exit, wall_s=took_s)
         state.state = outcome.settle(job, run_exit, running.began, running.log, running.stopped)
         state.command = self.command
@@ -317,7 +317,7 @@ class Runner(Worker):
 
 
 def _new_log(folder: Path, job: Job, hosts: Sequence[str]) -> Path:
-    """A file of its own for the output of each start."""
+    """A new file for the output of one start of a run."""
     stem = job.path.replace("/", "_")
     number = 1
     while (log := folder / f"{stem}_{number}.txt").exists():

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table on a terminal, plain lines elsewhere."""
+"""The progress of a sweep for the user: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EVERY_S = 0.25
 
 
 class Screen:
-    """print() adds a line; note() too, unless the table shows it; show() draws the table."""
+    """print() adds a line; note() adds one unless the table is shown; show() redraws the table."""
 
     def __init__(self, title: str, states: list[State], in_turn: bool = True) -> None:
-        """in_turn: one run after the other, so that the time left can be estimated."""
+        """in_turn: runs go one after the other, so that the remaining time can be estimated."""
         self.title, self.states, self.in_turn = title, states, in_turn
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.live: Live | None = None
@@ -42,7 +42,7 @@ class Screen:
         self.close()
 
     def close(self) -> None:
-        """Release the terminal; from now on lines are plain."""
+        """Release the terminal; later lines are printed plainly."""
         if self.live is not None:
             self.live.stop()
             self.live = None
@@ -64,7 +64,7 @@ class Screen:
         self.live.update(self.picture(self.console.height), refresh=True)
 
     def picture(self, height: int) -> Group:
-        """The table and the line below it, no higher than the terminal."""
+        """The table and the line below it, at most as high as the terminal."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in ("run", "state", "epoch", "accuracy", "loss", "samples/s", "elapsed"):
             right = heading not in ("run", "state")
@@ -96,14 +96,14 @@ class Screen:
 
 
 def standing(state: State) -> str:
-    """The state of a run, and why it waits where a cluster decides that."""
+    """The state of a run, and why it waits if a cluster decides that."""
     if state.state == WAITING and state.reason:
         return f"{state.state} ({state.reason})"
     return state.state
 
 
 def window(states: list[State], rows: int) -> list[State]:
-    """The states that fit, around the current run, in order."""
+    """The states that fit into so many rows, around the current run, in order."""
     if len(states) <= rows:
         return states
     now = next((i for i, s in enumerate(states) if s.state == RUNNING), None)
@@ -114,7 +114,7 @@ def window(states: list[State], rows: int) -> list[State]:
 
 
 def short_label(state: State, states: list[State]) -> str:
-    """The label without the parts that are the same for all runs."""
+    """The label without parts that are equal for all runs."""
     label = state.job.label
     varied = [k for k in label if len({str(s.job.label.get(k)) for s in states}) > 1]
     return " ".join(f"{k}={number(label[k])}" for k in varied) or str(state.job)
@@ -143,7 +143,7 @@ def progress_of(state: State) -> tuple[str, ...]:
 
 
 def time_left_s(states: list[State]) -> float | None:
-    """From the times of runs of the same kind; None before the first has ended."""
+    """Estimated from the times of runs of the same kind; None until the first run has ended."""
     took: dict[tuple[str, int], list[float]] = {}
     for state in states:
         if state.took_s is not None:
@@ -165,7 +165,7 @@ def _kind(state: State) -> tuple[str, int]:
 
 
 def short(seconds: float) -> str:
-    """A duration as people write it: 12 s, 3:05, 2:10:00."""
+    """A duration for people: 12 s, 3:05, 2:10:00."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"
@@ -174,7 +174,7 @@ def short(seconds: float) -> str:
 
 
 def exact(seconds: float) -> str:
-    """The same with a tenth of a second below a minute."""
+    """Like short(), but with tenths of a second below a minute."""
     return f"{seconds:.1f} s" if seconds < 60 else short(seconds)
 
 

@@ -1,4 +1,4 @@
-"""python -m harness sweep FILE: many runs from one file, and nothing that was measured is lost."""
+"""python -m harness sweep FILE: measures many runs from one file and loses no measurement."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
-# Of a sweep file, in sweep.json.
+# Attributes of a sweep file that are copied into sweep.json.
 COPIED = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
 PLACES: dict[str, Callable[[Options], Place]] = {
     "local": Local,
@@ -64,7 +64,7 @@ assert tuple(PLACES) == LAUNCHERS
 
 
 def options_of(flags: argparse.Namespace) -> Options:
-    """How the sweep is run; UserError if flags do not go together."""
+    """How the sweep is run, from its flags; UserError if they contradict each other."""
     if flags.min_nodes is not None and not flags.max_restarts:
         raise UserError(f"--min_nodes {flags.min_nodes}: needs --max_restarts, for example 3")
     by_name = vars(flags)
@@ -90,11 +90,11 @@ def run(flags: argparse.Namespace) -> int:
         if not flags.dry_run:
             check_writable(Path(options.output_dir))
             _check_owner(folder, sweep.file)
-            # At once: what follows may take its time.
+            # Printed at once: the next steps may be slow.
             print(f"{sweep.name}: {runs(len(chosen))}, --launcher {options.launcher}", flush=True)
             if options.rerun != "all":
                 _refuse_changed_inputs([state.job for state in chosen])
-            if isinstance(place, Machines) and place.here:  # others have other disks
+            if isinstance(place, Machines) and place.here:  # other places have other disks
                 with working("checking data and models"):
                     _check_inputs(chosen, options.rerun)
             place.open([state.job for state in chosen])
@@ -118,14 +118,14 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _check_inputs(chosen: Sequence[State], rerun: str | None) -> None:
-    """Data or a model that is not there would fail each run, one after the other."""
+    """Refuse missing data or models, which would fail one run after the other."""
     left = (s.job.settings for s in chosen if settled(s.job.folder.outcome(), rerun) is None)
     for one in {(s.script, s.dataset, s.dataset_config, s.model): s for s in left}.values():
         check_inputs(one)
 
 
 def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
-    """A table of runs with the data of yesterday and of today compares nothing."""
+    """Refuse changed inputs of finished runs: the table would compare old data with new."""
     now: dict[tuple[str, ...], dict[str, Any]] = {}
     changed = {}
     for job in jobs:
@@ -147,7 +147,7 @@ def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
 
 
 def overridden(sweep: Sweep, assignments: Sequence[tuple[str, str]]) -> Sweep:
-    """--set: one value holds for all runs, several make an axis, whatever the file says."""
+    """Apply --set, which overrides the file: one value holds for all runs, several make an axis."""
     by_name: dict[str, list[str]] = {}
     for name, text in assignments:
         by_name.setdefault(name, []).append(text)
@@ -201,7 +201,7 @@ def choose(
     exclude: Sequence[dict[str, str]],
     limit: slice,
 ) -> list[State]:
-    """The runs that --select, --exclude and --limit leave, in order."""
+    """The runs that remain after --select, --exclude and --limit, in order."""
     known = sorted({key for state in states for key in state.job.label})
     for flag, conditions in (("--select", select), ("--exclude", exclude)):
         for name in (name for condition in conditions for name in condition if name not in known):
@@ -214,7 +214,7 @@ def choose(
 
 
 def _unmatched(states: list[State], select: Sequence[dict[str, str]]) -> str:
-    """The values that exist in place of one that none of the runs has."""
+    """Which --select condition no run matches, and the values that exist instead."""
     for name, pattern in (pair for condition in select for pair in condition.items()):
         values = dict.fromkeys(number(s.job.label[name]) for s in states if name in s.job.label)
         if not fnmatch.filter(values, pattern):
@@ -230,7 +230,7 @@ def _matches(job: Job, condition: dict[str, str]) -> bool:
 
 
 def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command: str) -> int:
-    """Measure what is missing, and show the table; the exit code."""
+    """Measure the missing runs and show the table; returns the exit code."""
     if sweep.columns:
         _check_columns(folder, sweep.file)
     screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
@@ -248,7 +248,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
             screen.close()
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
-            # Signals are still counted here, so that a late second Ctrl-C is no crash.
+            # Signals are still caught here, so that a late second Ctrl-C causes no traceback.
             shown = worker.stops < 2 and _table(folder, "--write", start_new_session=True)
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
@@ -262,8 +262,8 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
 
 
 def _record_command(folder: Path, chosen: list[State], screen: Screen) -> None:
-    """The plan has a command that measured: the last of those that did by now, but not one that
-    chose some runs after one that chose all.
+    """Record in sweep.json the last command that measured a run; a command that chose some runs
+    does not replace one that chose all, as long as other finished runs exist.
     """
     measured = [s.command for s in chosen if s.state == FINISHED and s.command]
     plan = _earlier(folder)
@@ -278,7 +278,7 @@ def _record_command(folder: Path, chosen: list[State], screen: Screen) -> None:
             return
     try:
         write_json(folder / SWEEP, plan | {"command": measured[-1]})
-    except OSError as error:  # nothing that was measured is lost
+    except OSError as error:  # no measurement is lost by this
         screen.print(f"warning: {folder / SWEEP} keeps an earlier command: {error.strerror}")
 
 
@@ -288,7 +288,7 @@ def _chooses(command: str) -> bool:
 
 
 def _check_owner(folder: Path, file: str) -> None:
-    """Two files of one name would take turns in one folder, and the first one's table be lost."""
+    """Refuse a second sweep file of the same name, which would overwrite the first one's table."""
     owner = os.path.expanduser(_earlier(folder).get("file") or file)
     if os.path.exists(owner) and not os.path.samefile(owner, file):
         raise UserError(
@@ -298,13 +298,13 @@ def _check_owner(folder: Path, file: str) -> None:
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """What is left of an earlier plan, as far as it can be believed."""
+    """The earlier plan, if any; None for values that do not fit the schema."""
     return believable("sweep", read_json(folder / SWEEP) or {})
 
 
 @contextmanager
 def _signals(worker: Worker) -> Iterator[list[int]]:
-    """Signals that ask for an end are counted here and obeyed by the worker's loop."""
+    """Count signals that ask for an end; the loop of the worker obeys them."""
     received: list[int] = []
 
     def count(signum: int, frame: Any) -> None:
@@ -320,9 +320,9 @@ def _signals(worker: Worker) -> Iterator[list[int]]:
 
 
 def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> None:
-    """sweep.json: what readers need to know of the plan; a different earlier one is kept aside.
+    """Write sweep.json, what readers need to know of the plan; an earlier, different plan is kept.
 
-    Its command is one that measured: the earlier one stays until another has measured a run.
+    `command` is one that measured: the earlier one stays until another has measured a run.
     """
     path = folder / SWEEP
     content = {
@@ -351,13 +351,13 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
         before = _earlier(folder)
         planned = [run.get("path") for run in before.get("runs") or ()]
         is_same = bool(before) and planned == [state.job.path for state in states]
-        # With other axes (--set) some expectations have no place.
+        # With other axes (--set), some expectations are left out: that is no change.
         names = ("hypothesis", "expect") if is_same else ("hypothesis",)
         changed = [name for name in names if name in before and before[name] != content[name]]
         content["changed_after"] = _changed_after(sweep, before, changed, states)
         if is_same:
             measured = any(state.job.folder.outcome() == FINISHED for state in states)
-            if measured or Submitted(folder).open():  # jobs that may yet measure
+            if measured or Submitted(folder).open():  # submitted jobs may still measure
                 content["command"] = before.get("command") or command
         elif path.exists():
             aside = unused(folder, f"{path.stem}{ASIDE}", path.suffix)
@@ -376,7 +376,7 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
 def _changed_after(
     sweep: Sweep, before: dict[str, Any], changed: list[str], states: list[State]
 ) -> str | None:
-    """How many runs had finished when hypothesis or expectations became others than they were."""
+    """How many runs had finished when the hypothesis or an expectation was first changed."""
     known: str | None = before.get("changed_after")
     finished = sum(state.job.folder.outcome() == FINISHED for state in states)
     if not changed or not finished:
@@ -391,14 +391,14 @@ def _changed_after(
 
 
 def _table(folder: Path, *flags: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Print the table from a process of its own, which loads pandas: this one does not."""
+    """Print the table in a separate process, so that only that process loads pandas."""
     sys.stdout.flush()
     command = [sys.executable, "-m", "harness", "table", str(folder), *flags]
     return subprocess.run(command, env=environment_with({}), check=False, text=True, **how)
 
 
 def _check_columns(folder: Path, file: str) -> None:
-    """Whether the table can be shown, before hours are spent on measuring."""
+    """UserError if the table cannot be shown, before hours are spent on measuring."""
     with working("checking the columns of the table"):
         done = _table(folder, capture_output=True)
     if done.returncode:

@@ -75,16 +75,16 @@ Where = tuple[Any, ...]  # keys and indices that lead to a part of the file
 
 
 class YamlSource:
-    """A file's content as texts, and the line on which each part stands.
+    """A file's content with all values as text, and the line number of each part.
 
-    Texts, because YAML itself would read the set-up 1_1 as the number 11.
+    As text, because YAML would read the set-up 1_1 as the number 11.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: dict[Where, int] = {}
         self.parts = 0
-        self.around: list[Any] = []  # the nodes that hold the one which is read
+        self.around: list[Any] = []  # the nodes that enclose the one being read
         root = _yaml(path)
         content = self._plain(root, ()) if root is not None else None
         if not isinstance(content, dict):
@@ -98,7 +98,7 @@ class YamlSource:
         return UserError(f"{self.path}{line}: {message}")
 
     def use_tiny(self) -> None:
-        """Put the keys below `tiny` in place of those of the same name above."""
+        """Replace keys of the file by the keys of the same name below `tiny`."""
         inner = self.content["tiny"]
         self.content |= inner
         lines = self.lines.items()
@@ -106,10 +106,10 @@ class YamlSource:
         self.lines = kept | {where[1:]: line for where, line in lines if where[:1] == ("tiny",)}
 
     def _plain(self, node: Any, path: Where) -> Any:
-        """Dicts, lists and texts of a YAML node; their lines are noted."""
+        """Convert a YAML node to dicts, lists and texts, and note their lines."""
         self.lines.setdefault(path, node.start_mark.line + 1)
         self.parts += 1
-        # An alias may hold itself, or aliases of aliases that double at each level.
+        # An alias may contain itself, or nested aliases whose number doubles at each level.
         if node in self.around:
             raise self.wrong(path, "an alias (*) stands inside what it stands for")
         if self.parts > MOST_PARTS:
@@ -121,7 +121,7 @@ class YamlSource:
             self.around.pop()
 
     def _content(self, node: Any, path: Where) -> Any:
-        import yaml  # here and below: doctor starts without packages
+        import yaml  # not at the top: `doctor` runs without packages
 
         if isinstance(node, yaml.MappingNode):
             content: dict[str, Any] = {}
@@ -150,9 +150,9 @@ def _yaml(path: Path) -> Any:
 
 
 def header_of(path: Path) -> dict[str, str]:
-    """The comment at the top: question, hypothesis, command, needs, time, runs.
+    """The header comment: question, hypothesis, command, needs, time, runs.
 
-    What is said goes on over further lines, until an empty one."""
+    Each entry continues over further lines until an empty one."""
     header: dict[str, str] = {}
     last = ""
     for line in path.read_text("utf-8").strip().splitlines():
@@ -169,7 +169,7 @@ def header_of(path: Path) -> dict[str, str]:
 
 
 def _nearest_file(path: Path) -> str:
-    """A file of a similar name beside it, or in experiments/."""
+    """A hint at a file with a similar name in the same folder or in experiments/."""
     folders = (folder for folder in (SHIPPED, path.parent) if folder.is_dir())
     files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
     near = difflib.get_close_matches(path.stem, files, n=1)
@@ -178,7 +178,7 @@ def _nearest_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The content of a file, every value typed."""
+    """The content of a sweep file, with typed values."""
 
     name: str
     file: str
@@ -200,12 +200,12 @@ class Sweep:
 
 
 def load(path: Path, tiny: bool = False, installed: Callable[[str], object] | None = None) -> Sweep:
-    """Read a file and check all of it; UserError names the line and what is meant."""
+    """Read a file and check all of it; UserError names the line and the expected value."""
     source = YamlSource(path)
     small = source.content.setdefault("tiny", {})
     if not isinstance(small, dict):
         raise source.wrong(("tiny",), "tiny: expected keys that replace those above")
-    for part in (source.content, small):  # mine.py as mine
+    for part in (source.content, small):  # read mine.py as mine
         if "script" in part:
             part["script"] = _script_names(part["script"])
     own = (*(source.content.get("script") or ()), *(small.get("script") or ()))
@@ -230,7 +230,7 @@ def _script_names(named: Any) -> list[str]:
 
 @dataclass
 class _Reader:
-    """Checks one key after the other."""
+    """Checks the keys one by one and converts their values."""
 
     source: YamlSource
     tiny: bool
@@ -285,7 +285,7 @@ class _Reader:
 
     @cached_property
     def scripts(self) -> tuple[str, ...]:
-        """All that the file names; each is a script of a task."""
+        """All scripts that the file names; UserError if one belongs to no task."""
         named = self.content.get("script")
         if named is None:
             raise self._wrong("script", f"script is missing: one or several of {names()}")
@@ -313,7 +313,7 @@ class _Reader:
         return point
 
     def _point(self, scripts: tuple[str, ...], entry: Any, where: Where) -> Point:
-        """Names and values of one point; the script itself may be one of them."""
+        """Typed names and values of one point, which may include the script."""
         if not isinstance(entry, dict):
             raise self.source.wrong(where, f"expected names and values, found {entry!r}")
         point: Point = {}
@@ -334,7 +334,7 @@ class _Reader:
     def _typed(
         self, scripts: tuple[str, ...], name: str, value: Any, where: Where
     ) -> tuple[str, Any]:
-        """The setting that a name means and its typed value."""
+        """The setting that a name stands for, and its typed value."""
         name = name.replace("-", "_")
         if name in NOT_IN_A_FILE:
             flag = NOT_IN_A_FILE[name]
@@ -364,7 +364,7 @@ class _Reader:
         return grid
 
     def _values(self, name: str, values: Any, where: Where) -> list[Any]:
-        """The values of an axis, each once."""
+        """The typed values of an axis; UserError if one is given twice."""
         axis: list[Any] = []
         for number, value in enumerate(values if isinstance(values, list) else [values]):
             _, typed_value = self._typed(self.scripts, name, value, (*where, number))
@@ -396,8 +396,8 @@ class _Reader:
         return self._way(self.content["baseline"], ("baseline",))
 
     def _way(self, entry: Any, where: Where) -> Point:
-        """A point that tells some of the runs from others, without those flags of its strategy that
-        it turns off and no run turns off by name: runs name the strategy alone.
+        """A point that distinguishes some runs from others, without flags of its strategy that it
+        turns off although no run does so by name: such runs name the strategy alone.
         """
         way = self._point(self.scripts, entry, where)
         varied = {name for point in self.points for name in point} - {*REPETITIONS}
@@ -413,7 +413,7 @@ class _Reader:
         return {name: value for name, value in way.items() if name not in unnamed}
 
     def _expected(self, entry: Any, where: Where) -> dict[str, Any]:
-        """One entry of `expect`; what it does not give is None."""
+        """One entry of `expect`; keys that it does not give are None."""
         if isinstance(entry, dict) and (unknown := sorted(entry.keys() - {*EXPECT_KEYS})):
             hint = nearest(str(unknown[0]), EXPECT_KEYS)
             raise self.source.wrong((*where, unknown[0]), f"unknown key {unknown[0]}: {hint}")

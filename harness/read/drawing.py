@@ -45,7 +45,7 @@ DASHES: tuple[Dash, ...] = ("-", "--", ":")
 BLACK, WHITE = "#000000", "#ffffff"
 INK = "#333333"  # small text: lighter colours are hard to read
 FAINT = "#777777"  # references and ideals
-STRIP = "#f2f2f2"  # beside the scale: what has no number
+STRIP = "#f2f2f2"  # background of the strip beside an axis, for runs without a number
 GRID = "#dddddd"
 FAILED = "#B00020"
 
@@ -59,13 +59,13 @@ DARK = {
 }  # fmt: skip
 
 WIDTH = 8.0  # inches: 800 px, the width of a README
-LETTERS, TITLE_LETTERS = 14.4, 11.5  # an inch: in 9 points, and in the 10 of a title
-FEWEST_LETTERS, OF_MARK = 12, 8  # in a line; as many as the mark beside a name is wide
-NARROW_SHARE = 0.6  # of a page, for the words of a panel
-HEAD, FEW_LINES = 0.19, 2  # inches of a line of a legend or a title; so many have room
-WIDEST = 20.0  # inches that --width takes
+LETTERS, TITLE_LETTERS = 14.4, 11.5  # per inch: at 9 points, and at the 10 points of a title
+FEWEST_LETTERS, OF_MARK = 12, 8  # fewest in a line; the width of a mark beside its name
+NARROW_SHARE = 0.6  # of a panel's width, for its title and axis label, if --width is given
+HEAD, FEW_LINES = 0.19, 2  # inches per line of a legend or title; lines that have room anyway
+WIDEST = 20.0  # inches, the most that --width takes
 NARROW = 2.5  # inches: what a panel needs for its numbers and labels
-_page: ContextVar[float | None] = ContextVar("page", default=None)  # another width, if asked for
+_page: ContextVar[float | None] = ContextVar("page", default=None)  # --width in inches, if given
 PER_ROW = 3  # panels
 NOTEBOOK_DPI, PNG_DPI, PNG_COLOURS = 90, 150, 128
 MOST_LINES, MOST_PANELS, MOST_LISTED = 12, 12, 12
@@ -111,7 +111,7 @@ BASE = Style(BLACK, "X", "-")  # stands out from the cycle below
 
 
 def cycle(number: int) -> Style:
-    """Six colours with their markers; each further round has other markers and another dash."""
+    """Style of line `number`: six colours; each further round changes the marker and the dash."""
     again, at = divmod(number, len(LINES))
     marker = LINES[(at + again) % len(LINES)][1]
     return Style(LINES[at][0], marker, DASHES[again % len(DASHES)])
@@ -119,7 +119,7 @@ def cycle(number: int) -> Style:
 
 @contextmanager
 def page_width(inches: float | None) -> Iterator[None]:
-    """What is drawn inside is as wide as that, with letters of the usual size."""
+    """Draw figures inside this context this wide (None: README width), with usual font sizes."""
     token = _page.set(inches)
     try:
         yield
@@ -139,7 +139,7 @@ def panels(count: int, height: float, wide: int | None = None) -> tuple[Figure, 
 def grid(
     heights: Sequence[float], wide: int = 1, width: float = WIDTH
 ) -> tuple[Figure, list[Axes]]:
-    """Rows of panels, each row with its height; the panels row by row."""
+    """A figure with a row of `wide` panels for each height, and its panels row by row."""
     width = _page.get() or width
     figure = Figure(figsize=(width, sum(heights) + 0.5), layout="constrained")
     places = figure.add_gridspec(len(heights), wide, height_ratios=heights)
@@ -150,13 +150,13 @@ def grid(
 
 
 def panels_per_row(count: int) -> int:
-    """How many of these panels stand in a row."""
+    """How many of `count` panels to place in a row."""
     wide = 2 if count == 4 else min(count, PER_ROW)
     return max(1, min(wide, int((_page.get() or WIDTH) / NARROW)))
 
 
 def has_room(inches: float) -> bool:
-    """Whether a page of the width that was asked for, if any was, has so many inches."""
+    """Whether the requested page width, if any, is at least this many inches."""
     return (_page.get() or math.inf) >= inches
 
 
@@ -175,25 +175,25 @@ def describe(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
     place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
     assert place is not None and figure is not None
     wide = place.get_gridspec().ncols
-    # On a narrow page names of rows and numbers take much of it, and lines more of the height.
+    # With --width, row names and tick labels narrow the panels, and wrapped titles take height.
     across = figure.get_figwidth() / wide * (1.0 if _page.get() is None else NARROW_SHARE)
     title, x = wrapped(title, TITLE_LETTERS * across), wrapped(x, LETTERS * across)
     if _page.get() is not None:
         make_room(figure, FEW_LINES + (title.count("\n") + x.count("\n")) / wide)
-    # Its place is known; without y, matplotlib measures all ticks for it at every drawing.
+    # y=1.0 fixes the title's place; without it, matplotlib measures all ticks at every drawing.
     axes.set_title(title, fontsize=10, y=1.0)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
 
 
 def wrapped(text: str, letters: float) -> str:
-    """In lines of so many letters."""
+    """Wrap text into lines of at most this many letters, but not below FEWEST_LETTERS."""
     wide = max(int(letters), FEWEST_LETTERS)
     return "\n".join(textwrap.fill(line, wide) for line in _signed(text).splitlines())
 
 
 def _signed(text: str) -> str:
-    """The sign of a number is a minus, as at the axes."""
+    """Show the sign of a number as a minus instead of a hyphen, as axes do."""
     return labels.SIGN.sub("\u2212", text)
 
 
@@ -218,7 +218,7 @@ def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] =
 
 
 def make_room(figure: Figure, lines: float) -> None:
-    """Above the panels, for more than the few lines that there is room for."""
+    """Heighten the figure for lines above its panels, beyond the FEW_LINES that have room."""
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + HEAD * max(lines - FEW_LINES, 0))
 
@@ -236,7 +236,7 @@ def run_points(
     drawn: Drawn, axes: Axes, x: Sequence[float], y: Sequence[float], style: Style,
     tips: Sequence[str],
 ) -> None:  # fmt: skip
-    """Single runs, faint, each with its tooltip."""
+    """Draw single runs as faint points, each with its tooltip."""
     artist = axes.scatter(x, y, s=14, color=style.colour, marker=style.marker or "o", alpha=0.45,
                           linewidths=0, zorder=4)  # fmt: skip
     drawn.tip(artist, tips)
@@ -246,14 +246,14 @@ def mean_with_interval(
     axes: Axes, at: float, values: Sequence[float], style: Style, rate: bool = False,
     across: bool = False, share: bool = False,
 ) -> tuple[float, float, float]:  # fmt: skip
-    """The mean as a marker and its 95 % interval as a bar, upright or across; (mean, low, high).
+    """Draw a mean and its 95 % interval, upright or `across`; return (mean, low, high).
 
-    share: no mean of the measure is below 0 or above 1, whatever Student's t says.
+    share: clip the interval to 0..1, as no mean of a share lies outside, whatever Student's t says.
     """
     stats = spread(values, rate)
     assert stats.mean is not None
     low, high = stats.ends
-    if math.isinf(high):  # an open end is drawn as far away as the other one, by factors
+    if math.isinf(high):  # draw an open end at the same factor from the mean as the low end
         high = stats.mean**2 / low
     if share:
         low, high = max(low, 0.0), min(high, 1.0)
@@ -266,7 +266,7 @@ def mean_with_interval(
     return stats.mean, low, high
 
 
-INTERVAL = "_interval"  # of lines that are no entry of a legend
+INTERVAL = "_interval"  # label of interval lines; its underscore keeps them out of a legend
 CUT = "an arrow: the interval goes on beyond the axis"
 
 
@@ -275,7 +275,7 @@ def interval(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style) -
 
 
 def mark_cut_intervals(drawn: Drawn, axes: Axes) -> None:
-    """An arrow at the edge where an upright interval goes on beyond it; after the axis is set."""
+    """Draw an arrow where an axis, whose limits must be set before, cuts an upright interval."""
     (low, high), across = axes.get_ylim(), axes.get_xaxis_transform()
     for bar in [bar for bar in axes.lines if bar.get_label() == INTERVAL]:
         x, ends = np.asarray(bar.get_xdata())[:1], np.asarray(bar.get_ydata(), dtype=float)
@@ -287,7 +287,7 @@ def mark_cut_intervals(drawn: Drawn, axes: Axes) -> None:
 
 
 def aside(number: int, count: int) -> float:
-    """Factor that puts lines with a common place beside each other, the first on the left."""
+    """Factor that moves lines that share a place beside each other, the first to the left."""
     return math.pow(1.04, number - (count - 1) / 2)
 
 
@@ -296,7 +296,7 @@ def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, **mor
 
 
 def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
-    """(place on the horizontal axis, outcome) of failed runs, above all values."""
+    """Draw failed runs, given as (x, outcome), as crosses above all values."""
     across, stacked = axes.get_xaxis_transform(), Counter[float]()
     most = max(Counter(x for x, _ in failures).values(), default=0)
     if most:
@@ -311,12 +311,12 @@ def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
 
 
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
-    """As many values as a description read aloud can hold."""
+    """Join texts, as many as a description that is read aloud can hold."""
     return labels.listed(texts, joined_by, MOST_LISTED)
 
 
 def numbers_of(values: Sequence[float], rate: bool = False) -> str:
-    """mean (least to most, n), for a text in place of the figure."""
+    """The text "mean (least to most, n)", for the description of a figure."""
     mean = f"{spread(values, rate).mean:,.4g}"
     if len(values) == 1:
         return f"{mean} (one run)"
@@ -340,13 +340,13 @@ def png(figure: Figure, dpi: int) -> bytes:
     with _drawn_at(figure, dpi):
         canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba()))
-    # Not optimized: that takes six times as long, for a seventh of the size.
+    # Without optimize=True, which takes six times as long to save a seventh of the size.
     picture.convert("RGB").quantize(PNG_COLOURS).save(reduced, format="png")
     return reduced.getvalue()
 
 
 def lay_out(figure: Figure) -> None:
-    """Place everything once, for all files: each of them would be drawn twice for it."""
+    """Lay the figure out once for all files; otherwise each file would be drawn twice for it."""
     if (engine := figure.get_layout_engine()) is None:
         return
     asked, height = figure.get_size_inches()
@@ -361,7 +361,7 @@ def lay_out(figure: Figure) -> None:
 
 
 def _is_placed(figure: Figure, engine: LayoutEngine) -> bool:
-    """Whether its labels leave room for its panels; asked only of a width that was chosen."""
+    """Lay out the figure; False if a requested width leaves no room between its labels."""
     with _drawn_at(figure, PNG_DPI), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine.execute(figure)
@@ -390,7 +390,7 @@ def darken(figure: Figure) -> None:
 
 
 def _dark(colour: Any) -> Any:
-    """One colour, or one for each part of a collection; the opacity stays."""
+    """The dark variant of a colour, or of each part of a collection; the opacity stays."""
     try:
         red, green, blue, alpha = to_rgba(colour)
     except ValueError:
@@ -402,7 +402,7 @@ def _dark(colour: Any) -> Any:
 def save(
     drawn: Drawn, folder: Path, name: str, kinds: Sequence[str] = KINDS, dark: bool = True
 ) -> list[Path]:
-    """A light and, if asked for, a dark file of each kind; after a dark PNG the figure is dark."""
+    """Write light and, with `dark`, dark files of each kind; a dark PNG leaves the figure dark."""
     folder.mkdir(parents=True, exist_ok=True)
     lay_out(drawn.figure)
     written = [folder / f"{name}.{kind}" for kind in kinds]
@@ -429,7 +429,7 @@ VARIABLES = {colour: f"var(--c{colour[1:]})" for colour in DARK}
 
 
 def colour_rules() -> tuple[str, str]:
-    """Values of these variables, light and dark, as text of a style sheet."""
+    """The values of these CSS variables, light and dark, as text of a style sheet."""
     light = "".join(f"--c{colour[1:]}:{colour};" for colour in DARK)
     dark = "".join(f"--c{colour[1:]}:{other};" for colour, other in DARK.items())
     return light, dark
@@ -442,9 +442,9 @@ ElementTree.register_namespace("xlink", LINK[1:-5])
 
 
 def svg(drawn: Drawn, colours: Mapping[str, str]) -> str:
-    """A drawing as a file of its own: {} as it was drawn, DARK in dark colours."""
+    """The drawing as an SVG file; colours: {} as it was drawn, DARK in dark colours."""
     root = _svg_tree(drawn, colours)
-    root.set("fill", colours.get(BLACK, BLACK))  # of text, which has no colour of its own
+    root.set("fill", colours.get(BLACK, BLACK))  # for text, which has no colour of its own
     title = ElementTree.Element(f"{{{NAMESPACE}}}title")
     title.text = drawn.alt
     root.insert(0, title)
@@ -452,9 +452,9 @@ def svg(drawn: Drawn, colours: Mapping[str, str]) -> str:
 
 
 def for_page(drawn: Drawn, name: str) -> str:
-    """A drawing inside a page: colours are variables, points have tooltips, ids have a prefix.
+    """The drawing as SVG inside a page: CSS variables as colours, tooltips, ids with a prefix.
 
-    No title: browsers show it wherever the pointer rests on the drawing.
+    It has no title element, which browsers show wherever the pointer rests on the drawing.
     """
     root = _svg_tree(drawn, VARIABLES)
     for gid, texts in drawn.tips.items():
@@ -462,7 +462,7 @@ def for_page(drawn: Drawn, name: str) -> str:
         if len(texts) == len(points):
             for point, text in zip(points, texts, strict=True):
                 point.set("data-tip", text)
-    for element in root.iter():  # ids of one figure; a page has many
+    for element in root.iter():  # ids must be unique in a page of many figures
         for key, value in element.items():
             if key == "id":
                 element.set(key, f"{name}-{value}")
@@ -472,17 +472,17 @@ def for_page(drawn: Drawn, name: str) -> str:
                 element.set(key, value.replace("url(#", f"url(#{name}-"))
     root.set("aria-label", drawn.alt)
     root.set("class", "figure")
-    # A page may draw it somewhat larger or smaller; its letters keep a size that can be read.
+    # A page may scale the drawing; its style sheet limits this by the width, for legible letters.
     root.set("style", f"--inches:{drawn.figure.get_figwidth():g}")
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def _svg_tree(drawn: Drawn, colours: Mapping[str, str]) -> ElementTree.Element:
-    """Smaller than matplotlib writes it: letters as letters, hundredths of a point, one font."""
+    """matplotlib's SVG made smaller: letters as letters, hundredths of a point, one font."""
     if not drawn.svg:
         lay_out(drawn.figure)
         buffer = io.StringIO()
-        # The salt: the same records give the same file.
+        # A fixed salt of the ids: the same records give the same file.
         with matplotlib.rc_context({"svg.hashsalt": "harness", "svg.fonttype": "none"}):
             no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
             drawn.figure.savefig(buffer, format="svg", metadata=no_metadata)

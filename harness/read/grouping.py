@@ -1,4 +1,4 @@
-"""Things that belong together, put together."""
+"""Grouping of things by a key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def by_key(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
-    """Key -> all that have it; keys and things in their order."""
+    """Key -> all things that have it; keys and things keep their order."""
     together: dict[Key, list[Thing]] = {}
     for thing in things:
         together.setdefault(key(thing), []).append(thing)

@@ -79,7 +79,7 @@ def heading_of(name: str) -> str:
 
 
 def column_of(axis: str) -> str:
-    """The column of an axis: as in load() where the setting has the name of a metric."""
+    """The column of an axis, renamed as in load() where the axis has the name of a metric."""
     if axis == "precision":
         return "number_format"
     return f"label_{axis}" if axis in TAKEN else axis
@@ -96,7 +96,7 @@ def without_tag(setup: str) -> str:
 
 
 def shown_axes(axes: Iterable[str]) -> tuple[str, ...]:
-    """The axes with a word of their own; flags of a strategy stand with it."""
+    """The axes that are named by themselves; flags of a strategy are named with the strategy."""
     axes = tuple(axes)
     return tuple(a for a in axes if STRATEGY not in axes or a not in OF_ONE_STRATEGY)
 
@@ -134,7 +134,7 @@ def label_text(label: Mapping[str, Any], axes: tuple[str, ...]) -> str:
 
 
 def has_texts(label: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
-    """Whether its values on these axes read so."""
+    """Whether a label has values with these texts on these axes."""
     return all(plain_text(label.get(axis)) == text for axis, text in texts.items())
 
 
@@ -142,9 +142,9 @@ def group_text(
     label: Mapping[str, Any], axes: tuple[str, ...], machine: str | None = None,
     without: Collection[str] = (),
 ) -> str:  # fmt: skip
-    """A group among others, which differ from it in more than the axes left out.
+    """The name of a group among others that differ from it on more axes than those left out.
 
-    machine: only where there are several kinds.
+    machine: given only where there are several kinds.
     """
     left_out = {*without, *(OF_ONE_STRATEGY if STRATEGY in without else ())}
     text = label_text({n: v for n, v in label.items() if n not in left_out}, axes)
@@ -152,8 +152,8 @@ def group_text(
 
 
 def short_text(label: Mapping[str, Any], axes: tuple[str, ...], machine: str | None = None) -> str:
-    """A group in few words: ddp 2_1 b16. A number has the name of its axis, a flag that is on is
-    that name.
+    """The short name of a group: ddp 2_1 b16. A number follows the name of its axis; a flag that is
+    on is shown by its name.
     """
     texts = []
     for axis in shown_axes(axes):

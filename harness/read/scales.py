@@ -1,4 +1,4 @@
-"""Axes: fitted to values, with names of rows, logarithmic with as many ticks as have room."""
+"""Axes: fitted to values, with named rows, or logarithmic with as many ticks as have room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from harness.read.drawing import LETTERS, page_inches, wrapped
 
-ROW_LETTERS = 6.5  # an inch of the page: names of rows have half of it
+ROW_LETTERS = 6.5  # per inch of the page: names of rows take half of it
 ROW, LINE = 0.26, 0.14  # inches: of a row, and of each further line of its name
 
 
@@ -22,7 +22,7 @@ def fitted(
 ) -> None:
     """Fit the vertical axis to the values; long bars at most double what is shown.
 
-    share: from 0 to 1, and so are the bars, which are then shown whole.
+    share: values are shares, 0 to 1; bars, which then are too, are shown whole.
     """
     known = [v for v in values if math.isfinite(v)]
     low, high = min(known), max(known)
@@ -36,7 +36,7 @@ def fitted(
 
 
 def row_names(names: Sequence[str]) -> tuple[list[str], float]:
-    """In lines that leave room for a panel, and the height of a row in inches."""
+    """The names, wrapped so that a panel has room, and the height of a row in inches."""
     lines = [wrapped(name, ROW_LETTERS * page_inches()) for name in names]
     return lines, ROW + LINE * max((name.count("\n") for name in lines), default=0)
 
@@ -48,7 +48,7 @@ def named_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"], few: bool = False) -> None:
-    """A logarithmic axis with ticks between powers of ten too; few: without these."""
+    """Make an axis logarithmic, with ticks also between powers of ten; few: without these."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(_FittingTicks(subs=(1,) if few else (1, 2, 5)))
@@ -57,7 +57,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"], few: bool = False) -> None:
 
 
 class _FittingTicks(LogLocator):
-    """Powers of ten alone where there is no room for the labels of those between."""
+    """Ticks at powers of ten alone where the labels of those between have no room."""
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
         ticks = super().tick_values(vmin, vmax)
@@ -76,7 +76,7 @@ class _FittingTicks(LogLocator):
 
 
 def doubling_axis(axes: Axes, values: Iterable[float]) -> None:
-    """For counts and sizes that are doubled: each has its tick."""
+    """Make x logarithmic for counts and sizes that double: each value has its tick."""
     ticks = sorted(set(values))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -85,12 +85,12 @@ def doubling_axis(axes: Axes, values: Iterable[float]) -> None:
 
 
 def delay_axis(axes: Axes, delays: Sequence[float]) -> None:
-    """Logarithmic from 1 ms; a delay of zero, if any, has a place of its own."""
+    """Make x logarithmic; a delay of zero, if any, has a place of its own below 1 ms."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.5)
     axes.set_xlim(-0.4, max(delays) * 1.3)
     if min(delays) > 0:
         axes.set_xscale("log")
-        ends = (2.5, 1.35) if len(delays) > 1 else (1.6, 1.6)  # one stands in the middle
+        ends = (2.5, 1.35) if len(delays) > 1 else (1.6, 1.6)  # a single delay is in the middle
         axes.set_xlim(min(delays) / ends[0], max(delays) * ends[1])
     axes.set_xticks(delays, [f"{delay:g}" for delay in delays])
     _no_minor_ticks(axes.xaxis)

@@ -40,7 +40,7 @@ class SampleStatistics:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Of the interval; the mean where there is none."""
+        """The ends of the interval; the mean twice where there is none."""
         return _ends(self.mean, self.low, self.high)
 
     def text(self, form: str) -> str:
@@ -51,7 +51,7 @@ class SampleStatistics:
 
 
 class Noise(StrEnum):
-    """What its interval says of an estimate."""
+    """What the interval of an estimate says about noise."""
 
     EQUAL = "equal"  # none of several pairs or runs differs; one alone cannot tell
     BEYOND = "beyond the noise"
@@ -71,21 +71,21 @@ class Estimate:
     high: float | None = None
     n: int = 0  # pairs, or the runs of the smaller group
     paired: bool = False
-    unpaired: int = 0  # values of both sides that have no partner beside pairs: they do not count
+    unpaired: int = 0  # values of both sides without a partner: beside pairs they do not count
 
     def scaled(self, factor: float, shift: float = 0.0) -> Estimate:
-        """The same in other units: factor * value + shift, for a factor above zero."""
+        """The estimate in other units: factor * value + shift, for a factor above zero."""
         ends = (self.value, self.low, self.high)
         value, low, high = (None if end is None else factor * end + shift for end in ends)
         return replace(self, value=value, low=low, high=high)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Of the interval; the value where there is none."""
+        """The ends of the interval; the value twice where there is none."""
         return _ends(self.value, self.low, self.high)
 
     def judged(self, equal: float) -> Noise:
-        """Whether it is more than noise. equal: what the estimate is where nothing differs."""
+        """Whether the estimate is more than noise. equal: its value where nothing differs."""
         if self.low is None or self.high is None:
             return Noise.UNKNOWN
         if all(abs(end - equal) < ROUNDING for end in (self.low, self.high)):
@@ -101,18 +101,18 @@ def _ends(value: float | None, low: float | None, high: float | None) -> tuple[f
 
 
 def is_rate(measure: str) -> bool:
-    """Amounts per second: their mean is the total amount by the total time."""
+    """Whether a measure is an amount per second, whose mean is the total amount by total time."""
     per_second = re.search(r"_per_s(econd)?(_|$)", measure)  # and not joules_per_sample
     return per_second is not None or measure.endswith("_mbit") or measure == "mfu"
 
 
 def is_timed(measure: str) -> bool:
-    """Whether it depends on how busy the machine is: times, rates, shares of them, energy."""
+    """Whether a measure depends on how busy the machine is: times, rates, their shares, energy."""
     return is_rate(measure) or TIMED.search(measure) is not None
 
 
 def spread(values: Sequence[float], rate: bool = False) -> SampleStatistics:
-    """A miss is infinity: then the mean is infinite, the median need not be, the spread unknown.
+    """Statistics of values; with a miss, infinity, the mean is infinite and the spread unknown.
 
     rate: the mean is the harmonic one, and its interval is that of the time per sample.
     """
@@ -164,7 +164,7 @@ def difference(one: Repeats, other: Repeats) -> Estimate:
 
 
 def ratio(upper: Repeats, lower: Repeats) -> Estimate:
-    """The geometric mean of upper / that of lower: of pairs, the geometric mean of their ratios.
+    """Geometric mean of upper / that of lower; for pairs, the geometric mean of their ratios.
 
     The interval is that of the difference of the logarithms. Where a value has no logarithm, as
     the infinite time of a miss, it is the ratio of all means, without an interval.
@@ -188,8 +188,8 @@ def ratio(upper: Repeats, lower: Repeats) -> Estimate:
 
 
 def compared(one: Repeats, other: Repeats) -> int:
-    """How many pairs two sides are compared by; where they have none in common, the values of the
-    side that has fewer.
+    """How many pairs two sides are compared by; if they have none in common, how many values the
+    smaller side has.
     """
     return min(map(len, _in_both(one, other)))
 
@@ -212,7 +212,7 @@ def leaders(
 
 
 def _in_both(one: Repeats, other: Repeats) -> tuple[Repeats, Repeats]:
-    """The values with a partner, as seeds may differ more than the groups do; all if none has."""
+    """The values with a partner, as seeds may differ more than groups do; all if none has one."""
     keys = [key for key in one if key in other]
     if not keys:
         return one, other
@@ -220,7 +220,7 @@ def _in_both(one: Repeats, other: Repeats) -> tuple[Repeats, Repeats]:
 
 
 def _geometric_mean(values: Collection[float]) -> float:
-    """Equal values have a mean of exactly that value."""
+    """The geometric mean; of equal values exactly that value."""
     first, *others = {*values}
     return statistics.geometric_mean(values) if others else first
 

@@ -21,7 +21,7 @@ from harness.read.labels import SIGN, UNKNOWN, heading_of
 
 GAP = 2  # spaces between columns on a terminal
 NUMBER = re.compile(r"^[-+]?[\d.,]+")
-# Where a column has numbers.
+# What a column of numbers may hold besides numbers.
 NO_NUMBER = re.compile(rf"{UNKNOWN}|base|not reached|missed \d+ of \d+|infinite")
 
 
@@ -74,7 +74,7 @@ def _is_numeric(cells: Sequence[str]) -> bool:
 
 
 class PlainConsole(Console):
-    """Without markup, since reasons and names hold brackets, and without control characters."""
+    """A console without markup, as reasons and names hold brackets, or control characters."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -89,14 +89,14 @@ def screen() -> Console:
 
 
 class Item(NamedTuple):
-    """Of a list: a text, and those below it."""
+    """An item of a list: a text, and the texts below it."""
 
     text: str
     below: Sequence[str] = ()
 
 
 def show_list(items: Iterable[Item]) -> None:
-    """On a terminal lines are broken between words."""
+    """Print a list; on a terminal, lines are broken between words."""
     console = screen()
     for text, below in items:
         for line, indent in ((text, "- "), *((each, "  - ") for each in below)):
@@ -147,7 +147,7 @@ def _filled(table: Table, width: int) -> list[list[int]]:
 
 
 def _heading_lines(table: Table, n: int) -> list[str]:
-    """Over several lines where it is longer than what stands below it."""
+    """The heading, over several lines where it is longer than what stands below it."""
     heading, cells = table.headings[n], [row[n] for row in table.rows]
     longest = max(map(cell_len, (*heading.split(), *cells)), default=1)
     return textwrap.wrap(heading, longest, break_long_words=False) if heading else [""]
@@ -179,7 +179,7 @@ def markdown_list(items: Iterable[Item]) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """What Markdown would take for its own; an underscore inside a word is none of it."""
+    """Escape what Markdown would interpret, which an underscore inside a word is not."""
     text = " ".join(printable(text).split())
     return re.sub(r"([\\|*<>&`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text)
 
@@ -211,7 +211,7 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 
 def html_lines(table: Table) -> Iterator[str]:
-    """With headings that are buttons, for sorting; it scrolls by itself, also by the keyboard."""
+    """The table with buttons as headings, for sorting; it scrolls by itself, also by keyboard."""
     kinds = [' class="number"' if right else "" for right in table.right]
     yield '<div class="wide" tabindex="0"><table>\n<thead><tr>'
     yield "".join(

@@ -29,7 +29,7 @@ class EndingAgent(LocalElasticAgent):
 def ending_stopped_ranks(
     hang_after_s: float, later_s: float = 0.0, **of_agent: Any
 ) -> Iterator[StoppedRanks]:
-    """The launcher's agents are EndingAgents with these arguments.
+    """Inside, the launcher's agents are EndingAgents with these arguments.
 
     LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
     it finds the class is replaced, as checked with torch 2.13.

@@ -21,8 +21,8 @@ from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes, batch_of_trainer
 from harness.train.session import Session
 
-COMPLETE_UNIX = "complete_unix"  # when a checkpoint was; a copy of its folder has other times
-CHECKPOINT_FORMAT = 2  # of what the harness writes into one beside the Trainer's files
+COMPLETE_UNIX = "complete_unix"  # when a checkpoint was completed; copies have other times
+CHECKPOINT_FORMAT = 2  # of what the harness writes into a checkpoint beside the Trainer's files
 # Of --precision and --compress.
 HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -36,7 +36,7 @@ def autocast(settings: Settings, device: torch.device) -> torch.autocast:
 
 
 def mark_of(checkpoint: Path) -> dict[str, Any]:
-    """What says that a checkpoint is complete; empty where nothing does."""
+    """The manifest that marks a checkpoint as complete; empty if there is none."""
     return read_json(checkpoint / COMPLETE) or {}
 
 
@@ -105,7 +105,7 @@ class Context:
 
     @property
     def _processes(self) -> int:
-        """Of the complete set-up; an elastic run may have fewer at the moment."""
+        """Processes of the complete set-up; an elastic run may have fewer at the moment."""
         return asked_processes(self.settings) if self.world.elastic else self.recorded_world.size
 
     @property

@@ -49,8 +49,9 @@ def uses_cpu(settings: Settings) -> bool:
 
 
 def trains_on_one(settings: Settings) -> bool:
-    """Whether a process has one GPU, however many there are: the Trainer would use DataParallel.
-    Ranks have theirs from torchrun, and nn.DataParallel is to use them all.
+    """Whether a process trains on one of the GPUs: the Trainer would use DataParallel.
+
+    Ranks get their GPU from torchrun, and --strategy dp is to use all GPUs.
     """
     return strategy_of(settings).processes != "many" and settings.strategy != "dp"
 
@@ -59,7 +60,7 @@ def _pin(settings: Settings, local_rank: int) -> None:
     """Hide all GPUs but one where a process trains on one. Processes of one machine that share no
     process group each take their own.
 
-    They are counted by the driver: torch may have to initialise CUDA for it.
+    The driver counts the GPUs: torch may have to initialise CUDA to do so.
     """
     driver = nvidia_driver() if trains_on_one(settings) else None
     names = visible_gpus(driver.gpus) if driver else ()

@@ -1,4 +1,4 @@
-"""Sends and receives between ranks, without a ring: what a rank has to say to the others leaves at
+"""Direct sends and receives between ranks, without a ring: what a rank has for the others leaves at
 once, to all of them.
 
 gloo sends nothing before the receiver has announced its receive. A receive that is posted before it
@@ -18,16 +18,16 @@ from harness.core.topology import World
 
 BLOCK = 4096  # bytes of a message that arrive in one latency: its length and its beginning
 LENGTH = 8  # bytes of the length
-# Of the group of all ranks, where rows have the numbers from 0 on, and what collectives send has
-# numbers of another kind.
+# Tags in the group of all ranks, where rows have the numbers from 0 on, and messages of collectives
+# have numbers of another kind.
 TAG, REST_TAG, ROWS_TAG = 2**31 - 3, 2**31 - 2, 2**31 - 1
 
 
 class Units:
     """Nodes, or single ranks, and the process groups inside and between them.
 
-    Connections of the group of all ranks are there: a new group takes eight round trips, and its
-    first exchanges as many more. The link probe has opened the windows of those that it used.
+    The group of all ranks has its connections already: a new group takes eight round trips, and its
+    first exchanges as many more. The link probe has opened the TCP windows of those that it used.
     """
 
     def __init__(self, world: World, scope: str | None, background: bool = False) -> None:
@@ -43,9 +43,9 @@ class Units:
         if self.size == 1 and not background and dist.get_backend() == "gloo":
             self.between = dist.group.WORLD
             return
-        # new_group is collective: every rank creates every group, in the same order. Between units
-        # it is a new one even if it holds all ranks, so that an exchange in the background cannot
-        # block other collectives.
+        # new_group is collective: every rank creates every group, in the same order. The group
+        # between units is a new one even if it holds all ranks, so that an exchange in the
+        # background cannot block other collectives.
         if self.size > 1:
             for leader in range(0, world.size, self.size):
                 group = dist.new_group(list(range(leader, leader + self.size)))
@@ -95,11 +95,11 @@ class Messages(Direct):
         return blocks, [self.receive(block, of, TAG) for of, block in blocks.items()]
 
     def exchange(self, own: bytes) -> list[bytes]:
-        """The messages in the order of ranks. One that is longer than a block takes one round trip
-        more.
+        """The messages in the order of ranks. A message longer than a block takes one more round
+        trip.
         """
         blocks, receives = self.posted
-        self.posted = self._post()  # before this one is sent: whoever has it knows of the next
+        self.posted = self._post()  # before this one is sent: a rank that has it knows of the next
         head = (len(own).to_bytes(LENGTH) + own)[:BLOCK]
         sends = self._to_all(head.ljust(BLOCK, b"\0"), TAG)
         self.wait(receives)

@@ -41,8 +41,8 @@ of_ranks = import_module("torch.distributed.rendezvous")
 REACH_S = 60.0  # for the first node to listen
 REPORT_EVERY_S = 20.0  # between two lines about a node that does not answer
 MISSED_S = 60.0  # between two lines about ranks that have not come
-NAMED = 4  # of them
-HERE = "harness/here/{}"  # in the store: of a rank that has come
+NAMED = 4  # ranks named in such a line
+HERE = "harness/here/{}"  # in the store: the key of a rank that has come
 BACKLOG = 4096
 TIMEOUT = timedelta(minutes=5)  # torch's own, to connect to a store
 OUTSIDE = "192.0.2.1"  # of nobody: it stands for the rest of the world
@@ -126,7 +126,7 @@ def store_of_ranks(
     made = store(host_name, port, world_size, is_master, timeout, **more)
     rank, per_node = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_WORLD_SIZE"))
     made.set(HERE.format(rank), "")
-    # Of rank 0 rank 1 says it: one line, and not as many as there are ranks.
+    # Only rank 1 says that rank 0 is missing: one line, not as many as there are ranks.
     awaited = {0: range(1, world_size), 1: range(1)}.get(rank)
     if awaited:
         args = (made, awaited, per_node or world_size)
@@ -135,7 +135,7 @@ def store_of_ranks(
 
 
 def _name_the_missing(made: TCPStore, ranks: Iterable[int], per_node: int) -> None:
-    """Until all of these ranks have come."""
+    """Say which of these ranks are missing, until all have come."""
     waited_s = 0.0
     with suppress(RuntimeError):  # the store is gone
         connection = made.clone()  # torch waits on the other one
@@ -170,7 +170,7 @@ def _listen(host: str, port: int) -> socket.socket | None:
             return None
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        # The address of a router in front of this machine, perhaps: there is none to bind to.
+        # Perhaps the address of a router in front of this machine, to which it cannot bind.
         listening.bind(("", port))
         everywhere = True
     listening.listen(BACKLOG)
@@ -189,7 +189,7 @@ def _listen(host: str, port: int) -> socket.socket | None:
 
 
 def _only_a_name(host: str, address: str) -> bool:
-    """Whether it is a name that means loopback on this machine (127.0.1.1) and not on others."""
+    """Whether a host name means loopback on this machine (127.0.1.1) and not on others."""
     try:
         ip_address(host)
     except ValueError:

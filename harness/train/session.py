@@ -20,8 +20,10 @@ from harness.train.direct import Messages
 
 
 class Session:
-    """Made before the run's folder is opened. This one: torchrun has started the processes, they
-    end together, and rank 0 records; or there is only one.
+    """How a process takes part in a run; made before the run's folder is opened.
+
+    In this class torchrun has started the processes, they end together, and rank 0 records; or
+    there is only one process.
     """
 
     ends_when_silent = True  # a process that does not answer is hung, and ends the run

@@ -1,5 +1,5 @@
 """Ends ranks whose process is stopped: nobody else would notice the only rank of a run, or ranks
-that have not met. Whoever looks is a process of its own: a launcher, the sampler of a run, or
+that have not met. The process that looks is another one: a launcher, the sampler of a run, or
 another rank of the same torchrun.
 """
 
@@ -30,8 +30,8 @@ def report(reason: str) -> None:
 class StoppedRanks:
     """Ends ranks whose process is stopped, and keeps the reasons by process.
 
-    report: is given the reason before the rank is ended. later_s: waits so much longer, as another
-    process looks, too, and comes first. every_s: seconds between two looks.
+    report: is given the reason before the rank is ended. later_s: how much longer to wait, so that
+    another process that looks, too, comes first. every_s: seconds between two looks.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StoppedRanks:
             # A longer pause means that this process was stopped, too: no time of the run.
             stopped_s = self.stopped_s.get(worker.id, 0.0) + min(passed_s, 2 * self.every_s)
             self.stopped_s[worker.id] = stopped_s
-            # Ranks that have met find it themselves, and print their stacks: they come first.
+            # Ranks that have met find a stopped one themselves, with their stacks: they come first.
             limit_s = self.hang_after_s * (1 if worker.world_size == 1 else 2)
             if stopped_s > limit_s + self.later_s and worker.id not in self.reasons:
                 who = f"rank {worker.global_rank} (node {node})"
@@ -71,9 +71,10 @@ class StoppedRanks:
 
 
 class UntilMet:
-    """Looks at the ranks that the same torchrun has started, until their watchdogs do: they would
-    be waited for without end. Of those that run the lowest ends those that are stopped, and
-    itself; torchrun ends the others.
+    """Looks at the ranks that the same torchrun has started, until their watchdogs do.
+
+    The ranks would wait for a stopped one without end. The lowest rank that still runs ends the
+    stopped ranks and itself; torchrun ends the others.
     """
 
     def __init__(self, hang_after_s: float, rank: int, node: int) -> None:
@@ -85,7 +86,7 @@ class UntilMet:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
-        """They have met."""
+        """The ranks have met."""
         self.over.set()
 
     def _watch(self) -> None:

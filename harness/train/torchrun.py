@@ -19,19 +19,19 @@ from harness.core.settings import UserError
 
 REFUSED = 2  # how a script ends whose command cannot run; it has said why, in one line
 ELASTIC = "torch.distributed.elastic"
-# What the agent logs that tells a user nothing, by logger. At a normal end the first node, which
-# has the store, may be gone before the others look.
+# Messages of the agent's log that tell a user nothing, by logger. At a normal end the first node,
+# which has the store, may be gone before the others look.
 UNSAID = {
     "agent.server.api": "exit barrier",
     "multiprocessing.api": rf"closing signal|failed \(exitcode: {REFUSED}\)",
     "multiprocessing.errors.error_handler": "no error file defined for parent",
 }
-SAMPLER_FIRST_S = 5.0  # the only rank's own sampler can record why it ends, this cannot
+SAMPLER_FIRST_S = 5.0  # the only rank's own sampler can record why it ends, this launcher cannot
 
 
 def main() -> int:
     install_quit_handlers()
-    gc.disable()  # a fifth of what follows would go to collecting
+    gc.disable()  # collecting would take a fifth of the time that follows
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

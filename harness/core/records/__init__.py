@@ -1,15 +1,15 @@
-"""The records on disk: one folder a run, plain JSON, appended and flushed as the run goes.
+"""The records on disk: one folder per run, plain JSON, written to disk while the run goes on.
 
     <output_dir>/<bert|vit>/<setup>/<run_id>/
         settings.json      every setting, defaults included
         environment.json   machine, versions, commit, command, what was checked at the start
         attempts.jsonl     one row each time the run was started, one each time it ended
-        epochs.jsonl       one row an epoch
-        ranks/             what differs between ranks: one row an epoch in rank_<r>.jsonl
+        epochs.jsonl       one row per epoch
+        ranks/             what differs between ranks: one row per epoch in rank_<r>.jsonl
         telemetry/         every reading of devices and nodes, in node_<n>.jsonl
         summary.json       written last, by rename: its presence means that the run has an outcome
 
-What each field means stands in outputs/README.md. Nothing is read back from a log or a file name.
+outputs/README.md says what each field means. Nothing is read back from a log or a file name.
 """
 
 from __future__ import annotations
@@ -50,36 +50,36 @@ from harness.core.schema.rows import (
 from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import UserError
 
-# Raised whenever a definition in harness/core/schema changes: unequal versions are not compared.
+# Incremented when a definition in harness/core/schema changes: other versions are not compared.
 SCHEMA = 1
 
-# What else can become of a run. Each is a result and stands in tables as a row.
+# The other outcomes of a run. Each is a result and gets a row in tables.
 FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
-INTERRUPTED = "interrupted"  # also of an unfinished run that nobody works on at this moment
-# The state of a run that has no outcome: not begun, in progress, or refused by the plan.
+INTERRUPTED = "interrupted"  # also an unfinished run that no process works on
+# States of a run without an outcome: not begun, in progress, or refused by the plan.
 WAITING, RUNNING, SKIPPED = "waiting", "running", "skipped"
 
-# Share of all cores (cpu_busy_share, others_cpu_share) above which others disturb a measurement.
+# Share of all cores (cpu_busy_share, others_cpu_share) used by others that disturbs a measurement.
 DISTURBING_SHARE = 0.25
 
-# What multiprocessing says of a process whose fork server is gone: it has ended with it.
+# The exit code that multiprocessing reports for a process that died with its fork server.
 SERVER_KILLED = 255
 
-# Names that are also needed without a folder: below a run's folder, and below a sweep's.
+# File names that are also needed without a folder object: in a run's folder, in a sweep's folder.
 ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
-SWEEP, LOGS = "sweep.json", "logs"  # LOGS: the folder of what its runs print
-# Before the number of the update, as the Trainer names the folder of a checkpoint.
+SWEEP, LOGS = "sweep.json", "logs"  # LOGS: the folder of its runs' output
+# Prefix of a checkpoint folder, as the Trainer names it; the number of the update follows.
 CHECKPOINT = "checkpoint-"
-# In a checkpoint's folder, written last: a checkpoint without it is ignored.
+# Written last into a checkpoint's folder: a checkpoint without it is ignored.
 COMPLETE = "complete.json"
 
-# A folder whose name ends so holds an earlier record that --rerun set aside.
+# Part of the name of a folder that holds an earlier record, set aside by --rerun.
 ASIDE = ".earlier-"
 PUBLISHED = "published"  # the folder of records that came with the checkout
 
 
 class File:
-    """The path of a file of a run, as an attribute of its folder."""
+    """A descriptor: the path of a file of a run, as an attribute of its RunFolder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,16 +90,16 @@ class File:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The one place that knows the files of a run: their names, and what reading them gives.
+    """The only code that knows the files of a run: their names, and what reading them gives.
 
-    Reading checks nothing but that a file is JSON (harness/core/schema/checks.py checks more):
-    training and launching go on with whatever an interrupted process has left.
+    Reading checks only that a file is JSON (harness/core/schema/checks.py checks more): training
+    and launching must work with whatever an interrupted process has left.
     """
 
     path: Path
-    # What an archive holds of it, which counts for as long as the folder is not on disk.
+    # The run's files in an archive; they count as long as the folder is not on disk.
     archived: Files | None = field(default=None, compare=False, repr=False)
-    problem: str | None = field(default=None, compare=False)  # of an archive that is damaged
+    problem: str | None = field(default=None, compare=False)  # why an archive cannot be read
 
     settings = File("settings.json")
     environment = File("environment.json")
@@ -111,7 +111,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: Path) -> RunFolder:
-        """On disk, or else in an archive above it."""
+        """The run at a path: on disk, or else in an archive in a folder above it."""
         return cls(path, archived(path))
 
     def has(self, file: Path) -> bool:
@@ -121,7 +121,7 @@ class RunFolder:
         return None if self.archived is None or self.path.exists() else self.archived
 
     def _name(self, file: Path) -> str:
-        return str(file)[len(str(self.path)) + 1 :]  # relative_to() would take as long as reading
+        return str(file)[len(str(self.path)) + 1 :]  # relative_to() takes as long as reading
 
     def telemetry(self, node: int) -> Path:
         return self.path / "telemetry" / f"node_{node}.jsonl"
@@ -136,15 +136,15 @@ class RunFolder:
         return self.path / f"{CHECKPOINT}{update}"
 
     def checkpoints(self) -> list[Path]:
-        """Oldest first; other names are those of copies that somebody keeps."""
+        """The checkpoints, oldest first; folders with other names are copies that a user keeps."""
         named = self.path.glob(f"{CHECKPOINT}*")
         own = (p for p in named if re.fullmatch(rf"{CHECKPOINT}[0-9]{{1,18}}", p.name))
         return sorted(own, key=update_of)
 
     def lock(self, by: str) -> Path:
-        """Excludes a second process of the same kind (run: training, claim: runners of sweeps).
+        """A lock against a second process of the same kind (run: training, claim: sweep runners).
 
-        Beside the folder, which may be moved aside while the lock is held.
+        It lies beside the folder, which may be moved aside while the lock is held.
         """
         return self.path.parent / ".locks" / f"{self.path.name}.{by}"
 
@@ -158,7 +158,7 @@ class RunFolder:
         return cast(SummaryRecord | None, self.read_json(self.summary))
 
     def read_progress(self) -> ProgressRecord | None:
-        """None where there is none, and where it was changed."""
+        """The last progress report; None if there is none, or if it was altered."""
         last = self.read_json(self.progress)
         changed = last is None or (OWN in last and is_changed(last))
         return None if changed else cast(ProgressRecord, last)
@@ -167,7 +167,7 @@ class RunFolder:
         return cast(FailureRecord | None, self.read_json(self.failure(rank)))
 
     def read_failures(self) -> list[FailureRecord]:
-        """What each rank that failed has left, in the order of the ranks."""
+        """The failure record of each rank that failed, in the order of the ranks."""
         files = self._numbered(self.failure(0))
         return [
             cast(FailureRecord, row) for file in files if (row := self.read_json(file)) is not None
@@ -182,7 +182,7 @@ class RunFolder:
         return cast(list[AttemptStart | AttemptEnd], self.read_rows(self.attempts)[0])
 
     def attempts_as_written(self) -> list[AttemptStart | AttemptEnd]:
-        """The rows; of one that was changed only that it was."""
+        """The rows; of a row changed after it was written only `event` and `attempt` are kept."""
         rows = without_changed(self.read_attempts(), kept=("event", "attempt"))
         return cast(list[AttemptStart | AttemptEnd], rows)
 
@@ -197,7 +197,7 @@ class RunFolder:
         return {_number(file): cast(list[TelemetryRow], self.read_rows(file)[0]) for file in files}
 
     def read_json(self, file: Path) -> dict[str, Any] | None:
-        """Like the function of this name, on disk or in an archive."""
+        """Like the function read_json(), on disk or in an archive."""
         if (files := self._files()) is None:
             return read_json(file)
         return _object_in(files.get(self._name(file), ""))
@@ -208,7 +208,7 @@ class RunFolder:
         return _rows_of(files.get(self._name(file), "[]"))
 
     def _numbered(self, first: Path) -> list[Path]:
-        """The files that are named like this one but for their number, by number."""
+        """All files named like this one except for the number, sorted by number."""
         pattern = first.name.replace("0", "*")
         archived = (self.path / name for name in self._files() or ())
         files = [*first.parent.glob(pattern), *(f for f in archived if f.match(pattern))]
@@ -218,23 +218,23 @@ class RunFolder:
         write_json(self.settings, {"schema": SCHEMA, **settings})
 
     def outcome(self) -> str | None:
-        """What became of the run; None while it has no outcome.
+        """The outcome of the run; None while it has none.
 
-        A run whose folder is removed just before its end leaves a summary alone: that is none.
+        A run whose folder is removed just before its end leaves a summary alone: no outcome.
         """
         summary = self.read_summary()
         outcome = None if summary is None else str(summary.get("outcome"))
         return None if outcome == FINISHED and not self.has(self.settings) else outcome
 
     def set_aside(self) -> Path:
-        """Move the whole folder out of the way, so that a new record can stand in its place."""
+        """Rename the whole folder to make room for a new record; returns the new path."""
         aside = unused(self.path.parent, f"{self.path.name}{ASIDE}")
         self.path.rename(aside)
         return aside
 
 
 def update_of(checkpoint: Path) -> int:
-    """The update after which it was written."""
+    """The number of the update after which a checkpoint was written."""
     return int(checkpoint.name.removeprefix(CHECKPOINT))
 
 
@@ -243,9 +243,9 @@ def _number(file: Path) -> int:
 
 
 def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
-    """JSON has no NaN: NaN is written as null, which means unknown.
+    """The value in types of JSON, which has no NaN: NaN becomes null, which means unknown.
 
-    infinite: what is written for infinity.
+    infinite: gives what is written for infinity.
     """
     if isinstance(value, Mapping):
         return {str(k): plain(v, infinite) for k, v in value.items()}
@@ -259,8 +259,8 @@ def plain(value: Any, infinite: Callable[[float], Any] = lambda _: None) -> Any:
 
 
 def total(values: Iterable[Any]) -> Any:
-    """The exact sum; None, which is unknown, where one value is unknown or not finite, or there is
-    none. The sum of integers is one.
+    """The exact sum; None (unknown) if a value is unknown or not finite, or if there are no values.
+    The sum of integers is an integer.
     """
     known = [*values]
     if not known or any(value is None or not math.isfinite(value) for value in known):
@@ -269,7 +269,7 @@ def total(values: Iterable[Any]) -> Any:
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
-    """Whole or not at all: a reader never sees half a file. Durable: on disk when this returns."""
+    """Write a file atomically: no reader sees half of it. durable: on disk when this returns."""
     with writing_to(path.parent):
         make_folder(path.parent)
         with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
@@ -311,10 +311,10 @@ def _rows_of(archived: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """One row, on disk when this returns.
+    """Append one row, which is on disk when this returns.
 
-    A row that a killed process left half-written has no line end; the new row starts a line of
-    its own after it, so that only the broken one is lost.
+    A row that a killed process left half-written has no line end; the new row then begins on a
+    line of its own, so that only the broken row is lost.
     """
     line = json.dumps(plain(row), allow_nan=False) + "\n"
     with writing_to(path.parent):
@@ -333,7 +333,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(rows, number of lines that are not readable); no file is no rows."""
+    """(rows, number of unreadable lines); a missing file has no rows."""
     try:
         return rows_in(path.read_bytes())
     except OSError:
@@ -359,21 +359,21 @@ def rows_in(content: bytes) -> tuple[list[dict[str, Any]], int]:
 
 
 def log_of(log: Path, rank: int) -> Path:
-    """What a rank of a sweep's run prints; rank 0 has the file of the run itself."""
+    """The file for the output of one rank of a run in a sweep; rank 0 uses the run's own file."""
     return log if rank == 0 else log.with_name(f"{log.stem}_rank{rank}{log.suffix}")
 
 
 def find_runs(root: Path) -> list[RunFolder]:
-    """Every run at or below a folder or in an archive, in a stable order, without those set aside,
-    and without the published ones unless the folder is theirs.
+    """Every run at or below a folder or in an archive, in a stable order, except runs set aside,
+    and except published ones unless the root is their folder.
     """
     return find_folders("settings.json", root)
 
 
 def find_folders(name: str, root: Path) -> list[RunFolder]:
-    """The folders at or below a root that have a file of this name, nothing below them.
+    """The folders at or below a root that contain a file of this name; not those inside them.
 
-    A damaged archive is a folder with a problem.
+    A damaged archive is returned as a folder with a problem.
     """
     folders, archives = _walk(name, root)
     by_path = {folder: RunFolder(folder) for folder in folders}
@@ -386,7 +386,7 @@ def find_folders(name: str, root: Path) -> list[RunFolder]:
         below = archive == root or archive in archives
         for path, files in inside.items():
             if name in files and (below or path.is_relative_to(root)):
-                if path in by_path:  # what lies on disk counts
+                if path in by_path:  # the folder on disk takes precedence
                     same_files(path, archive, files, by_path[path].archived)
                 else:
                     by_path[path] = RunFolder(path, files)
@@ -394,10 +394,10 @@ def find_folders(name: str, root: Path) -> list[RunFolder]:
 
 
 def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:
-    """The folders that have a file of this name, and the archives that lie between them.
+    """The folders that contain a file of this name, and the archives outside those folders.
 
-    Links to folders are followed once all others have been seen, unless they lead back to where
-    they lie: each folder is met once.
+    Links to folders are followed after everything else, except links to a folder that contains
+    them; each folder is visited once.
     """
     folders, archives, met, links = list[Path](), list[Path](), {_NOWHERE}, [root]
     while links:
@@ -421,7 +421,7 @@ _NOWHERE = (0, 0)
 
 
 def _place(folder: str) -> tuple[int, int]:
-    """What distinguishes it from all other folders; nowhere where it has just been removed."""
+    """(device, inode) of a folder; _NOWHERE if it has just been removed."""
     try:
         known = os.stat(folder)
     except OSError:
@@ -430,5 +430,5 @@ def _place(folder: str) -> tuple[int, int]:
 
 
 def _leads_away(path: Path) -> bool:
-    """Whether this is a link to a folder that does not contain it."""
+    """Whether this path is a link whose target does not contain it."""
     return path.is_symlink() and not path.parent.resolve().is_relative_to(path.resolve())

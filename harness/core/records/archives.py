@@ -1,8 +1,8 @@
-"""Archives: the records of many runs in one file, NAME.jsonl.gz, beside where their folders lay.
+"""Archives: the records of many runs in one file, NAME.jsonl.gz, beside the folders it replaces.
 
-After a first line that says what this is, each line is a file: its path below the archive's own
-folder, and its content, of .jsonl files as a list. What lies on disk counts more than what is
-archived.
+After a header line, each line holds one file: its path relative to the archive's folder, and its
+content (of a .jsonl file as a list). If a run is both on disk and archived, the one on disk
+counts.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from harness.core.settings import UserError
 
 SUFFIX = ".jsonl.gz"
 HEADER = '{"archive": "harness", "schema": 1}'
-LARGEST = 2**30  # bytes, unpacked: a small file may claim to hold any number
-DEEPEST_RUN = 3  # folders between an archive and a run: script, set-up, run
-# A file from elsewhere must not lead out of the folder, nor hold anything but records.
+LARGEST = 2**30  # bytes, unpacked: a small file may unpack to any size
+DEEPEST_RUN = 3  # levels of folders between an archive and a run: script, set-up, run
+# A file from elsewhere must not point outside the folder, nor hold anything but records.
 RECORD_FILE = re.compile(r"((ranks|telemetry)/)?\w[\w.-]*\.jsonl?")
 LINE = re.compile(
     rf'\{{"file": "(?P<folder>[^"\\]+?)/(?P<name>{RECORD_FILE.pattern})", '
     r'"content": (?P<json>.*)\}'
 )
 
-Files = Mapping[str, str]  # name below the folder -> content as JSON, parsed when it is needed
+Files = Mapping[str, str]  # name below the folder -> content as JSON text, parsed on demand
 
 
-DEEPEST = 20  # levels of objects and lists in one another; records have six
+DEEPEST = 20  # levels of nested objects and lists; records have six
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # NaN and Infinity, which Python allows
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # rejects NaN and Infinity
 
 
 def parsed(text: str) -> Any:
-    """JSON as it can be handled and written again; ValueError for anything else."""
+    """Parse JSON that can be handled and written again; ValueError for anything else."""
     try:
         content = _DECODER.decode(text)
     except RecursionError:
@@ -52,7 +52,7 @@ def parsed(text: str) -> Any:
     if text.count("{") + text.count("[") > DEEPEST and _is_deeper(content, DEEPEST):
         raise ValueError("nested too deeply")
     if "\\u" in text and ("\\ud" in text or "\\uD" in text):
-        json.dumps(content, ensure_ascii=False).encode()  # half a character: UnicodeEncodeError
+        json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair
     return content
 
 
@@ -64,7 +64,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def packed(name: str, content: bytes) -> str:
-    """As JSON where that gives the same bytes again; else as a text, for example of torn rows."""
+    """The content as JSON if that restores the same bytes; else as a text, such as torn rows."""
     try:
         value = parsed(content.decode() if name.endswith(".json") else _listed(content.decode()))
         if unpacked(text := json.dumps(value)) == content:
@@ -79,7 +79,7 @@ def _listed(rows: str) -> str:
 
 
 def unpacked(text: str) -> bytes:
-    """The file as it was."""
+    """The content of a file as it was before packed()."""
     value = json.loads(text)
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
@@ -89,7 +89,7 @@ def unpacked(text: str) -> bytes:
 
 
 def write_archive(file: Path, folders: Mapping[str, Files]) -> None:
-    """The same bytes for the same records."""
+    """Write an archive; the same records always give the same bytes."""
     lines = [
         f'{{"file": {json.dumps(f"{folder}/{name}")}, "content": {text}}}'
         for folder in sorted(folders)
@@ -100,7 +100,7 @@ def write_archive(file: Path, folders: Mapping[str, Files]) -> None:
 
 
 def files_of(path: Path) -> Files:
-    """The files of a record on disk, without checkpoints and whatever else lies beside them."""
+    """The files of a record on disk, without checkpoints and unrelated files."""
     below = (file for part in ("", "ranks", "telemetry") for file in (path / part).glob("*"))
     named = {file.relative_to(path).as_posix(): file for file in sorted(below)}
     return {
@@ -111,20 +111,20 @@ def files_of(path: Path) -> Files:
 
 
 def is_archive(file: Path) -> bool:
-    """By its name and first line: other files are left alone."""
+    """Whether a file is an archive, by name and first line; other files are ignored."""
     if not file.name.endswith(SUFFIX):
         return False
     try:
         with gzip.open(file) as content:
             return content.read(len(HEADER)) == HEADER.encode()
     except (EOFError, zlib.error):
-        return True  # a damaged one, perhaps: to be named
+        return True  # perhaps a damaged archive, which is to be reported
     except OSError:
         return False
 
 
 def read_archive(file: Path) -> Mapping[Path, Files]:
-    """Every folder in it, by where it would lie; UserError if it is damaged."""
+    """The files of every folder in an archive, by the folder's path; UserError if it is damaged."""
     known = file.stat()
     return _read(file, known.st_mtime_ns, known.st_size)
 
@@ -155,7 +155,7 @@ def _placed(root: Path, folder: str) -> Path:
 
 
 def archives_in(folder: Path) -> tuple[Path, ...]:
-    """Looked for once for as long as no name in the folder changes."""
+    """The archives in a folder; searched again only if a name in the folder has changed."""
     try:
         return _archives_in(folder, folder.stat().st_mtime_ns)
     except OSError:
@@ -168,13 +168,13 @@ def _archives_in(folder: Path, _time: int) -> tuple[Path, ...]:
 
 
 def archives_above(folder: Path) -> Iterator[Path]:
-    """The archives that may hold a folder, or folders below it."""
+    """The archives that may contain a folder, or folders below it."""
     for parent in [*folder.parents][:DEEPEST_RUN]:
         yield from archives_in(parent)
 
 
 def is_archived(root: Path) -> bool:
-    """Whether an archive holds a folder, or one below it."""
+    """Whether an archive contains a folder, or one below it."""
     return any(
         folder.is_relative_to(root)
         for archive in archives_above(root)
@@ -183,7 +183,7 @@ def is_archived(root: Path) -> bool:
 
 
 def readable(archive: Path) -> Mapping[Path, Files]:
-    """As read_archive(); a damaged one holds nothing."""
+    """read_archive(), but a damaged archive is empty."""
     try:
         return read_archive(archive)
     except (UserError, OSError):
@@ -191,7 +191,7 @@ def readable(archive: Path) -> Mapping[Path, Files]:
 
 
 def archived(folder: Path) -> Files | None:
-    """The files of a folder that lies in an archive alone."""
+    """The files of a folder that exists only in an archive; None if no archive has it."""
     archives = () if folder.exists() else archives_above(folder)
     earlier: Files | None = None
     for archive in archives:
@@ -201,7 +201,7 @@ def archived(folder: Path) -> Files | None:
 
 
 def same_files(folder: Path, archive: Path, files: Files, earlier: Files | None) -> Files:
-    """The files in an archive; UserError if another archive holds other ones of this folder."""
+    """The files in an archive; UserError if another archive has another record of the folder."""
     if earlier is not None and earlier != files:
         raise UserError(
             f"{folder}: {archive} holds another record of it than an archive in the same folder: "

@@ -1,4 +1,4 @@
-"""The checksum that a JSON object has of itself: one that was changed later is not believed."""
+"""A JSON object's checksum of itself: an object that was changed later is not believed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OWN = "checksum"  # of the other fields
 
 
 def vouched(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can hold as it is, with its checksum."""
+    """The content, which JSON must hold unchanged, with its checksum."""
     return {**content, OWN: checksum_of(content)}
 
 
@@ -20,14 +20,14 @@ def is_changed(content: Mapping[str, Any]) -> bool:
 
 
 def changed_row(rows: Iterable[Mapping[str, Any]]) -> int | None:
-    """The number of the first row that is not as it was written."""
+    """The number of the first row that was changed since it was written; None if none was."""
     return next((number for number, row in enumerate(_as_written(rows), 1) if row is None), None)
 
 
 def without_changed(
     rows: Sequence[Mapping[str, Any]], kept: Sequence[str]
 ) -> list[Mapping[str, Any]]:
-    """The rows; of one that was changed these fields alone."""
+    """The rows; of a changed row only the fields named in `kept`."""
     return [
         {name: row.get(name) for name in kept} if written is None else written
         for row, written in zip(rows, _as_written(rows), strict=True)
@@ -35,8 +35,8 @@ def without_changed(
 
 
 def _as_written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | None]:
-    """Each row, None in place of one that was changed. Rows of earlier versions have no checksum;
-    one after a row that has is none of them.
+    """Each row, or None in place of a changed one. Rows of earlier versions have no checksum; a row
+    without one after a row with one was changed.
     """
     vouching = False
     for row in rows:
@@ -45,7 +45,7 @@ def _as_written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:
-    """Of the content: layout and the order of its fields do not change it."""
+    """The checksum of the other fields; it does not depend on layout or order."""
     others = {name: value for name, value in content.items() if name != OWN}
     text = json.dumps(others, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

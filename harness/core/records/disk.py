@@ -1,4 +1,4 @@
-"""Writes that leave whole files behind, whatever happens, and errors that name the disk."""
+"""Writes that always leave whole files behind, and errors that name the disk."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ REFUSALS = {
     errno.ELOOP: "links lead in a circle in",
     errno.ENAMETOOLONG: "names are too long in",
 }
-# What a write to a file that is already open may be refused for.
+# Reasons for which a write to an already open file may be refused.
 OF_OPEN_FILES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
-OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries written in Rust say it
-NO_ROOM = 2**16  # bytes; a library that has met a full disk leaves less
+OS_ERROR = re.compile(r"\(os error (\d+)\)")  # the notation of libraries written in Rust
+NO_ROOM = 2**16  # bytes; a library that hit a full disk leaves less free
 
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Say in one line what the disk of a folder refuses, whoever of the libraries writes there."""
+    """Turn a refusal by the disk of this folder, met by any library, into a one-line DiskError."""
     try:
         yield
-    except Exception as error:  # each library wraps OSError in its own; all others go on
+    except Exception as error:  # each library wraps OSError in its own error; other errors pass
         if (refused := of_disk(error, folder)) in (None, error):
             raise
         raise refused from error
 
 
 def of_disk(error: Exception, folder: Path) -> DiskError | None:
-    """The error of a disk that refused what was to be written to this folder."""
+    """The DiskError if a disk refused a write to this folder; None for other errors."""
     if isinstance(error, DiskError):
         return error
     if (refusal := _refusal(error, folder)) is None:
@@ -67,7 +67,7 @@ def of_disk(error: Exception, folder: Path) -> DiskError | None:
 
 
 def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
-    """The error number and the folder, if a disk refused what was to be written there."""
+    """The error number and the folder if a disk refused a write to this folder; else None."""
     if isinstance(error, OSError) and error.errno in REFUSALS:
         if not isinstance(error.filename, (str, os.PathLike)):
             if error.errno not in OF_OPEN_FILES:
@@ -75,8 +75,8 @@ def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
             return error.errno, next(filter(_is_full, (folder, Path(gettempdir()))), folder)
         file, folder = Path(error.filename).absolute(), folder.absolute()
         inside = file.is_relative_to(folder) or folder.is_relative_to(file)
-        return (error.errno, folder) if inside else None  # otherwise it was to be read
-    # Some libraries raise errors of their own.
+        return (error.errno, folder) if inside else None  # otherwise it was a file to be read
+    # Some libraries raise errors of their own type.
     if (match := OS_ERROR.search(str(error))) and int(match[1]) in OF_OPEN_FILES:
         return int(match[1]), folder
     if _is_read_only(folder):
@@ -85,7 +85,7 @@ def _refusal(error: Exception, folder: Path) -> tuple[int, Path] | None:
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error as one line; an OSError that is no refusal of a disk is raised."""
+    """The message of an error as one line; an OSError other than a refusal by a disk is raised."""
     if not isinstance(error, OSError) or isinstance(error, DiskError):
         return " ".join(str(error).split())
     if error.errno not in (*OF_OPEN_FILES, errno.EACCES):
@@ -106,24 +106,24 @@ def _is_full(folder: Path) -> bool:
         disk = os.statvfs(folder)
     except OSError:
         return False
-    no_names = disk.f_files > 0 and disk.f_favail == 0  # some file systems do not count them
+    no_names = disk.f_files > 0 and disk.f_favail == 0  # some file systems do not count names
     return disk.f_bavail * disk.f_frsize < NO_ROOM or no_names
 
 
 def sync(path: Path) -> None:
-    """What a file holds, or the names in a folder, survives a power cut once this has returned."""
+    """Flush a file, or the names in a folder: they survive a power cut once this returns."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
+        if error.errno != errno.EINVAL:  # the file system does not support fsync
             raise
     finally:
         os.close(file)
 
 
 def make_folder(folder: Path) -> None:
-    """A folder whose name survives a power cut, as what is written into it does."""
+    """Create a folder so that its name survives a power cut, as files written into it do."""
     if not folder.is_dir():
         make_folder(folder.parent)
         try:
@@ -134,7 +134,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_writable(root: Path) -> None:
-    """Try to write before anything is loaded: training must not end at a read-only folder."""
+    """UserError if the folder cannot be written, before anything is loaded."""
     existing, error = try_writing(root)
     if error is None:
         return
@@ -152,7 +152,7 @@ def check_writable(root: Path) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether it exists, or is a link to nothing; OSError where that cannot be told."""
+    """Whether a path exists, even as a broken link; OSError if that cannot be determined."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -161,11 +161,11 @@ def _is_there(path: Path) -> bool:
 
 
 def try_writing(folder: Path) -> tuple[Path, OSError | None]:
-    """The folder itself or the nearest one above it, and why nothing can be written there."""
+    """The folder or its nearest existing parent, and why nothing can be written there, or None."""
     existing = folder
     try:
         existing = next(p for p in (folder, *folder.absolute().parents) if _is_there(p))
-        # Tried rather than asked: root may do anything, but not in /proc or on a read-only disk.
+        # Try rather than ask: root may write, but not in /proc or on a read-only disk.
         Path(mkdtemp(prefix=".harness-", dir=existing)).rmdir()
     except OSError as error:
         return existing, error
@@ -173,17 +173,17 @@ def try_writing(folder: Path) -> tuple[Path, OSError | None]:
 
 
 def unused(folder: Path, before: str, after: str = "") -> Path:
-    """A name that nothing in the folder has yet, with the first free number from 1."""
+    """A path in the folder that does not exist yet, with the first free number from 1."""
     names = (folder / f"{before}{number}{after}" for number in count(1))
     return next(path for path in names if not path.exists())
 
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """What is written to the draft inside the block gets this name at its end: a file, which
-    replaces the one before, or a folder.
+    """The draft written inside the block gets the name `path` at the end: a file, which replaces an
+    existing file, or a folder.
 
-    Whole or not at all: a reader never sees half of it.
+    Atomic: a reader never sees half of it.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -199,7 +199,7 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def draft_or_refusal(path: Path) -> Iterator[Path]:
-    """The same, for a path that a user named: UserError where it cannot be written."""
+    """draft_of() for a path that a user named: UserError if it cannot be written."""
     try:
         with draft_of(path) as draft:
             yield draft
@@ -208,7 +208,7 @@ def draft_or_refusal(path: Path) -> Iterator[Path]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a text, with the folders above it; UserError where it cannot be written."""
+    """Write a text and create the folders above the file; UserError if it cannot be written."""
     with draft_or_refusal(file) as draft:
         file.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(text, "utf-8")

@@ -1,7 +1,7 @@
-"""Locks that a dead process cannot hold: the kernel gives them back when their holder ends.
+"""Locks that a dead process cannot hold: the kernel releases them when the holder ends.
 
-So there is no stale lock to recognise. They work between processes of one machine, and between
-machines where the file system passes flock on, as NFS does.
+So no lock can be stale. They work between processes of one machine, and between machines whose
+file system supports flock across them, as NFS does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from harness.core.settings import UserError
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process of this machine holds the lock now, by /proc/locks.
+    """Whether a process of this machine holds the lock now, according to /proc/locks.
 
-    Looked up and not tried: a lock that is tried is held for that moment, and its owner refused.
+    The lock is not tried: trying holds it for a moment, in which its owner would be refused.
     """
     try:
         number = path.stat().st_ino
@@ -33,7 +33,7 @@ def is_held(path: Path) -> bool:
 
 
 def is_free(path: Path, wait_s: float = 0.0) -> bool:
-    """Whether no process, of any machine, holds the lock: it is tried, and held for that moment."""
+    """Whether no process of any machine holds the lock; the lock is tried, so briefly held."""
     lock = Lock(path)
     free = lock.take(wait_s)
     lock.release()
@@ -41,7 +41,7 @@ def is_free(path: Path, wait_s: float = 0.0) -> bool:
 
 
 def _no_folder(path: Path) -> bool:
-    """Whether something else has this name: a file, or a link to nothing."""
+    """Whether a path exists but is no folder: a file, or a broken link."""
     try:
         kind = path.lstat().st_mode
     except OSError:
@@ -49,7 +49,7 @@ def _no_folder(path: Path) -> bool:
     return not (stat.S_ISDIR(kind) or (stat.S_ISLNK(kind) and path.exists()))
 
 
-# Process and descriptor of what is held. The text of a lock file does not tell: in each container
+# (process, descriptor) of locks held here. The text of a lock file cannot tell: in each container
 # the first process has the number 1.
 _held: set[tuple[int, int]] = set()
 
@@ -60,10 +60,10 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: int | None = None
-        self.made: list[Path] = []  # folders that were not there before
+        self.made: list[Path] = []  # folders that take() created
 
     def take(self, wait_s: float = 0.0) -> bool:
-        """True when it is held now; waits for another holder at most this long."""
+        """Take the lock, waiting at most this long for another holder; True if it is held now."""
         until = time.monotonic() + wait_s
         while not self._try():
             if time.monotonic() >= until:
@@ -71,27 +71,27 @@ class Lock:
                 return False
             time.sleep(0.05)
         assert self.file is not None
-        with suppress(OSError):  # it is only for messages, and the disk may be full
+        with suppress(OSError):  # the text is only for messages, and the disk may be full
             os.ftruncate(self.file, 0)
             os.pwrite(self.file, f"{os.getpid()}\n".encode(), 0)
         _held.add((os.getpid(), self.file))
         return True
 
     def take_again(self, wait_s: float = 0.0) -> bool:
-        """As take(), but also true if this process already holds it from an earlier run."""
+        """Like take(), but also true if this process holds the lock from an earlier run."""
         own = [file for process, file in _held if process == os.getpid()]
         mine = any(map(self._is_at_its_place, own))
         return self.take(0 if mine else wait_s) or mine
 
     def holder(self) -> str:
-        """The process that took it last, for a message."""
+        """The process that took the lock last, for a message."""
         try:
             return f"process {int(self.path.read_text())}"
         except (OSError, ValueError):
             return "another process"
 
     def release(self) -> None:
-        """Give it back; nothing is left of it, unless its disk has become read-only."""
+        """Release the lock; its file and folders disappear unless the disk has become read-only."""
         if self.file is None:
             return
         with suppress(OSError):
@@ -109,7 +109,7 @@ class Lock:
         except (FileNotFoundError, FileExistsError, NotADirectoryError):
             if (odd := next(filter(_no_folder, self.path.parents), None)) is not None:
                 raise UserError(f"{self.path} cannot be locked: {odd} is no folder") from None
-            return False  # its folder has just been tidied away by somebody else
+            return False  # somebody else has just removed its folder
         except OSError as error:
             others = ": the folder, or a lock in it, may belong to another user"
             forbidden = error.errno in (errno.EACCES, errno.EPERM)

@@ -1,4 +1,4 @@
-"""What may stand in a record that others will read: no secrets, no home folder, no place."""
+"""What a record that others will read may contain: no secrets, home folders or host names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from harness.core.settings import UNRECORDED, Settings, as_mapping
 from harness.core.strategies import own_strategy
 
 SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
-# Flags that name machines and people on them.
+# Flags whose values name machines and their users.
 PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers)$")
 CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
-# Known by what their services put in front; or by what stands before them, as 40 digits alone are
+# Tokens are known by the prefix of their service, or by the word before them: 40 digits alone are
 # a commit.
 TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{10,}|gh[a-z]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|"
@@ -31,15 +31,15 @@ NAMED_TOKENS = re.compile(
     r"((?:TOKEN|KEY|SECRET|PASSWORD)=|(?i:token|key|secret|password|bearer)\W{1,3}"
     r"(?=[0-9a-fA-F]{32,}\b))[^\s'\",;]+"
 )
-LEAST_SECRET = 12  # characters of a value in the environment
+LEAST_SECRET = 12  # characters: shorter values of variables are not taken for secrets
 HOMES = re.compile(r"(/(?:home|Users)/)[^/\s:;,'\"<>)]+")
-# Flags of the Trainer that name people, projects and their places.
+# Trainer flags whose values name people, projects and places on the Hub.
 NAMES = ("run_name", "project", "hub_model_id", "trackio_space_id", "trackio_bucket_id",
          "trackio_static_space_id")  # fmt: skip
 
 
 def redacted(text: str) -> str:
-    """A text as it may stand in a record: without home folder, account, host and secrets."""
+    """A text as a record may contain it: without home folder, account, host and secrets."""
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) >= LEAST_SECRET:
             text = text.replace(value, "***")
@@ -56,9 +56,9 @@ def _renamed(text: str, host: str, name: str) -> str:
 
 
 def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> None:
-    """What the ranks of a run have printed, once it has ended; hosts: of its nodes.
+    """Redact what the ranks of a run have printed, once it has ended; hosts: its nodes' names.
 
-    In place, as a process that is about to end may still print: what it prints meanwhile is kept.
+    In place, since a process about to end may still print: what it prints meanwhile is kept.
     """
     own = [str(value) for name, value in settings.trainer if name in NAMES]
 
@@ -87,7 +87,7 @@ def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> Non
 def _account() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in some containers
+    except (KeyError, OSError):  # an ID without a name, as in some containers
         return str(os.getuid())
 
 
@@ -97,15 +97,15 @@ def first_line(error: Exception) -> str:
 
 
 def without_home(text: str) -> str:
-    """Paths of a person's own, as anyone would write them."""
+    """The text with the user's home folder written as ~."""
     home = str(Path.home())
-    if home == "/":  # of a number without a name, as in some containers
+    if home == "/":  # the home of an ID without a name, as in some containers
         return text
     return re.sub(rf"{re.escape(home)}(?![\w-])", "~", text)
 
 
 def redacted_command(words: Sequence[str]) -> str:
-    """A command as typed, but for hosts and secrets: --token X, --token=X and --set token=X."""
+    """A command as typed, without hosts and secrets: --token X, --token=X and --set token=X."""
     shown = []
     hide_next = False
     for word in words:
@@ -122,7 +122,7 @@ def redacted_command(words: Sequence[str]) -> str:
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:
-    """All settings that a record keeps."""
+    """All settings that a record contains, redacted."""
     named = as_mapping(settings)
     for name in UNRECORDED:
         del named[name]

@@ -1,4 +1,4 @@
-"""Runs of a sweep that were submitted to a cluster and not settled: jobs.jsonl in its folder."""
+"""Runs that a sweep has submitted to a cluster and not settled: jobs.jsonl in its folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ JOBS = "jobs.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """One run that was submitted and has not been settled."""
+    """One run that was submitted and is not settled."""
 
     path: str  # of the run, below the output folder
     name: str  # of the job
     index: int  # in its array
     array_size: int  # in runs; 1: no array
     unix: float
-    job: str | None = None  # number; None: the runner was killed before it knew
+    job: str | None = None  # the job's number; None if the runner was killed before it knew
     command: str | None = None  # of the sweep that submitted it; older entries have none
 
     @property
@@ -31,7 +31,7 @@ class Entry:
 
 
 def open_entries(file: Path) -> dict[str, Entry]:
-    """By the path of the run."""
+    """The open entries of jobs.jsonl, by path of the run."""
     entries: dict[tuple[str, str], Entry] = {}
     for row in read_rows(file)[0]:
         try:
@@ -47,7 +47,7 @@ def open_entries(file: Path) -> dict[str, Entry]:
 def _followed(
     entries: dict[tuple[str, str], Entry], row: dict[str, Any]
 ) -> dict[tuple[str, str], Entry]:
-    """What is open after one more line."""
+    """The open entries after one more line."""
     name = row["name"]
     of_job = [key for key in entries if key[0] == name]
     if row["event"] == "submitting":

@@ -1,6 +1,6 @@
-"""What the rows of the epochs say of a run: its summary, and whether other programs disturbed it.
+"""What epoch rows say about a run: its summary, and whether other programs disturbed it.
 
-Made of the rows alone, so that a reader can compare.
+Computed from the rows alone, so that a reader can check a summary.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from harness.core.records import DISTURBING_SHARE, total
 
-# Rows as read from files: any field may be missing, which means unknown and never ends a run.
+# Rows as read from files: any field may be missing; it is then unknown and must not raise.
 Rows = Sequence[Mapping[str, Any]]
 
-# Taken from the last epoch's row.
+# Copied from the last epoch's row.
 QUALITY_FIELDS = (
     "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
     "precision_macro", "recall_macro", "f1_macro",
@@ -25,7 +25,7 @@ SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 
 
 def beyond_a_share(metric: str, value: float) -> str | None:
-    """Why no run can reach this value of a metric; None where one can, as far as that is known."""
+    """Why no run can reach this value of a metric; None if a run can, as far as is known."""
     if metric not in QUALITY_FIELDS or metric.endswith("_loss") or 0 <= value <= 1:
         return None
     meant = f": for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
@@ -64,13 +64,13 @@ def rate_of(rows: Rows) -> float | None:
 
 
 def device_counts(rows: Rows) -> list[int | None]:
-    """With how many devices each row was trained: peers and nodes may come and go."""
+    """The number of devices that trained each row: peers and nodes may come and go."""
     rates = [[row.get(f"train_samples_per_s{of}") for of in ("", "_per_gpu")] for row in rows]
     return [round(all_s / one_s) if all_s and one_s else None for all_s, one_s in rates]
 
 
 def _rate_of_a_device(rows: Rows, rate: float | None) -> float | None:
-    """Samples per second of a device's timed steps."""
+    """Samples per second and device over the timed steps."""
     counts = device_counts(rows)
     if not rate or None in counts[-1:]:
         return None
@@ -89,13 +89,13 @@ def sum_of(rows: Rows, name: str) -> float:
 
 
 def total_of(rows: Rows, name: str) -> float | None:
-    """The sum; None where a row does not know it, and of no rows."""
+    """The sum of a field; None if a row lacks it, or if there are no rows."""
     known: float | None = total(row.get(name) for row in rows)
     return known
 
 
 def mean_of(rows: Rows, name: str, weight: str) -> float | None:
-    """The mean by another field; None where a row does not know both, and of no rows."""
+    """The mean weighted by another field; None if a row lacks either, or if there are no rows."""
     if not total_of(rows, weight) or total_of(rows, name) is None:
         return None
     return fmean([row[name] for row in rows], [row[weight] for row in rows])
@@ -115,13 +115,13 @@ def _largest(rows: Rows, name: str) -> float | None:
 
 
 def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:
-    """Mean over an epoch and its devices; None where it is unknown."""
+    """Mean over an epoch and its devices; None if unknown."""
     gauge: Mapping[str, float] = (row.get("gpu") or {}).get("utilisation_percent") or {}
     return gauge.get("mean")
 
 
 def others_share_of_run(rows: Rows) -> float | None:
-    """What other programs used of the cores' time in these epochs; None where none knows it."""
+    """Share of the cores' time that others used in these epochs; None if no row knows it."""
     known = [(row.get("others_cpu_share"), row.get("epoch_time_s")) for row in rows]
     parts = [(a, s) for a, s in known if isinstance(a, int | float) and isinstance(s, int | float)]
     known_s = math.fsum(s for _, s in parts)
@@ -129,7 +129,7 @@ def others_share_of_run(rows: Rows) -> float | None:
 
 
 def disturbance(launch: Mapping[str, Any] | None, rows: Rows) -> str | None:
-    """What used the machine when a run began or while it trained, in words; None if little did."""
+    """What disturbed a run before or while it trained, in words; None if little did."""
     launch = launch or {}
     before, during = launch.get("cpu_busy_share") or 0, others_share_of_run(rows) or 0
     if launch.get("packed"):

@@ -1,5 +1,5 @@
-"""The records' one definition: every field with its type, range, unit, scope and meaning.
+"""The single definition of records: every field with type, range, unit, scope and meaning.
 
-Declared in rows.py and environment.py; validation, outputs/README.md and outputs/schema.json are
-made of these declarations. `python -m docs.generate.dictionary` writes the latter two.
+Fields are declared in rows.py, environment.py and telemetry.py. Validation, outputs/README.md and
+outputs/schema.json are made from them; `python -m docs.generate.dictionary` writes the latter two.
 """

@@ -1,4 +1,4 @@
-"""Which records there are, and whether one is as it is declared."""
+"""Which records there are, and whether a record matches its declaration."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from harness.core.settings import UserError
 
 @dataclass(frozen=True)
 class Record:
-    """One of the files of a run, or a row of it."""
+    """A file of a run, or one row of a file."""
 
     declared: type
     file: str
     scope: str = "run"
-    numbers_of_others: bool = False  # metrics of one's own compute_metrics stand beside the fields
+    numbers_of_others: bool = False  # a user's own metrics may stand beside the fields
 
 
 RECORDS = {
@@ -56,7 +56,7 @@ RECORDS = {
 
 @cache
 def fields(kind: str) -> dict[str, Field]:
-    """The fields of a record, settings included."""
+    """The fields of a record; for settings, those of all flags included."""
     declared = fields_of(RECORDS[kind].declared)
     return {**declared, **setting_fields()} if kind == "settings" else declared
 
@@ -64,10 +64,10 @@ def fields(kind: str) -> dict[str, Field]:
 def check_fields(
     kind: str, value: Mapping[str, Any], where: object, own_metrics: bool = False
 ) -> None:
-    """Raise a UserError if a field that is there is not what its declaration allows.
+    """Raise a UserError if a field that is present violates its declaration.
 
-    Records that were imported or cut off know less. own_metrics: written by LogCallback in a
-    script of its user, whose accuracy may be in per cent.
+    Imported and cut-off records lack fields. own_metrics: LogCallback wrote the record in a user's
+    script, whose accuracy may be in per cent.
     """
     if wrong := _wrong_in(_with_own_metrics(kind) if own_metrics else fields(kind), value):
         raise UserError(f"{where}: {wrong}")
@@ -87,7 +87,7 @@ def _with_own_metrics(kind: str) -> dict[str, Field]:
 
 @cache
 def quality_of_epochs() -> list[str]:
-    """What epochs.jsonl holds as a share of samples, and a script of its user maybe in per cent."""
+    """Fields of epochs.jsonl that are shares of samples; a user's script may give per cent."""
     return [name for name, field in fields("epochs").items() if _is_quality(field)]
 
 
@@ -96,7 +96,7 @@ def _is_quality(field: Field) -> bool:
 
 
 def believable(kind: str, value: Mapping[str, Any], own_metrics: bool = False) -> dict[str, Any]:
-    """A record that may be damaged: what has another type than the declared one is unknown."""
+    """A record that may be damaged, with None for values that do not fit their declaration."""
     known = _with_own_metrics(kind) if own_metrics else fields(kind)
     return {
         name: None if name in known and _wrong(name, known[name].kind, content) else content
@@ -105,12 +105,12 @@ def believable(kind: str, value: Mapping[str, Any], own_metrics: bool = False) -
 
 
 def _wrong_in(known: Mapping[str, Field], value: Mapping[str, Any], at: str = "") -> str | None:
-    """The innermost value that does not fit, in a line; None if all that are declared fit."""
+    """A line about the innermost value that does not fit; None if all declared fields fit."""
     for name, content in value.items():
         if content is None or name not in known:
             continue
         kind = known[name].kind
-        # Most of a record are such numbers.
+        # Most values of a record are such numbers: the quick way.
         if type(content) is kind.base is float and (
             kind.value.minimum <= content <= kind.value.maximum
         ):
@@ -121,7 +121,7 @@ def _wrong_in(known: Mapping[str, Field], value: Mapping[str, Any], at: str = ""
 
 
 def _wrong(name: str, kind: Kind, value: Any) -> str | None:
-    """The same for one value; null means unknown, and always fits."""
+    """A line about one value that does not fit; None if it fits, as null (unknown) always does."""
     if value is None:
         return None
     if not _fits(kind, value):
@@ -138,7 +138,7 @@ def _wrong(name: str, kind: Kind, value: Any) -> str | None:
 
 
 def _fits(kind: Kind, value: Any) -> bool:
-    """Whether a value is what its kind says, without a look at the values inside it."""
+    """Whether a value is what its kind says, without checking values inside it."""
     base, about = kind.base, kind.value
     if base is object:
         return True
@@ -146,11 +146,11 @@ def _fits(kind: Kind, value: Any) -> bool:
         return type(value) is base and (not about.choices or value in about.choices)
     if type(value) not in (int, float) or not about.minimum <= value <= about.maximum:
         return False
-    return base is float or float(value).is_integer()  # 8.0 as in JSON
+    return base is float or float(value).is_integer()  # JSON may give 8.0 for an integer
 
 
 def _shown(value: Any) -> str:
-    """As much of it as a line takes; Python does not write integers of thousands of digits."""
+    """At most 60 characters of a value; Python does not print integers of thousands of digits."""
     try:
         return repr(str(value)[:60])
     except ValueError:

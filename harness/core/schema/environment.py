@@ -1,6 +1,6 @@
 """settings.json, environment.json and sweep.json, field by field."""
 
-# The long meanings would otherwise take a line for each bracket.
+# Formatted by hand: the formatter would give each bracket of the long meanings a line of its own.
 # fmt: off
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CommProbeRecord(TypedDict):
 
 
 class ExchangeEstimates(TypedDict, total=False):
-    """One exchange by each way, from the measured link."""
+    """Estimated time of one exchange by each way, from the measured link."""
 
     backend: Annotated[Seconds, "as measured, corrected for the bytes that are sent"]
     direct: Annotated[Seconds, "to those who add a part, and back: two delays; one of two nodes"]
@@ -160,8 +160,8 @@ class ObservedRecord(TypedDict, total=False):
 
 
 class CalibrationRecord(TypedDict):
-    """What the processor of the first node can do at most, measured on each machine by a process
-    with as many threads, and cached for six hours."""
+    """The most that the first node's processor can do, measured on each machine by a process with
+    the number of threads of a training process, and cached for six hours."""
 
     fp32_tflops: Annotated[TflopPerSecond | None,
         "of the product of two matrices of 1024 x 1024, or of 256 x 256 where such a product takes "
@@ -292,7 +292,7 @@ class InputRecord(TypedDict):
 
 
 class InputsRecord(TypedDict):
-    """What may change under the same command; a finished run is only reused while it has not."""
+    """Inputs that may change under the same command; a finished run is reused only if none did."""
 
     dataset: Annotated[InputRecord | None, "local files of the data set; null for one of the Hub"]
     model: Annotated[InputRecord | None, "local files of the model; null for one of the Hub"]
@@ -307,7 +307,7 @@ class InputsRecord(TypedDict):
 
 
 class TcpRecord(TypedDict):
-    """Of rank 0's node, and in an emulated node that of the node."""
+    """TCP settings of rank 0's node; if nodes are emulated, of the emulated node."""
 
     congestion_control: Annotated[str, "how TCP finds its rate, such as `cubic` or `bbr`"]
     slow_start_after_idle: Annotated[bool,
@@ -401,7 +401,7 @@ class SettingsRecord(TypedDict, total=False):
     imported: Annotated[ImportedRecord, "of imported runs only"]
 
 
-# Kinds of flags -> what settings.json holds for them.
+# Kind of a flag -> kind of its value in settings.json.
 FLAG_KINDS = {
     "text": Kind(str), "bool": Kind(bool), "seed": Kind(int, Value(minimum=0)),
     "count": Kind(int, Value(minimum=1)), "natural": Kind(int, Value(minimum=0)),
@@ -418,8 +418,8 @@ def setting_fields() -> dict[str, Field]:
         if name not in UNRECORDED:
             about = flag.metadata
             kind = FLAG_KINDS[about["kind"]]
-            choices = about["choices"] if name != "strategy" else ()  # or one of one's own
-            if name == "epochs":  # the Trainer that LogCallback alone records takes a fraction
+            choices = about["choices"] if name != "strategy" else ()  # it may also be FILE.py:CLASS
+            if name == "epochs":  # LogCallback alone may record a fraction
                 kind = FLAG_KINDS["positive"]
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, choices)
             meaning = about["help"].replace("|", "or")
@@ -434,7 +434,7 @@ class PlannedRunRecord(TypedDict):
     skipped: Annotated[str | None, "why it was not run; null for a run that was not skipped"]
 
 
-# What an expectation may bound: by a ratio, or in points. A metric of one's own has no known scale.
+# Measures an expectation may bound, by ratio or in points; a user's own metric has unknown scale.
 BY_RATIO = ("train_samples_per_s", "epoch_time_s", "peak_memory_gib", "tta_wall_s", "tta_train_s")
 EXPECTED_MEASURES = (*BY_RATIO, "accuracy", "f1", "test_accuracy", "test_f1")
 
@@ -449,7 +449,7 @@ class ExpectedRecord(TypedDict):
 
 
 class SweepRecord(TypedDict):
-    """What makes one sweep of its runs; written by the launcher."""
+    """The plan that joins runs into one sweep; written by the launcher."""
 
     schema: Annotated[Literal[1], "version of these definitions"]
     name: Annotated[str, "of the sweep"]

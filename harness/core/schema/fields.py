@@ -1,7 +1,7 @@
-"""What a recorded value is: its Python type, its unit and its range (checks.py checks them).
+"""What a recorded value can be: its Python type, unit and range (checks.py checks records).
 
 A record is declared as a TypedDict whose fields are `Annotated[type, meaning]`. The types below
-carry unit and range, so that each is stated once and a checker of types sees a plain float.
+carry unit and range, so that each is stated once and a type checker sees a plain float.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
 
-# Beyond anything measured: sums and squares of believed numbers are still numbers.
+# Larger than anything measured: sums and squares of smaller numbers are still finite.
 LARGEST = 1e100
 
 
@@ -52,12 +52,12 @@ Amount = Annotated[float, Value("", 0)]
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of values, as far as JSON tells values apart."""
+    """A type of value, as far as JSON distinguishes types."""
 
     base: type  # bool, int, float, str, list, dict, or object for anything
     value: Value = Value()
     nullable: bool = False
-    item: Kind | None = None  # of a list, or of a dict with names of its own
+    item: Kind | None = None  # of a list, or of a dict with arbitrary names
     record: type | None = None  # of a dict whose fields are declared
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def _field(name: str, hint: Any, required: bool) -> Field:
 
 
 def kind_of(hint: Any) -> Kind:
-    """A type as it is written in a record's declaration."""
+    """The Kind of a type in a record's declaration."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         values = [m for m in hint.__metadata__ if isinstance(m, Value)]

@@ -1,6 +1,6 @@
 """The rows and small files that a run writes, field by field: type, range, unit, and meaning."""
 
-# The long meanings would otherwise take a line for each bracket.
+# Formatted by hand: the formatter would give each bracket of the long meanings a line of its own.
 # fmt: off
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OUTCOMES = {
 }
 Outcome = Annotated[str, Value(choices=tuple(OUTCOMES))]
 
-# Quality, on whichever set the record says.
+# Quality fields, on whichever data set the record names.
 Loss = Annotated[float, Value("nats")]
 WEIGHTED = Annotated[Share, "mean over the classes, weighted by their number of samples in the "
                             "evaluation set"]
@@ -286,7 +286,7 @@ class AttemptStart(TypedDict):
 
 
 class AttemptEnd(TypedDict):
-    """The end of an attempt; of a killed one as far as it had reported, once per second."""
+    """The end of an attempt; for a killed one, its last report (there is one per second)."""
 
     event: Annotated[Literal["end"], "`start` or `end`"]
     attempt: Annotated[Positive | None, "number of the attempt, from 1; null at an end before "
@@ -445,7 +445,7 @@ class FailureRecord(TypedDict):
 
 
 class PeerRecord(TypedDict):
-    """What one process of a hivemind run has contributed so far; one for each, by its name."""
+    """What one process of a hivemind run has contributed so far; one record for each process."""
 
     rank: Annotated[Count, "its rank"]
     from_epoch: Annotated[Amount, "the first epoch in which it took part"]

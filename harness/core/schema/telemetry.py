@@ -1,6 +1,6 @@
 """What samplers read of devices and nodes, field by field: type, range, unit, and meaning."""
 
-# The long meanings would otherwise take a line for each bracket.
+# Formatted by hand: the formatter would give each bracket of the long meanings a line of its own.
 # fmt: off
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.core.schema.fields import (
 
 
 class Gauge(TypedDict):
-    """A gauge over the readings of a stretch of time, and over devices or nodes."""
+    """Statistics of a gauge over the readings in a span of time, and over devices or nodes."""
 
     mean: Annotated[float, "mean over the readings; over several devices or nodes, mean of means"]
     p95: Annotated[float, "the value that 95 % of the readings do not exceed; over several, the "
@@ -31,7 +31,7 @@ class Gauge(TypedDict):
 
 
 class GpuTelemetry(TypedDict):
-    """What NVML tells of devices over an epoch's training; null for what a device does not tell."""
+    """Readings of devices by NVML over an epoch's training; null for what is not reported."""
 
     utilisation_percent: Annotated[Gauge | None,
         "share of the time in which any kernel ran: a busy device may still compute little"]
@@ -48,7 +48,7 @@ class GpuTelemetry(TypedDict):
 
 
 class NodeTelemetry(TypedDict):
-    """What the operating system tells of nodes over an epoch's training."""
+    """Readings of nodes by the operating system over an epoch's training."""
 
     cpu_percent: Annotated[Gauge | None, "utilisation of all cores together"]
     memory_gib: Annotated[Gauge | None, "memory that is not available"]
@@ -66,7 +66,7 @@ class NodeTelemetry(TypedDict):
 
 
 class ProcessorTime(TypedDict):
-    """What the cores of a node did over an epoch's training, and how much of it was this run's."""
+    """The time of a node's cores over an epoch's training, and how much of it was this run's."""
 
     machine: Annotated[str, "a hash that tells machines apart: emulated nodes share one"]
     network: NotRequired[Annotated[str,
@@ -79,7 +79,7 @@ class ProcessorTime(TypedDict):
 
 
 class RankTelemetry(TypedDict):
-    """What the first rank of a node was told by the node's sampler at the end of an epoch."""
+    """What a node's sampler reported to the node's first rank at the end of an epoch."""
 
     gpus: Annotated[list[GpuTelemetry], "a list by device"]
     node: Annotated[NodeTelemetry, "the node itself"]
@@ -89,7 +89,7 @@ class RankTelemetry(TypedDict):
 
 
 class GpuReading(TypedDict):
-    """One reading of one device; null for what it did not tell."""
+    """One reading of one device; null for what the device did not report."""
 
     utilisation_percent: Annotated[Percent | None, "as in epochs.jsonl, at this moment"]
     memory_gib: Annotated[Gib | None, "as in epochs.jsonl, at this moment"]
@@ -102,7 +102,7 @@ class GpuReading(TypedDict):
 
 
 class NodeReading(TypedDict):
-    """One reading of a node; counters as they stand."""
+    """One reading of a node; counters have their current values."""
 
     cpu_percent: Annotated[Percent | None, "as in epochs.jsonl, since the reading before"]
     memory_gib: Annotated[Gib | None, "as in epochs.jsonl, at this moment"]

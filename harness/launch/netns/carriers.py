@@ -35,25 +35,25 @@ from harness.core.settings import UserError
 INTERFACE = "link0"  # the same name in every node
 PACKET = 1500  # bytes on an Ethernet, IP and TCP headers included
 SHORTEST_QUEUE_S = 0.1
-# Segments and bytes that a kernel may hand over at once as one packet.
+# (segments, bytes) that a kernel may hand over at once: a single packet, or up to 64 KiB.
 ONE_PACKET = (1, 65536)
 LARGEST_HANDOVER = (65535, 65536)
 
-# netem keeps the rate of an earlier call, and keeps packets in order only if it has one.
+# netem does not reset an earlier rate, and keeps packets in order only if it has a rate.
 NO_LIMIT_MBIT = 100_000.0
 MOST_PACKETS = 1_000_000
-# tc knows no JSON for classes.
+# tc has no JSON output for classes.
 CLASS = re.compile(r"class htb 1:(\w+) .*\n Sent (\d+) bytes (\d+) pkt \(dropped (\d+),")
 
 DEVICE = "/dev/net/tun"
-BATCH = 32  # packets of one node before the others get their turn
-MOMENT_S = 0.0005  # what is handed over at once must not occupy a link for longer
+BATCH = 32  # packets of one node before the other nodes get their turn
+MOMENT_S = 0.0005  # longest time for which one handover may occupy a link
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0  # linux/if_tun.h
 TUN_NO_INFO_WITH_HEADER = 0x0001 | 0x1000 | 0x4000  # IFF_TUN, IFF_NO_PI, IFF_VNET_HDR
 CHECKSUM_AND_SEGMENTS = 0x1 | 0x2 | 0x8  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO_ECN
 HEADER = 10
 LARGEST = HEADER + 65535
-LAST_OF_DESTINATION = HEADER + 19  # byte of an IPv4 packet's address, the node's number
+LAST_OF_DESTINATION = HEADER + 19  # last byte of the IPv4 destination address; it encodes the node
 
 Command = list[str]
 Matrix = Sequence[Sequence[Link]]  # [from][to]
@@ -61,12 +61,12 @@ Counters = list[list[dict[str, int]]]  # [from][to]: bytes, packets, lost
 
 
 def address(node: int) -> str:
-    """Invisible from outside: every set of emulated nodes may use the same addresses."""
+    """The address of a node; invisible outside, so all sets of emulated nodes may use the same."""
     return f"10.117.0.{node + 1}"
 
 
 def queue_s(link: Link, back: Link) -> float:
-    """How long a packet may wait at a link with a rate: two round trips, as in routers.
+    """How long a packet may wait for a link with a rate: two round trips, as in routers.
 
     Longer queues would only lengthen the round trip of a busy link, shorter ones starve TCP.
     """
@@ -74,7 +74,7 @@ def queue_s(link: Link, back: Link) -> float:
 
 
 def wiring(namespaces: Sequence[str]) -> list[Command]:
-    """The switch, in the namespace that it stands in: bridge, ports, a class for each sender."""
+    """Commands that build the switch in its namespace: a bridge, ports, a class per sender."""
     nodes = range(len(namespaces))
     commands = ["ip link add bridge0 type bridge", "ip link set bridge0 up"]
     for node, namespace in enumerate(namespaces):
@@ -97,7 +97,7 @@ def wiring(namespaces: Sequence[str]) -> list[Command]:
 
 
 def shaping(links: Matrix) -> list[Command]:
-    """What each class does to its packets; running it again changes the links under traffic."""
+    """Commands that shape each class; running them again changes the links under traffic."""
     return [
         f"tc qdisc replace dev port{node} parent 1:{sender + 1:x} handle {sender + 2:x}: "
         f"{discipline(links[sender][node], links[node][sender])}".split()
@@ -108,7 +108,7 @@ def shaping(links: Matrix) -> list[Command]:
 
 
 def discipline(link: Link, back: Link) -> str:
-    """A link in the syntax of netem."""
+    """A link as arguments of netem."""
     rate = link.rate_mbit or NO_LIMIT_MBIT
     packets = rate * 1e6 / 8 / PACKET * (queue_s(link, back) + link.delay_ms / 1e3)
     limit = min(MOST_PACKETS, round(packets) + 100)
@@ -119,7 +119,7 @@ def discipline(link: Link, back: Link) -> str:
 
 
 def has_netem() -> bool:
-    """Whether the kernel has it: tried on the loopback of this process's new namespace."""
+    """Whether the kernel has netem; tried on the loopback of this process's new namespace."""
     try:
         command = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -128,7 +128,7 @@ def has_netem() -> bool:
 
 
 def run_tool(command: Command) -> str:
-    """The output of ip or tc."""
+    """Run ip or tc and return its output; UserError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         reason = last_line(done.stderr) or f"exit code {done.returncode}"
@@ -137,7 +137,7 @@ def run_tool(command: Command) -> str:
 
 
 class Switch:
-    """Carries the packets in the kernel. Everything happens in the switch's namespace."""
+    """Carries the packets in the kernel; every call runs in the switch's namespace."""
 
     def __init__(self, namespaces: Sequence[str]) -> None:
         self.count = len(namespaces)
@@ -146,7 +146,7 @@ class Switch:
 
     @staticmethod
     def handover(links: Sequence[Link]) -> tuple[int, int]:
-        """netem counts its queue in packets and drops whole ones: they must be single packets."""
+        """Handover limits: netem counts and drops whole handovers, so each must be one packet."""
         single = any(link.loss or link.rate_mbit for link in links)
         return ONE_PACKET if single else LARGEST_HANDOVER
 
@@ -161,7 +161,7 @@ class Switch:
         run_tool(["ip", "link", "set", f"port{node}", "up"])
 
     def counters(self) -> Counters:
-        """What has passed, and what was dropped."""
+        """What each pair of nodes has transmitted, and what was dropped."""
         nodes = range(self.count)
         counters = [[{"bytes": 0, "packets": 0, "lost": 0} for _ in nodes] for _ in nodes]
         for node in nodes:
@@ -173,7 +173,7 @@ class Switch:
 
 
 def open_device(name: str, device: str = DEVICE) -> int:
-    """A new device in the network namespace of this process; it disappears when closed."""
+    """Create a TUN device in this process's network namespace; closing it removes it."""
     try:
         opened = os.open(device, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         request = struct.pack("16sH22x", name.encode(), TUN_NO_INFO_WITH_HEADER)
@@ -189,7 +189,7 @@ def open_device(name: str, device: str = DEVICE) -> int:
 
 
 def size_and_packets(data: bytes) -> tuple[int, int]:
-    """The bytes on a wire, with the headers of every packet, and the number of packets."""
+    """Bytes on the wire, including the headers of every packet, and number of packets."""
     size = len(data) - HEADER
     if not data[1]:
         return size, 1
@@ -202,13 +202,13 @@ def size_and_packets(data: bytes) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Channel:
-    """One direction between two nodes: its link, its queue, and what has passed."""
+    """One direction between two nodes: its link, its queue, and its counters."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
     byte_s: float = 0.0  # per byte; 0: no limit
     loss: float = 0.0
-    queue_s: float = 0.0  # the longest wait; what would wait longer is dropped
+    queue_s: float = 0.0  # the longest wait; a packet that would wait longer is dropped
     free_at: float = 0.0
     last_at: float = 0.0
     bytes: int = 0
@@ -216,13 +216,13 @@ class Channel:
     lost: int = 0
 
     def change(self, link: Link, back: Link) -> None:
-        """Packets in flight arrive as they would have; the counters stay."""
+        """Change the link; packets in flight keep their arrival times, counters go on."""
         self.delay_s, self.jitter_s = link.delay_ms / 1e3, link.jitter_ms / 1e3
         self.byte_s = 8e-6 / link.rate_mbit if link.rate_mbit else 0.0
         self.loss, self.queue_s = link.loss, queue_s(link, back)
 
     def delivery(self, now: float, size: int, packets: int, draw: random.Random) -> float | None:
-        """When a packet sent now arrives, None if it does not."""
+        """When a packet that is sent now arrives; None if it is lost."""
         if self.loss and draw.random() < self.loss:
             self.lost += packets
             return None
@@ -236,7 +236,7 @@ class Channel:
         at += self.delay_s
         if self.jitter_s:
             at += draw.uniform(-self.jitter_s, self.jitter_s)
-        # One route has one order, whatever the jitter.
+        # Packets stay in order, whatever the jitter, as on one route.
         if at < self.last_at:
             at = self.last_at
         self.last_at = at
@@ -259,7 +259,7 @@ class Relay:
 
     @staticmethod
     def handover(links: Sequence[Link]) -> tuple[int, int]:
-        """Single packets on lossy links, otherwise what the slowest link sends in a moment."""
+        """Single packets on lossy links, else what the slowest link sends in MOMENT_S."""
         rates = [link.rate_mbit for link in links if link.rate_mbit]
         size = int(min(rates, default=math.inf) * 1e6 / 8 * MOMENT_S) if rates else 0
         if any(link.loss for link in links) or 0 < size < 2 * PACKET:
@@ -284,17 +284,17 @@ class Relay:
         ]
 
     def run(self, control: int, answer: Callable[[], bool]) -> None:
-        """Until answer() returns False; it is called when control is readable."""
+        """Carry packets until answer(), called when control is readable, returns False."""
         node_of = {device: node for node, device in enumerate(self.devices)}
         watched = [control, *self.devices]
-        gc.disable()  # nothing here makes reference cycles
+        gc.disable()  # this loop creates no reference cycles
         while True:
             now = time.monotonic()
             while self.waiting and self.waiting[0][0] <= now:
                 _, _, source, target, data = heapq.heappop(self.waiting)
                 self._deliver(source, target, data)
             wait_s = max(0.0, self.waiting[0][0] - time.monotonic()) if self.waiting else None
-            # Not epoll: its timeout in milliseconds is too coarse.
+            # select rather than epoll, whose timeout in milliseconds is too coarse.
             ready, _, _ = select.select(watched, (), (), wait_s)
             for device in ready:
                 if device != control:
@@ -303,7 +303,7 @@ class Relay:
                     return
 
     def _read_batch(self, source: int, device: int) -> None:
-        """Send on a batch of the packets that a node has sent."""
+        """Forward a batch of packets that a node has sent."""
         channels = self.channels[source]
         for _ in range(BATCH):
             try:
@@ -312,7 +312,7 @@ class Relay:
                 return
             target = data[LAST_OF_DESTINATION] - 1
             if not 0 <= target < len(channels) or data[HEADER] >> 4 != 4 or target == source:
-                continue  # a broadcast, or nobody's address
+                continue  # a broadcast, or an address of no node
             channel = channels[target]
             size, packets = size_and_packets(data)
             if self._is_cut(source, target):
@@ -333,7 +333,7 @@ class Relay:
 
     def _deliver(self, source: int, target: int, data: bytes) -> None:
         if self._is_cut(source, target):
-            return  # it was in flight when the cable was pulled
-        # A node whose interface is down gets nothing, as on a real network.
+            return  # the packet was in flight when the node was cut off
+        # A node whose interface is down receives nothing, as on a real network.
         with suppress(OSError):
             os.write(self.devices[target], data)

@@ -1,12 +1,12 @@
-"""Emulated nodes: one machine stands in for several, joined by links that are set.
+"""Emulated nodes: one machine stands in for several, joined by links with set properties.
 
     with EmulatedNodes.open(2, link_of("20ms/200mbit")) as emulated:
         subprocess.run([*emulated.enter(0), "python", "-c", "..."])
 
-Each node is a network namespace with one interface, link0, and an address that the others reach.
+Each node is a network namespace with one interface, link0, and an address that other nodes reach.
 Files, users, host name, cores and memory are shared; only the network differs between nodes.
-**There is no way out of it**: what a training needs from the internet must be in a cache before,
-and from outside a node is reached only by enter(). The host name does not resolve inside, so use
+**Nodes have no access outside**: whatever training needs from the internet must be cached before,
+and only enter() reaches a node from outside. The host name does not resolve inside, so use
 addresses or interfaces (GLOO_SOCKET_IFNAME=link0, NCCL_SOCKET_IFNAME=link0, --master_addr).
 
 Packets are carried by the kernel's netem where it exists and the user is root, otherwise by a relay
@@ -38,10 +38,10 @@ MOST_NODES = 200
 
 
 class EmulatedNodes:
-    """Open until closed; gone at once when this process ends, however it ends.
+    """Open until closed; gone as soon as this process ends, however it ends.
 
-    Open it from a thread that lives as long as the nodes should: the kernel takes the end of that
-    thread for the end of the owner.
+    Open them from a thread that lives as long as the nodes: the kernel takes the end of that thread
+    for the end of the owner.
     """
 
     def __init__(self, count: int) -> None:
@@ -52,13 +52,13 @@ class EmulatedNodes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the owner, which closes it
+            start_new_session=True,  # Ctrl-C reaches only the owner, which closes the holder
         )
         facts = self._request({"count": count})
         self.namespaces = facts["namespaces"]
-        self.own_user: bool = facts["user"]  # whether it took a user namespace
+        self.own_user: bool = facts["user"]  # whether the holder is in a user namespace of its own
         self.emulator: str = facts["emulator"]  # what carries the packets: netem or relay
-        # TCP's, inside the nodes: it decides the throughput of a lossy link.
+        # TCP's inside the nodes; it determines the throughput of a lossy link.
         self.congestion_control: str = facts["congestion"]
         self.priority: str = facts["priority"]  # of the relay: realtime, nice -10 or usual
         self.nodes = [
@@ -68,7 +68,7 @@ class EmulatedNodes:
 
     @classmethod
     def open(cls, count: int, network: Link | Network) -> Self:
-        """UserError, one line, if this machine or this user cannot have them."""
+        """Open nodes; UserError, in one line, if this machine or user cannot have any."""
         network.check(count)
         if not 1 <= count <= MOST_NODES:
             raise UserError(f"{count} emulated nodes: 1 to {MOST_NODES} are possible")
@@ -92,22 +92,22 @@ class EmulatedNodes:
         variables = {
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "NCCL_SOCKET_IFNAME": INTERFACE,
-            # Otherwise NCCL sees one machine and goes past the link, through its memory.
+            # Otherwise NCCL sees a single machine and bypasses the link through its memory.
             "NCCL_HOSTID": f"node{node}",
             "NCCL_IB_DISABLE": "1",
-            # Each process would warn that no address here has a name.
+            # Otherwise each process warns that no address here has a name.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
         return variables | ({RELAY: str(self.holder.pid)} if node == 0 else {})
 
     def enter(self, node: int) -> list[str]:
-        """The prefix that makes a command run inside a node, as the same user."""
+        """The command prefix that runs a command inside a node, as the same user."""
         user = [f"--user=/proc/{self.holder.pid}/ns/user", "--preserve-credentials"]
         net = f"--net={self.namespaces[node]}"
         return ["nsenter", *(user if self.own_user else []), net, "--"]
 
     def change(self, network: Link | Network, count: int | None = None) -> None:
-        """Set the links, also for running programs: of all nodes, or of the first `count`."""
+        """Set the links, also under running programs: of all nodes, or of the first `count`."""
         count = len(self.nodes) if count is None else count
         network.check(count)
         nodes = range(len(self.nodes))
@@ -118,20 +118,20 @@ class EmulatedNodes:
         self._request({"do": "change", "links": links})
 
     def cut(self, node: int) -> None:
-        """Pull a node's cable: packets in flight are lost, and nobody is notified."""
+        """Cut a node off, like a pulled cable: packets in flight are lost, nobody is notified."""
         self._request({"do": "cut", "node": node})
 
     def join(self, node: int) -> None:
-        """Plug it in again."""
+        """Reconnect a node that was cut off."""
         self._request({"do": "join", "node": node})
 
     def counters(self) -> Counters:
-        """The traffic of each link since open()."""
+        """The traffic between each pair of nodes since open()."""
         counters: Counters = self._request({"do": "counters"})
         return counters
 
     def close(self) -> None:
-        """End whatever still runs inside a node, in sessions of its own as well."""
+        """End the nodes and all processes inside them, including those in sessions of their own."""
         for pid in self._inside():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -142,7 +142,7 @@ class EmulatedNodes:
             pipe.close()
 
     def _inside(self) -> list[int]:
-        """The processes in the nodes that this user may see."""
+        """The processes inside the nodes that this user may see."""
         inodes, pids = set(), []
         with suppress(OSError):  # the holder is gone
             inodes = {os.stat(path).st_ino for path in self.namespaces}

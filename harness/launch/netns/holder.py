@@ -45,21 +45,21 @@ UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP, IFF_RUNNING
 RTM_NEWLINK, ACKNOWLEDGE = 16, 0x1 | 0x4  # NLM_F_REQUEST, NLM_F_ACK
 IFLA_TXQLEN, IFLA_GSO_MAX_SEGS, IFLA_GSO_MAX_SIZE = 13, 40, 41  # linux/if_link.h
 PREFIX = 24
-QUEUE = 10_000  # packets before the emulator; those that wait for the link are counted there
+QUEUE = 10_000  # packets queued before the emulator, which counts those that wait for the link
 SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of linux/prctl.h
 REALTIME, NICE = 1, -10
-# Windows must hold the data in flight: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and a
-# receiver's window is half of its buffer.
+# Windows must hold the data in flight: 64 MiB is 2 Gbit/s over a round trip of 0.25 s, and over
+# half of that at a receiver, whose window is half of its buffer.
 TCP = {
     "ipv4/tcp_rmem": "4096 1048576 67108864",
     "ipv4/tcp_wmem": "4096 1048576 67108864",
-    # What TCP remembers of a link is wrong once the link has been changed.
+    # Metrics that TCP remembers of a link are wrong once the link has been changed.
     "ipv4/tcp_no_metrics_save": "1",
 }
 
 
 def new_network() -> int:
-    """Move this process into a new network namespace; the descriptor keeps it alive."""
+    """Move this process into a new network namespace; the returned descriptor keeps it alive."""
     _call("unshare", NEW_NET)
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -69,7 +69,7 @@ def enter(namespace: int) -> None:
 
 
 def become_owner() -> bool:
-    """Acquire the right to make namespaces; True if that took a user namespace of our own."""
+    """Gain permission to create namespaces; True if that required a user namespace of our own."""
     if sys.platform != "linux":
         raise UserError("emulated nodes are network namespaces, which only Linux has")
     try:
@@ -80,7 +80,7 @@ def become_owner() -> bool:
     uid, gid = os.geteuid(), os.getegid()
     try:
         _call("unshare", NEW_USER)
-        # Users stay the same, and so do owners of files: only networks may be made.
+        # User IDs and file owners stay the same: the namespace only grants rights over networks.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -96,7 +96,7 @@ def become_owner() -> bool:
 
 
 def raise_interface(name: str, node_address: str | None = None) -> None:
-    """In the namespace that this process is in: up, with an address if it needs one."""
+    """Bring up an interface of the current namespace, with an address if one is given."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         if node_address is not None:
             mask = socket.inet_ntoa(struct.pack("!I", 0xFFFFFFFF << (32 - PREFIX) & 0xFFFFFFFF))
@@ -107,9 +107,9 @@ def raise_interface(name: str, node_address: str | None = None) -> None:
 
 
 def prepare_node(node_address: str) -> None:
-    """Loopback and interface, and a TCP that can fill a long fast link."""
+    """Set up loopback and interface of a node, with TCP buffers for a long, fast link."""
     raise_interface("lo")
-    # The kernel's own IPv6 chatter is not training traffic. Some kernels have no IPv6 at all.
+    # IPv6 traffic of the kernel itself is no training traffic. Some kernels have no IPv6.
     write_settings({f"ipv6/conf/{INTERFACE}/disable_ipv6": "1", **TCP})
     raise_interface(INTERFACE, node_address)
     _set_link({IFLA_TXQLEN: QUEUE})
@@ -122,12 +122,12 @@ def write_settings(values: dict[str, str]) -> None:
 
 
 def set_handover(segments: int, size: int) -> None:
-    """How much this node's kernel may hand over at once as one packet of many segments."""
+    """Limit what this node's kernel may hand over at once as one packet of many segments."""
     _set_link({IFLA_GSO_MAX_SEGS: segments, IFLA_GSO_MAX_SIZE: size})
 
 
 def _set_link(values: dict[int, int]) -> None:
-    """Set them by netlink, which the owner of a user namespace may use where ioctl is refused."""
+    """Set link attributes by netlink, allowed in a user namespace where ioctl is refused."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = fcntl.ioctl(sock, SIOCGIFINDEX, struct.pack("16s24x", INTERFACE.encode()))
     (index,) = struct.unpack_from("i", request, 16)
@@ -153,12 +153,12 @@ def _call(name: str, *arguments: int) -> None:
 
 
 class Namespaces:
-    """Namespaces with their interfaces, and what carries packets between them."""
+    """Namespaces with their interfaces, and the carrier of packets between them."""
 
     def __init__(self, count: int) -> None:
         self.user = become_owner()
         self.carrier: Relay | Switch
-        # Raised privileges of a user namespace end with exec, so that tc and ip would have none.
+        # Privileges in a user namespace are lost by exec, so tc and ip would have none.
         if not self.user and has_netem():
             self.emulator, self.held, self.carrier = "netem", *_switched(count)
         else:
@@ -228,7 +228,7 @@ def _switched(count: int) -> tuple[list[int], Switch]:
 
 
 def _raise_priority() -> str:
-    """Packets would be late when training keeps every core busy and this process waits for one."""
+    """Get priority over training, which keeps every core busy: packets would be late otherwise."""
     ctypes.CDLL(None).prctl(SET_TIMER_SLACK, 1, 0, 0, 0)
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME))
@@ -242,7 +242,7 @@ def _raise_priority() -> str:
 def main(argv: list[str]) -> int:
     try:
         nodes = Namespaces(_receive()["count"])
-        # Here, because taking a user namespace may cancel it.
+        # Set only now: entering a user namespace may cancel it.
         end_with_parent(int(argv[0]))
         _send({"done": nodes.facts()})
     except (UserError, OSError) as error:
@@ -264,7 +264,7 @@ def main(argv: list[str]) -> int:
 
 
 def _receive() -> Any:
-    """The next request, None at the end. One at a time: the owner waits for each answer."""
+    """The next request; None at end of input. The owner sends one and awaits its answer."""
     line = b""
     while not line.endswith(b"\n"):
         select.select([0], (), ())

@@ -56,7 +56,7 @@ class Netns(Local):
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
         if self.options.elastic is not None:
-            return super().plan(job, scripts_in)  # node by node: the first one has the store
+            return super().plan(job, scripts_in)  # node by node: the first one hosts the store
         variables = [f"{k}={v}" for k, v in self.environment.items()]
         link = [] if job.link == Link() else [f"--link={job.link}"]
         nodes = shlex.join(["python", "-m", "harness", "nodes", str(job.nodes), *link])
@@ -77,7 +77,7 @@ class Netns(Local):
         self.emulated.change(job.link, job.nodes)
 
     def variables(self, job: Job) -> dict[str, str]:
-        """NCCL must not bypass the link; devices of one node may reach each other directly."""
+        """Keep NCCL from bypassing the link; devices of one node may reach each other directly."""
         if job.nodes == 1 or job.devices > 1:
             return {}
         return {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         refuse_apart(options.command)
     machine = this_machine()
     gpus = gpus_of(options.nodes, machine.gpus, options.oversubscribe)
-    use = others(machine)  # before nodes are opened, which is work
+    use = others(machine)  # before nodes are opened, which is work itself
     try:
         os.environ[NODES_LINK] = str(link)
         if 0 < len(machine.gpus) < options.nodes:
@@ -123,9 +123,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequence[str]]:
-    """The GPUs of each node, equally many; NCCL would not notice that two nodes share one.
+    """The GPUs of each node, equally many, as NCCL would not notice that two nodes share one.
 
-    Empty where the machine has none.
+    Empty if the machine has none.
     """
     share = len(gpus) // nodes
     if gpus and not share and not oversubscribe:
@@ -141,7 +141,7 @@ def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequen
 def run_on(
     nodes: list[Node], command: list[str], gpus: list[Sequence[str]], variables: dict[str, str]
 ) -> int:
-    """The command on every node, each line that it prints marked; the first failure ends all."""
+    """Run a command on every node, with each output line marked; the first failure ends all."""
     command = torchrun_of_ours(command)
     started, muted = [], threading.Event()
     try:
@@ -158,9 +158,9 @@ def run_on(
             printer.join(timeout=5)
         return code
     except (KeyboardInterrupt, SystemExit):
-        muted.set()  # whoever asked for the end knows why it comes
+        muted.set()  # whoever stopped the command knows why it ends
         for process in started:
-            process.terminate()  # its ranks record what they have
+            process.terminate()  # its ranks record their results
         until = time.monotonic() + GRACE_S
         while time.monotonic() < until and None in [process.poll() for process in started]:
             time.sleep(0.05)
@@ -173,7 +173,7 @@ def run_on(
 
 
 def torchrun_of_ours(command: list[str]) -> list[str]:
-    """The command, whose torchrun ends without a traceback where the first node ends first."""
+    """The command, with our torchrun in place of torchrun: no traceback if node 0 ends first."""
     if command[0] == "torchrun":
         return [sys.executable, "-m", "harness.train.torchrun", *command[1:]]
     if command[0].startswith("-") or command[0].endswith(".py"):
@@ -183,8 +183,8 @@ def torchrun_of_ours(command: list[str]) -> list[str]:
 
 
 def refuse_apart(command: list[str]) -> None:
-    """Nodes that would each train alone, into one record: only the peers of hivemind find each
-    other without a launcher.
+    """Refuse a command that would train each node alone, into one record: only hivemind peers find
+    each other without a launcher.
     """
     script = next((word for word in command[1:] if not word.startswith("-")), "")
     is_ours = Path(command[0]).name.startswith("python") and Path(script).name in OUR_SCRIPTS
@@ -195,7 +195,7 @@ def refuse_apart(command: list[str]) -> None:
 
 
 def show(nodes: list[Node]) -> int:
-    """Keep the nodes open, to look around in, until Ctrl-C."""
+    """Print how to enter each node, and keep the nodes open until Ctrl-C."""
     for node in nodes:
         print(f"{node.name}  {node.address}  {' '.join(node.prefix)} bash")
     print("Ctrl-C ends them", flush=True)
@@ -208,7 +208,7 @@ def _start(
     variables: dict[str, str],
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     node = nodes[number]
-    # The environment's own torchrun, activated or not.
+    # Prefer the torchrun of our Python environment, whether activated or not.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if shutil.which(command[0], path=path) is None:
         raise UserError(f"{command[0]}: no such command on the PATH, nor beside {sys.executable}")
@@ -217,7 +217,7 @@ def _start(
         {
             **variables,
             "PATH": path,
-            # torchrun takes its flags from these, where the command names none.
+            # Defaults for flags of torchrun that the command does not give.
             "PET_NNODES": str(len(nodes)),
             "PET_NODE_RANK": str(number),
             "PET_MASTER_ADDR": nodes[0].address,
@@ -231,7 +231,7 @@ def _start(
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Until all have ended; the exit code of the one that failed first."""
+    """Wait until all have ended; returns the exit code of the first that failed."""
     code, until = 0, float("inf")
     while None in (codes := [process.poll() for process in processes]):
         failed = next((c for c in codes if c), 0)
@@ -251,8 +251,8 @@ def _print(name: str, process: subprocess.Popen[bytes], muted: threading.Event) 
     try:
         for line in process.stdout:
             if muted.is_set():
-                continue  # read on, so that nobody waits for it
+                continue  # read on, so that the process does not block
             sys.stdout.write(f"[{name}] {line.decode(errors='replace')}")
             sys.stdout.flush()
     except BrokenPipeError:
-        process.terminate()  # the reader has seen enough, as head does
+        process.terminate()  # the reader has seen enough, as `head` has

@@ -1,4 +1,4 @@
-"""The flags of --launcher slurm, as people know them from sbatch, and their defaults at a site."""
+"""The flags of --launcher slurm, mostly named as in sbatch, and their defaults at a site."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from harness.core.command_line import BadValue, integer, natural
 from harness.core.settings import UserError
 
-CORES_OF_A_GPU = 4  # for its process, its threads of communication and of the backward pass
-# Options of sbatch that flags of ours decide; all others are up to the user.
+CORES_OF_A_GPU = 4  # for its process, and for the threads of communication and of the backward pass
+# Options of sbatch that the sweep sets (None) or a flag of ours does; users set all others.
 OURS = {
     **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode", "array", "nodes",
                      "ntasks", "ntasks-per-node", "signal", "parsable", "wait", "wrap",
@@ -25,7 +25,7 @@ OURS = {
     **dict.fromkeys(("requeue", "no-requeue"), "--requeue"),
     "partition": "--partition", "account": "--account", "time": "--timeout",
 }  # fmt: skip
-# Flags of the other launchers, and why they have no meaning here.
+# Flags of other launchers, and why they have no meaning with SLURM.
 MEANINGLESS = {
     "pack": "jobs run side by side as the cluster has room",
     "cold": "every job starts torchrun",
@@ -34,14 +34,14 @@ MEANINGLESS = {
     "max_restarts": "a job ends with its first lost node; --requeue continues it",
 }
 
-# A file of these flags that hold where the command line says nothing else.
+# A file of these flags, which apply unless the command line gives other values.
 SITE_VARIABLE = "HARNESS_SLURM"
 SITE_FILES = ("~/.config/harness/slurm.flags", "/etc/harness/slurm.flags")
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """The user's choices for the cluster; nothing here changes what is measured."""
+    """The user's choices for the cluster; none of them changes what is measured."""
 
     partition: str | None = None
     account: str | None = None
@@ -54,7 +54,7 @@ class Slurm:
 
     @property
     def cores(self) -> int:
-        """Per device; one core stands for one device where no GPUs are requested."""
+        """Cores per device; without GPUs, one core stands for one device."""
         return self.cpus_per_gpu or (1 if self.gres == "none" else CORES_OF_A_GPU)
 
 
@@ -85,7 +85,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def slurm_of(flags: Mapping[str, Any]) -> Slurm:
-    """The values of these flags; UserError if they make no sense together."""
+    """The values of these flags; UserError if they contradict each other."""
     ours = _given(flags)
     if flags["launcher"] != "slurm":
         for name in ours:
@@ -100,7 +100,7 @@ def slurm_of(flags: Mapping[str, Any]) -> Slurm:
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that were given: also those that are zero, which wins over the site's value."""
+    """The flags that were given, including zeros, which override the site's values."""
     named = {f.name: flags[f.name] for f in fields(Slurm)}
     return {
         name: value for name, value in named.items() if value is not None and value is not False
@@ -108,7 +108,7 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def site_flags(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the site's file says: the one that is named, the user's own, or the machine's."""
+    """The flags in the site's file: the one that is named, or the user's own, or the machine's."""
     named = environ.get(SITE_VARIABLE)
     files = [Path(name).expanduser() for name in ([named] if named else SITE_FILES)]
     file = next((file for file in files if file.is_file()), None)
@@ -130,7 +130,7 @@ class _SiteParser(argparse.ArgumentParser):
 
 
 def _name(text: str) -> str:
-    """Stands in a line of the script, and may be several names: long,short."""
+    """A name for a line of the script; it may list several names: long,short."""
     if not text.isprintable():
         raise BadValue(f"{text!r}: expected a name")
     return text
@@ -151,7 +151,7 @@ def _file(text: str) -> str:
 
 
 def _option(text: str) -> str:
-    """A line of the script: leading dashes may be left out, argparse would take them as its own."""
+    """A line of the script; leading dashes are optional, as argparse would take them as its own."""
     name, equals, value = text.lstrip("-").partition("=")
     if not re.fullmatch(r"[A-Za-z][A-Za-z-]+", name) or (equals and not value) or "\n" in value:
         raise BadValue(f"{text}: expected an option of sbatch: mem=64G or exclusive")

@@ -23,7 +23,7 @@ from harness.launch.agents import FailedRank, failures_in
 from harness.launch.launcher import Exit
 
 PATIENCE_S = 60.0
-# States of a job that has ended, and the outcome that the run itself could not record.
+# States of a job that has ended -> the (outcome, reason) that the run itself could not record.
 ENDED: dict[str, tuple[str, str] | None] = {
     "COMPLETED": None,
     "FAILED": None,
@@ -38,12 +38,12 @@ ENDED: dict[str, tuple[str, str] | None] = {
 
 
 class Unreachable(Exception):
-    """The cluster does not answer now; it may do so later."""
+    """The cluster does not answer now; it may answer later."""
 
 
 @dataclass(frozen=True)
 class Queued:
-    id: str  # 12, or 12_3 of an array
+    id: str  # 12, or 12_3 in an array
     state: str
     reason: str
     name: str
@@ -63,10 +63,10 @@ def partitions() -> list[str]:
 
 
 def submit(script: Path, lock: int) -> str:
-    """The number of the job; UserError with the message of sbatch where it refuses.
+    """Submit a script and return the job's number; UserError with sbatch's message if it refuses.
 
-    sbatch survives a runner that is stopped or killed. Meanwhile it holds the lock, so that the
-    next runner sees the job rather than submit another.
+    sbatch survives a runner that is stopped or killed, and holds the lock until it ends, so that
+    the next runner sees the job instead of submitting another.
     """
     done = subprocess.run(
         ["sbatch", "--parsable", str(script)],
@@ -87,7 +87,7 @@ def submit(script: Path, lock: int) -> str:
 
 
 def queued(names: Iterable[str]) -> list[Queued]:
-    """Jobs of these names that wait, run, or have ended recently."""
+    """Jobs with these names that wait, run, or ended recently."""
     text = _ask(
         "squeue", "--noheader", "--array", "--states=all", f"--name={','.join(sorted(names))}",
         "--format=%i|%T|%r|%j",
@@ -96,13 +96,13 @@ def queued(names: Iterable[str]) -> list[Queued]:
 
 
 def accounted(id: str) -> str | None:
-    """The final state of a job that squeue has forgotten; None where there is no accounting."""
+    """The final state of a job that squeue no longer lists; None without accounting."""
     try:
         text = _ask("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={id}",
                     "--format=State")  # fmt: skip
     except Unreachable:
         return None
-    return text.split()[0] if text.strip() else None  # of "CANCELLED by 1000" the first word
+    return text.split()[0] if text.strip() else None  # first word of "CANCELLED by 1000"
 
 
 def cancel(ids: Iterable[str]) -> None:
@@ -117,7 +117,7 @@ def _ask(*command: str) -> str:
             text=True,
             check=False,
             timeout=PATIENCE_S,
-            start_new_session=True,  # Ctrl-C is for the runner alone
+            start_new_session=True,  # Ctrl-C must reach the runner alone
         )
     except subprocess.TimeoutExpired:
         raise Unreachable(f"{command[0]} did not answer in {PATIENCE_S:.0f} s") from None
@@ -131,22 +131,22 @@ def _ask(*command: str) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """What the script of a job wrote, by its own clock."""
+    """The note that a job's script wrote, with times by its own clock."""
 
     job: str
     began: float
     ended: float | None
     code: int | None
-    signal: str  # USR1: shortly before the time limit; TERM: the job was ended; or none
+    signal: str  # USR1: shortly before the time limit; TERM: the job was ended; or empty
 
     @property
     def is_final(self) -> bool:
-        """Whether it shows how the job ended; only the cluster knows who sent TERM."""
+        """Whether the note shows how the job ended; only the cluster knows who sent a TERM."""
         return self.ended is not None and self.signal != "TERM"
 
 
 class Submitted:
-    """What a sweep has submitted: jobs.jsonl in its folder, scripts and their notes in jobs/."""
+    """The jobs that a sweep submitted: jobs.jsonl in its folder, scripts and notes in jobs/."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "jobs"
@@ -156,18 +156,18 @@ class Submitted:
         return self.folder / f"{name}.sh"
 
     def note(self, entry: Entry) -> Note | None:
-        """None before the job has begun, and where the note is damaged."""
+        """The note of a job; None before the job begins, or if the note is damaged."""
         content = read_json(self.folder / f"{entry.name}_{entry.index}.json")
         try:
             return Note(**content) if content is not None else None
-        except TypeError:  # other fields
+        except TypeError:  # unexpected fields
             return None
 
     def log(self, entry: Entry) -> Path:
         return self.folder.parent / LOGS / f"{entry.name}_{entry.index}.txt"
 
     def intend(self, name: str, paths: list[str], command: str) -> None:
-        """Before sbatch is called: a job that is not remembered would be submitted twice."""
+        """Record a job before sbatch is called: an unrecorded job would be submitted twice."""
         self._add("submitting", name, runs=paths, command=command)
 
     def confirm(self, name: str, job: str) -> None:
@@ -180,11 +180,11 @@ class Submitted:
         self._add("settled", entry.name, path=entry.path, outcome=outcome)
 
     def open(self) -> dict[str, Entry]:
-        """The runs that were submitted and not settled, by their path."""
+        """The runs that were submitted and are not settled, by path."""
         return open_entries(self.file)
 
     def settled(self, entry: Entry) -> bool:
-        """Whether another runner has settled it meanwhile."""
+        """Whether another runner has settled the run meanwhile."""
         now = self.open().get(entry.path)
         return now is None or now.name != entry.name
 
@@ -193,7 +193,7 @@ class Submitted:
 
 
 def code_of(job_state: str | None, note: Note | None) -> int:
-    """The exit code of a job that has ended; job_state: None where the cluster has forgotten it."""
+    """The exit code of a job that has ended; job_state is None if the cluster has forgotten it."""
     if job_state not in ("COMPLETED", None):
         return (note.code if note is not None else None) or 1  # srun may return 0 for a lost node
     if note is not None and note.code is not None:
@@ -202,7 +202,7 @@ def code_of(job_state: str | None, note: Note | None) -> int:
 
 
 def exit_of(job: str, job_state: str | None, note: Note | None, log: Path, folder: Path) -> Exit:
-    """The end of a job in the form of other launchers; folder: of the run's record."""
+    """The end of a job as an Exit, as from other launchers; folder: that of the run's record."""
     code = code_of(job_state, note)
     return Exit(
         code,
@@ -214,7 +214,7 @@ def exit_of(job: str, job_state: str | None, note: Note | None, log: Path, folde
 
 
 def _from_outside(job: str, job_state: str | None, note: Note | None) -> tuple[str, str] | None:
-    """(outcome, reason) of a job that the cluster or a person ended; None of others."""
+    """(outcome, reason) of a job that was ended from outside; None for others."""
     if job_state is not None and ENDED.get(job_state) is not None:
         return ENDED[job_state]
     if note is not None and note.ended is not None:
@@ -226,13 +226,13 @@ def _from_outside(job: str, job_state: str | None, note: Note | None) -> tuple[s
 
 
 def _failures(note: Note | None, log: Path) -> list[FailedRank]:
-    """The ranks that failed since the job began: its log may show earlier starts."""
+    """The ranks that failed since the job began; its log may contain earlier starts."""
     failures = failures_in(log)
     return [f for f in failures if note is not None and f["unix"] >= note.began]
 
 
 def _error(job: str, note: Note | None, code: int, folder: Path) -> str | None:
-    """The error that the run itself cannot report."""
+    """An error that the run itself cannot report."""
     if code == 0:
         return (
             f"{job} succeeded, but its record is not in {folder}: put --output_dir on storage "
@@ -244,7 +244,7 @@ def _error(job: str, note: Note | None, code: int, folder: Path) -> str | None:
 
 
 def _wall_s(note: Note | None, log: Path) -> float:
-    """From begin to end by the job's note, or to its last output where the note has no end."""
+    """Seconds from the job's begin to its end by its note; without an end, to its last output."""
     if note is None:
         return 0.0
     try:

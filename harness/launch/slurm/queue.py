@@ -25,17 +25,17 @@ from harness.launch.runner import Worker
 from harness.launch.slurm import cluster, scripts
 from harness.launch.slurm.cluster import ENDED, Note, Queued, Submitted, code_of, exit_of
 
-ASK_EVERY_S = 5.0  # the cluster has others to answer
-# After the end of a job: until other machines see on shared storage what it wrote last.
+ASK_EVERY_S = 5.0  # the cluster also serves others
+# How long after the end of a job its last writes may still become visible on shared storage.
 NOTE_S, RECORD_S = 10.0, 30.0
-# Reasons for which a job just has to wait; any other reason is worth a line.
+# Reasons for which a job merely has to wait; any other reason is shown.
 PATIENCE = ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "Cleaning")
-# Reasons that stay as long as the job asks for what it does.
+# Reasons that persist unless the job requests something else.
 ENDLESS = (
     "PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints",
     "InvalidAccount", "InvalidQOS",
 )  # fmt: skip
-SECOND_S = 3.0  # in which a second Ctrl-C still cancels
+SECOND_S = 3.0  # in which a second Ctrl-C cancels the jobs
 AGAIN = "the same command shows and settles them"
 
 
@@ -46,7 +46,7 @@ class Watched:
     state: State
     entry: Entry
     ended_s: float | None = None  # when its end was first seen
-    reason: str = ""  # why it waits
+    reason: str = ""  # why the job waits
 
     @property
     def number(self) -> str:
@@ -66,7 +66,7 @@ class Queue(Worker):
         self.submitted = Submitted(self.folder)
 
     def work(self) -> None:
-        """Until every run has an outcome, or a person stops it; jobs that wait or run stay."""
+        """Work until every run has an outcome, or a person stops it; jobs that wait or run stay."""
         cluster.check_here()
         with self._alone() as lock:
             self._pick_up()
@@ -85,14 +85,14 @@ class Queue(Worker):
             self._cancel()
 
     def _waits(self) -> bool:
-        """Detached, it waits only for records of jobs that have ended."""
+        """Whether there are jobs to wait for; if detached, only ended ones without a record yet."""
         if self.options.slurm.detach:
             return any(watched.ended_s is not None for watched in self.watched)
         return bool(self.watched)
 
     @contextmanager
     def _alone(self) -> Iterator[int]:
-        """Two runners that submit at once would both submit everything."""
+        """Exclude other runners: two that submit at once would both submit every run."""
         lock = Lock(self.folder / ".submitting")
         if not lock.take(cluster.PATIENCE_S):
             raise UserError(f"{self.folder}: {lock.holder()} submits these runs: try again later")
@@ -103,7 +103,7 @@ class Queue(Worker):
             lock.release()
 
     def _is_left(self) -> bool:
-        """Stopped once, the jobs stay; stopped again soon after, they are cancelled."""
+        """Whether to leave: one stop leaves the jobs alone, another soon after it cancels them."""
         if self.stops_obeyed != self.stops:
             self.stops_obeyed, self.obeyed_s = self.stops, time.monotonic()
             if self.stops > 1:
@@ -122,7 +122,7 @@ class Queue(Worker):
             self._complain(error)
 
     def _pick_up(self) -> None:
-        """Watch what an earlier runner has submitted."""
+        """Watch the jobs that an earlier runner submitted."""
         open_entries = self.submitted.open()
         for state in self.states:
             entry = open_entries.get(state.job.path)
@@ -138,7 +138,7 @@ class Queue(Worker):
             self._warn_of_other_flags(watched)
 
     def _warn_of_other_flags(self, watched: Watched) -> None:
-        """A job stays as it was submitted, whatever this call asks for."""
+        """Warn if a job was submitted with flags other than this call's: the job keeps its own."""
         entry, jobs = watched.entry, [watched.state.job]
         try:
             text = self.submitted.script(entry.name).read_text("utf-8")
@@ -160,17 +160,17 @@ class Queue(Worker):
             )
 
     def _resume_interrupted(self) -> None:
-        """Runs that were interrupted before this call continue with it, as they would elsewhere."""
+        """Make runs that were interrupted before this call due again, as other launchers do."""
         before = [watched.state for watched in self.watched]
         self._look()
-        # A job that has ended by now is what --rerun all asked for.
+        # --rerun all is satisfied by a job of this sweep that has ended by now.
         rerun = None if self.options.rerun == "all" else self.options.rerun
         for state in before:
             if state.failed and settled(state.state, rerun) is None:
                 state.state, state.took_s = WAITING, None
 
     def _recovered(self, entry: Entry) -> Entry | None:
-        """An entry whose runner was killed while submitting; None if it was not submitted."""
+        """An entry whose runner was killed while submitting; None if its job was not submitted."""
         try:
             jobs = cluster.queued([entry.name])
         except cluster.Unreachable as error:
@@ -204,7 +204,7 @@ class Queue(Worker):
                 self.screen.note(f"{self.name_of(state)}: submitted as job {entry.id}")
 
     def _is_due(self, state: State) -> bool:
-        """Whether a run is to be measured, and nobody measures it now."""
+        """Whether a run is to be measured, and nobody else measures it now."""
         if self.is_settled(state, self.options.rerun):
             return False
         if outcome.is_measured(state.job.folder):  # by a person, without a sweep
@@ -213,7 +213,7 @@ class Queue(Worker):
         return state.state == WAITING
 
     def _look(self) -> None:
-        """Ask the cluster for every job that is watched."""
+        """Ask the cluster for the state of every watched job."""
         self.asked_s = time.monotonic()
         try:
             jobs = cluster.queued({watched.entry.name for watched in self.watched})
@@ -274,12 +274,12 @@ class Queue(Worker):
         state, job, entry = watched.state, watched.state.job, watched.entry
         self.watched.remove(watched)
         if self.cancelled and note is None:
-            state.state = WAITING  # it had not begun
+            state.state = WAITING  # the job had not begun
             return self.submitted.settle(entry, "cancelled")
         log = self.submitted.log(entry)
         run_exit = exit_of(watched.number, job_state, note, log, job.folder.path)
         stopped = outcome.STOPPED if self.cancelled and run_exit.code else None
-        claim = Lock(job.folder.lock("claim"))  # another runner may settle it at this moment
+        claim = Lock(job.folder.lock("claim"))  # another runner may settle the run at this moment
         claim.take(wait_s=10)
         try:
             if self.submitted.settled(entry):

@@ -1,4 +1,4 @@
-"""Runs as jobs of a SLURM cluster: the scripts that sbatch is given, as text."""
+"""Runs as jobs of a SLURM cluster: generates the scripts for sbatch, as text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from harness.launch.places import Options, launched, place_facts, threads_variab
 from harness.launch.plan import Job, script_of
 from harness.launch.slurm import Slurm
 
-# Before the time limit: for ranks to record, and for a job to be requeued.
+# How long before the time limit the signal comes: time for ranks to record and to be requeued.
 LEAD_S = 60
-# Options in a script that no flag decides, or that follow from others.
+# sbatch options of a script that follow from its runs or other options rather than from a flag.
 OF_ITS_RUNS = re.compile(
     r"--(job-name|chdir|output|open-mode|array|signal|requeue|no-requeue)(=|$)"
 )
@@ -33,19 +33,19 @@ OF_ITS_RUNS = re.compile(
 
 @dataclass(frozen=True)
 class Site:
-    """Where a script is and runs."""
+    """Where a job script is stored and runs."""
 
-    name: str  # of the job, unique
-    folder: str  # of the sweep
+    name: str  # of the job; unique
+    folder: str  # the folder of the sweep
     cwd: str
-    scripts: str  # prefix of the name of a training script
-    root: str  # of the project
+    scripts: str  # path prefix of the training script
+    root: str  # the folder of the project
     python: str
     environment: Mapping[str, str]
 
 
 def why_not(job: Job, slurm: Slurm) -> str | None:
-    """Why a cluster cannot host a run; None if it can, as far as is known here."""
+    """Why a cluster cannot host a run; None if it can, as far as can be known here."""
     if job.link != Link():
         return f"link {job.link}: the links of a cluster cannot be slowed down"
     if slurm.gres == "none" and (reason := why_a_gpu(job.settings)):
@@ -54,7 +54,7 @@ def why_not(job: Job, slurm: Slurm) -> str | None:
 
 
 def alike(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Runs that request the same resources, and end alike with a lost node, make one array."""
+    """Groups of runs for one array: same resources, and the same behaviour when a node is lost."""
     groups: dict[tuple[int, int, int, bool], list[Job]] = {}
     for job in jobs:
         kind = (job.nodes, job.devices, job.processes, job.survives_node_loss)
@@ -106,11 +106,11 @@ def _options(jobs: Sequence[Job], slurm: Slurm, site: Site, timeout_s: float | N
 
 
 def _lead_s(timeout_s: float | None) -> int:
-    """How long before the time limit the signal comes."""
+    """How long before the time limit SLURM sends the signal."""
     return LEAD_S if timeout_s is None else min(LEAD_S, math.ceil(timeout_s / 60) * 60 // 4)
 
 
-# The note that the script writes is also there where the cluster has no accounting.
+# The job's note also works on clusters without accounting.
 NOTE = """note={note}_${{SLURM_ARRAY_TASK_ID:-0}}.json
 began=$(date +%s)
 signal= reminder= ended=
@@ -140,7 +140,7 @@ def _surroundings(slurm: Slurm, site: Site) -> str:
     return "\n".join([*([setup] if setup else []), *exports, paths])
 
 
-# What follows would be measured in another environment. It may also end the shell.
+# Without the set-up script, the run would be measured in another environment. It may call exit.
 SETUP = """without() {{
     [ -z "$set_up" ] || return 0
     printf 'error: --setup_script %s ended with exit code %s\\n' {file} "$1" >&2
@@ -156,19 +156,19 @@ set_up=yes"""
 
 
 def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
-    """Set the arguments of the shell to the training script and its flags."""
+    """Shell lines that set the arguments to the training script and its flags."""
     lines = [f"set -- {script_of(job, site.scripts)}" for job in jobs]
     if len(jobs) > 1:
         cases = [f"{number}) {line} ;;" for number, line in enumerate(lines)]
         lines = ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
     if rerun:
-        # A requeued job continues what it has begun.
+        # A requeued job continues its own record.
         lines.append('[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || set -- "$@" --rerun')
     return lines
 
 
 def _step(job: Job, slurm: Slurm, site: Site) -> str:
-    """torchrun on every node; it starts the ranks of its node."""
+    """Shell lines that start torchrun on every node; torchrun starts the ranks there."""
     srun = (
         f"srun --nodes={job.nodes} --ntasks-per-node=1 "
         f"--cpus-per-task={job.devices * slurm.cores} "
@@ -190,7 +190,7 @@ def _step(job: Job, slurm: Slurm, site: Site) -> str:
     return f"{where}{started}\nstep=$!"
 
 
-# A signal ends wait, not the step.
+# A signal interrupts wait but not the step.
 END = """while :; do
     wait "$step"
     code=$?
@@ -209,7 +209,7 @@ exit "$code"
 
 
 def flags_in(text: str) -> list[str]:
-    """What a script owes to the flags of the call that wrote it, whatever runs it has."""
+    """The options in a script that came from flags of the call that wrote it, whatever its runs."""
     setup = re.findall(r"^\. (.+?)(?: \|\| exit)?$", text, re.M)
     requeue = re.findall(r"^again=\$\(\((\d+) > ", text, re.M)
     options = [o for o in re.findall(r"^#SBATCH (.*)$", text, re.M) if not OF_ITS_RUNS.match(o)]
@@ -225,12 +225,12 @@ def _timeout(minutes: re.Match[str]) -> str:
 
 
 def job_name(sweep: str, unlike: str) -> str:
-    """A name by which a job can be found when its number has been lost."""
+    """A name by which to find a job whose number was lost."""
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', sweep)}.{unlike}"
 
 
 def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> str:
-    """The script of these runs, which request the same resources."""
+    """The job script of these runs, which request the same resources."""
     stock = {job.settings.script for job in jobs} & TASKS.keys()
     in_folder = all(Path(f"{script}.py").is_file() for script in stock)
     launch = launched(folder.name, options, {}, place_facts("slurm")) | {"start": "slurm"}
@@ -251,7 +251,7 @@ def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> s
 
 
 def dry_run(states: Sequence[State], options: Options, folder: Path) -> list[str]:
-    """The scripts, one after another; as comments runs that no cluster can host, and a summary."""
+    """All scripts; as comments, runs that no cluster can host, and a summary."""
     lines = [f"# skipped: {s.job}: {s.reason}" for s in states if s.state == SKIPPED]
     jobs = [state.job for state in states if state.state != SKIPPED]
     arrays = alike(jobs)

@@ -17,8 +17,8 @@ from harness.core.settings import UserError
 HOST = re.compile(
     r"^(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w.][\w.-]*|\[[0-9a-fA-F:.%\w]+\])(?::(?P<port>\d+))?$"
 )
-# Nobody is there to type a password, and a lost host must be noticed. Options in --ssh come before
-# these and win; those in ~/.ssh/config come after.
+# Nobody can type a password, and a lost host must be noticed. Options in --ssh come before these
+# and take precedence; those in ~/.ssh/config come after.
 OPTIONS = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
@@ -67,7 +67,7 @@ class Remote:
         return home + slash + (shlex.quote(rest) if rest else "")
 
     def in_checkout(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
-        """A command for the shell there."""
+        """A command for the shell on a host."""
         return f"cd {self.folder} || exit {NO_CHECKOUT}; exec " + shlex.join(
             ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
         )
@@ -97,7 +97,7 @@ FLAGS = ("hosts", "hosts_file", "checkout", "remote_python", "master_addr", "int
 
 
 def remote_of(flags: Mapping[str, Any]) -> Remote:
-    """From the flags; UserError if they do not go together."""
+    """The choices that the flags make; UserError if they contradict each other."""
     if flags["launcher"] != "ssh":
         if unused := [name for name in FLAGS if flags[name] is not None]:
             raise UserError(f"--{unused[0]} needs --launcher ssh")
@@ -115,7 +115,7 @@ def remote_of(flags: Mapping[str, Any]) -> Remote:
             raise UserError(f"host {host} is named twice: every node needs its own host")
     return Remote(
         tuple(hosts),
-        # The local shell has already expanded a ~; the home folder there may be another.
+        # The local shell has already expanded a ~; the hosts may have another home folder.
         checkout=without_home(flags["checkout"] or str(ROOT)),
         python=flags["remote_python"] or ".venv/bin/python",
         master_addr=flags["master_addr"],

@@ -1,9 +1,9 @@
-"""What is asked of a host, at both ends of the connection: its facts, and the record of a run.
+"""What a launcher asks of a host, at both ends of the connection: its facts, and a run's record.
 
     python -m harness.launch.ssh.hosts            on a host, in its checkout: its facts as JSON
     python -m harness.launch.ssh.hosts FOLDER     the records of a run to standard output, as tar
 
-Checkpoints stay where they are: they are large, and the run continues there.
+Checkpoints stay on the host: they are large, and the run continues there.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from harness.core.records.disk import draft_of
 from harness.launch.places import Machine, disturbed_by, others, this_machine
 from harness.launch.ssh import Remote
 
-CLOCKS_S = 2.0  # difference of two clocks that is worth a warning
-# Before it there may be lines that the shell of the host prints when it starts.
+CLOCKS_S = 2.0  # a larger difference between two clocks causes a warning
+# Marks the beginning of the tar: the host's shell may print lines of its own before it.
 TAR_FOLLOWS = b"--- records of the run follow as tar ---\n"
 OF_RANK = re.compile(r"_(\d+)\.\w+$")
 
@@ -55,10 +55,10 @@ class HostFacts:
     versions: dict[str, str | None]
     cores: int
     gpus: Sequence[str]
-    interfaces: Mapping[str, Sequence[str]]  # their addresses, by name
-    address: str | None  # at which ssh reached it
+    interfaces: Mapping[str, Sequence[str]]  # the addresses of each, by name
+    address: str | None  # the one at which ssh reached the host
     unix: float  # its clock
-    disturbed: str | None  # by what other users do there
+    disturbed: str | None  # how other users of the host would disturb a measurement
 
     @property
     def machine(self) -> Machine:
@@ -66,14 +66,14 @@ class HostFacts:
 
     @property
     def interface(self) -> str | None:
-        """The interface that has the address."""
+        """The name of the interface with this address."""
         return next((n for n, known in self.interfaces.items() if self.address in known), None)
 
 
 def facts() -> HostFacts:
     machine = this_machine()
     families = (socket.AF_INET, socket.AF_INET6)
-    # address and port of the client, then ours
+    # client address and port, then the host's
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return HostFacts(
         commit=provenance.commit()["commit"],
@@ -119,7 +119,7 @@ def problems(hosts: Mapping[str, HostFacts], remote: Remote, here: Mapping[str, 
 def warnings(
     hosts: Mapping[str, HostFacts], clocks: Mapping[str, float], here: Mapping[str, Any]
 ) -> list[str]:
-    """What the user should know about the hosts; clocks: by how much theirs are ahead of ours."""
+    """What the user should know about the hosts; clocks: how far each host's is ahead of ours."""
     lines = []
     for name, facts in hosts.items():
         if facts.commit == here["commit"] and facts.source != here["source"]:
@@ -134,14 +134,14 @@ def warnings(
 
 
 def address_of(facts: HostFacts, remote: Remote) -> str | None:
-    """The address at which other hosts reach this one."""
+    """The address at which the other hosts reach this one."""
     if remote.interface is not None:
         return facts.interfaces[remote.interface][0]
     return facts.address
 
 
 def _different(hosts: Mapping[str, HostFacts]) -> list[str]:
-    """Versions that are not the same everywhere, and GPUs on some hosts only."""
+    """Versions that differ between hosts, and GPUs that only some hosts have."""
     versions = {name: {"Python": facts.python, **facts.versions} for name, facts in hosts.items()}
     lines = []
     for package in next(iter(versions.values()), {}):
@@ -174,17 +174,17 @@ class Fetched:
     """A file as it was on its host."""
 
     content: bytes
-    unix: float  # when it was last written, by the clock of its host
+    unix: float  # when it was last written, by the host's clock
 
 
 def send(folder: Path, to: IO[bytes]) -> None:
-    """Write every record of a run as tar; a missing folder is an empty tar."""
+    """Write every record file of a run as tar; a missing folder gives an empty tar."""
     with tarfile.open(fileobj=to, mode="w|") as tar:
         for file in _files(folder):
             try:
                 content, written_s = file.read_bytes(), file.stat().st_mtime
             except FileNotFoundError:
-                continue  # a draft that became its file in this moment
+                continue  # a draft that has just been renamed
             entry = tarfile.TarInfo(str(PurePosixPath(file.relative_to(folder))))
             entry.size, entry.mtime = len(content), written_s
             tar.addfile(entry, io.BytesIO(content))
@@ -197,7 +197,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def received(tar: bytes) -> dict[str, Fetched]:
-    """Files by their path in the run's folder; paths that lead outside are ignored."""
+    """The files of a tar by path in the run's folder; paths that lead outside are ignored."""
     files: dict[str, Fetched] = {}
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r|") as archive:
         for entry in archive:
@@ -211,16 +211,16 @@ def received(tar: bytes) -> dict[str, Fetched]:
 
 
 def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict[str, Fetched]:
-    """One record from all nodes: rank 0's, and from each other node what its ranks wrote.
+    """One record from all nodes: node 0's files of the run, and each node's files of its ranks.
 
-    Other files there may be from an earlier run, in which the host was another node.
+    Other files may be left from an earlier run, in which the host was another node.
     """
     record: dict[str, Fetched] = {}
     for node, files in sorted(by_node.items()):
         for name, sent in files.items():
             inside = "/" in name
             match = OF_RANK.search(name) if inside else None
-            of_node = name.startswith("telemetry/")  # the number is a node's, and not a rank's
+            of_node = name.startswith("telemetry/")  # then the number is a node's, not a rank's
             owner = int(match[1]) // (1 if of_node else processes) if match else None
             if owner == node or (owner is None and (node == 0 or (inside and name not in record))):
                 record[name] = sent
@@ -228,20 +228,20 @@ def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict
 
 
 def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None:
-    """Write a record into its folder here, unless that is newer; another run's record is set aside.
+    """Write a record into its local folder unless that is newer; another run's is set aside there.
 
-    clock_s: by how much the host's clock is ahead of ours. Equal files are not written again.
+    clock_s: how far the host's clock is ahead of ours. Identical files are not rewritten.
     """
     here, _ = read_rows(folder.attempts)
     there, _ = rows_in(files[ATTEMPTS].content if ATTEMPTS in files else b"")
     if _latest(here) > _latest(there) + max(-clock_s, 0.0):
-        # Failures of ranks are still news: rank 0 may have had no time to record them.
+        # Failures of ranks are still news: rank 0 may not have had time to record them.
         files = {name: sent for name, sent in files.items() if name.startswith(FAILURE_OF_RANK)}
     elif files and SUMMARY not in files:
         folder.summary.unlink(missing_ok=True)  # of the previous attempt: this one has none yet
     if None not in (_began(here), _began(there)) and _began(here) != _began(there) and files:
         folder.set_aside()
-    # The summary last: a reader who sees it may rely on the rest.
+    # The summary comes last: a reader who sees it may rely on the other files.
     for name in sorted(files, key=lambda name: (name == SUMMARY, name)):
         _write(folder.path / name, files[name], clock_s)
 
@@ -257,12 +257,12 @@ def _write(path: Path, sent: Fetched, clock_s: float) -> None:
 
 
 def _latest(rows: list[dict[str, Any]]) -> float:
-    """When an attempt was last started or ended; 0 of none."""
+    """When an attempt was last started or ended; 0 if there is none."""
     return max((row.get("unix") or 0.0 for row in rows), default=0.0)
 
 
 def _began(rows: list[dict[str, Any]]) -> float | None:
-    """When the run was first started, which identifies it; None if it never was."""
+    """When the run was first started, which identifies the run; None if never."""
     return next((row.get("unix") for row in rows if row.get("event") == "start"), None)
 
 

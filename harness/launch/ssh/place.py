@@ -1,4 +1,4 @@
-"""Runs on other machines, which need no more than sshd and a checkout of this project."""
+"""Runs on other machines, which need only sshd and a checkout of this project."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from harness.launch.ssh.hosts import (
     warnings,
 )
 
-ANSWER_S = 60.0  # for a host to report its facts, from a slow disk as well
+ANSWER_S = 60.0  # for a host to report its facts, even from a slow disk
 FETCH_S = 300.0  # for a record to be transferred
 NO_PROGRAM = 127  # exit code of env
-# What to do about a message of ssh.
+# Advice for each message of ssh.
 HINTS = {
     "Permission denied": "it must let you in without a password (ssh-copy-id)",
     "Host key verification failed": "connect once by hand to see its key",
@@ -51,7 +51,7 @@ HINTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SshNode(Node):
-    """A host. Its processes end with the connection that started them."""
+    """A host reached by ssh; its processes end with the connection that started them."""
 
     host: Host
     there: Remote
@@ -60,7 +60,7 @@ class SshNode(Node):
         self, command: Sequence[str], environment: Mapping[str, str], **pipes: Any
     ) -> subprocess.Popen[bytes]:
         line = self.there.in_checkout(command, {**environment, **self.environment})
-        # A session of its own: Ctrl-C is for the runner alone.
+        # In a session of its own, so that Ctrl-C reaches only the runner.
         return subprocess.Popen(self.there.ssh_to(self.host, line), start_new_session=True, **pipes)
 
 
@@ -71,8 +71,8 @@ class Ssh(Machines):
     def __init__(self, options: Options, facts: Mapping[Host, HostFacts] | None = None) -> None:
         super().__init__(options)
         self.remote = options.remote
-        self.host_facts = dict(facts or {})  # of those that have answered
-        self.clocks: dict[Host, float] = {}  # by how much theirs are ahead of ours
+        self.host_facts = dict(facts or {})  # of the hosts that have answered
+        self.clocks: dict[Host, float] = {}  # how far each host's clock is ahead of ours
 
     def why_not(self, job: Job) -> str | None:
         hosts = self.remote.hosts
@@ -91,7 +91,7 @@ class Ssh(Machines):
         return None
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
-        """No host is asked: the first is addressed by name, and processes have one thread."""
+        """Without asking hosts: the first is addressed by name, and processes have one thread."""
         master = self.remote.master_addr or self.remote.hosts[0].name
         lines = []
         for node, host in enumerate(self.remote.hosts[: job.nodes]):
@@ -101,7 +101,7 @@ class Ssh(Machines):
             python = shlex.quote(self.remote.python)
             started = [f"{python} -m harness.train.torchrun", *flags, script_of(job)]
             command = f"cd {self.remote.folder} && {variables} {' '.join(started)}"
-            # All but the last in the background: they wait for one another.
+            # All but the last run in the background, as they wait for one another.
             lines.append(
                 shlex.join([*self.remote.ssh, "-n", *host.arguments, command])
                 + (" &" if node < job.nodes - 1 else "")
@@ -121,7 +121,7 @@ class Ssh(Machines):
         return threads_variable(fewest) | super().environment
 
     def _interfaces(self, host: Host) -> dict[str, str]:
-        """gloo would use the address of the host's own name, which often is 127.0.1.1."""
+        """By default gloo uses the address of the host's own name, which is often 127.0.1.1."""
         if chosen := self.remote.interface:
             return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen}
         interface = self.host_facts[host].interface if host in self.host_facts else None
@@ -135,7 +135,7 @@ class Ssh(Machines):
         return devices if any(devices) else ()
 
     def open(self, jobs: Sequence[Job]) -> None:
-        """Ask all hosts at once, and report the problems of every one."""
+        """Ask all hosts at once and report the problems of every one."""
         answers = self._at_all(self.remote.hosts, self._ask)
         if errors := [text for text in answers.values() if isinstance(text, str)]:
             raise UserError("; ".join(errors))
@@ -172,7 +172,7 @@ class Ssh(Machines):
         ]
 
     def collect(self, job: Job) -> str | None:
-        """Fetch what each node has written; rank 0's host has the record."""
+        """Fetch what each node has written; the host of rank 0 has the record."""
         hosts = self.remote.hosts[: job.nodes]
         answers = self._at_all(hosts, lambda host: self._fetch(host, job))
         errors = {host: text for host, text in answers.items() if isinstance(text, str)}
@@ -190,7 +190,7 @@ class Ssh(Machines):
         answer = self._run(host, ["-m", "harness.launch.ssh.hosts"], ANSWER_S)
         if isinstance(answer, str):
             return answer
-        rows, _ = rows_in(answer)  # the shell there may print lines of its own
+        rows, _ = rows_in(answer)  # the host's shell may print lines of its own
         if not rows:
             return f"{host}: reports no facts, which are a JSON object on a line of its own"
         try:
@@ -209,7 +209,7 @@ class Ssh(Machines):
         return received(tar) if mark else f"{host}: sends no records"
 
     def _run(self, host: Host, arguments: Sequence[str], within_s: float) -> bytes | str:
-        """The output of our Python there; or why there is none, in a line that names the host."""
+        """The output of Python on a host; or, in a line with the host's name, why there is none."""
         command = self.remote.in_checkout([self.remote.python, *arguments], {})
         try:
             done = subprocess.run(

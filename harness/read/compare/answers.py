@@ -39,7 +39,7 @@ from harness.read.table import Item
 BY_NAME = {measure.name: measure for measure in MEASURES}
 MEMORY = "peak_memory_gib"
 MOST_AXES, MOST_TEXTS = 4, 3  # named in a sentence
-FEW_CASES = 2  # each with its own number in a sentence; of more, the ends of what was found
+FEW_CASES = 2  # each with its number in a sentence; of more cases, the least and the most
 
 # Measure -> what more and less of it is called.
 MORE, LESS = "more", "less"
@@ -55,7 +55,7 @@ AS = {RATE: "as many", MEMORY: "as much",
 LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 
 TOO_FEW = "too few runs to tell (more seeds are needed)"
-# Between the ends of an interval that does not exclude "no difference": a wider one says nothing.
+# Widest interval (a ratio, points) that counts as "within the noise": a wider one says nothing.
 WIDEST, WIDEST_POINTS = 10.0, 20.0
 ALONE = "one run each, so all of it may be chance"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
@@ -63,7 +63,7 @@ NOT_RECORDED = "not recorded on a side"
 
 
 class Missed(str):
-    """By how many runs a target is reached, where some of a case miss it."""
+    """A result where some runs of a case miss the target: how many runs reach it."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[
 
 
 def failed_ways(sweep: SweepResults) -> list[str]:
-    """A sentence for each way to run of which no run finished and some failed; a single one for all
-    ways with a value of an axis if this holds for each of them.
+    """A sentence for each way to run of which no run finished and some failed. Ways that share the
+    value of an axis get one sentence if this holds for all of them.
     """
     left = [group for group in sweep.groups if not group.finished and _failures((group,))]
     sentences = []
@@ -184,7 +184,7 @@ def _is_compared(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
 
 
 def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
-    """How much better than the baseline, below 0 where worse; 0 within the noise."""
+    """The gain on the baseline, below 0 where the way is worse; 0 within the noise."""
     if estimate.value is None or _judged(measure, estimate, MORE, LESS) not in (MORE, LESS):
         return 0.0
     gain = estimate.value if measure.question == QUALITY else math.log(estimate.value)
@@ -192,7 +192,7 @@ def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
 
 
 def pairs_by_way(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, list[Pair]]:
-    """What is compared, by way."""
+    """Way to run -> its groups, each paired with the baseline that it is compared with."""
     pairs: dict[str, list[Pair]] = {}
     for group, base in compared_groups(sweep):
         if has_texts(group.label, only or {}):
@@ -231,7 +231,7 @@ def _missed(estimates: Iterable[Estimate | str]) -> int:
 
 
 def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair], brief: bool = False) -> str:
-    """brief: which sides had disturbed runs alone is left to what is said of each measure."""
+    """Ways, cases and disturbed sides. brief: of these only whether all runs were disturbed."""
     shared = _shared_axes(sweep, pairs[0])
     axes = [axis for axis in shown_axes(sweep.varied) if axis in shared]
     case = ""
@@ -250,7 +250,7 @@ def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair], brief: bool = Fa
 
 
 def disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
-    """A text that names the sides without any quiet run, and in how many cases; or no text."""
+    """A text that names the sides without any quiet run, and in how many cases; else no text."""
     groups = [group for side in sides.values() for group in side]
     if text := all_disturbed(groups):
         return [text]
@@ -264,7 +264,7 @@ def disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
 
 
 def all_disturbed(groups: Iterable[Group]) -> str:
-    """Why no finished run is from a quiet machine and in the batch asked for; "" if one is."""
+    """A text with the causes, where no finished run is quiet and in the batch asked for; or ""."""
     finished = [group for group in groups if group.finished]
     if not finished or any(group.disturbed < len(group.finished) for group in finished):
         return ""
@@ -289,8 +289,9 @@ def what_is_compared(sweep: SweepResults, measure: ComparedMeasure) -> str:
 def _part(
     sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair], brief: bool = False
 ) -> str:
-    """One or two cases: each number and interval. More: the least and the most, and in how many of
-    the cases it is faster, slower, within the noise, ... Cases of equal values count once.
+    """The number and interval of each case if there are one or two. For more cases, the least and
+    the most, and how many are faster, slower, within the noise, ... Cases of equal values count
+    once.
     """
     cases, what = cases_of(measure, pairs), what_is_compared(sweep, measure)
     results = [case.result for case in cases]
@@ -328,8 +329,8 @@ def _told(measure: ComparedMeasure, result: Estimate | str, more: str, less: str
 
 
 class Case(NamedTuple):
-    """Pairs that have the very same values: they measured one thing, as the accuracy over links
-    does that change nothing but the time.
+    """Pairs that have identical values and count once, such as the accuracy over several links,
+    which change nothing but the time.
     """
 
     pairs: list[Pair]
@@ -350,7 +351,7 @@ def cases_of(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[Case]:
 
 
 def counted_once(different: int, cases: int) -> str:
-    """What says that some cases have the very same values."""
+    """A text where several cases have identical values; else an empty one."""
     if different == cases:
         return ""
     if different == 1:
@@ -359,7 +360,7 @@ def counted_once(different: int, cases: int) -> str:
 
 
 def pairs_counted(results: Sequence[Estimate | str]) -> str:
-    """What says that some cases leave out seeds that one side alone has."""
+    """A text where cases leave out seeds that only one side has; else an empty one."""
     counts = [result.n for result in results if isinstance(result, Estimate) and result.unpaired]
     if not counts:
         return ""
@@ -384,7 +385,7 @@ def _one(
 
 
 def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Sequence[str]) -> str:
-    """The least and the most, each with its case."""
+    """The least and the most number, each with the name of its case."""
     known = [(each.value, n) for n, each in enumerate(results)
              if isinstance(each, Estimate) and each.value is not None]  # fmt: skip
     ends = {number_of(measure, value): cases[n] for value, n in (min(known), max(known))}
@@ -394,7 +395,7 @@ def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Se
 
 
 def names_of_cases(cases: Sequence[Case], axes: Sequence[str]) -> list[str]:
-    """What tells the cases apart, of alike pairs what they share; nothing where they are all."""
+    """For each case, what tells it from the others; a case of several pairs: what these share."""
     labels = [[_with_defaults(pair.group) for pair in case.pairs] for case in cases]
     axes = [
         axis for axis in shown_axes(axes)
@@ -408,7 +409,7 @@ def names_of_cases(cases: Sequence[Case], axes: Sequence[str]) -> list[str]:
 
 
 def _with_defaults(group: Group) -> dict[str, Any]:
-    """The label, with what was trained with where the plan left it to the default."""
+    """The label with the settings that were used, also where the plan left them to the default."""
     defaults = {axis: group.setting(axis) for axis in group.label if axis not in OF_EXCHANGE}
     return {axis: defaults.get(axis, value) for axis, value in group.label.items()}
 
@@ -437,7 +438,7 @@ def unit_of(measure: ComparedMeasure, brief: bool) -> str:
 
 
 def number_of(measure: ComparedMeasure, value: float | None) -> str:
-    """With two digits that count, also of a small factor."""
+    """The number as text, with at least two significant digits for a small factor."""
     assert value is not None
     if measure.question == QUALITY:
         return f"{value:+.1f}"
@@ -452,7 +453,7 @@ def interval_of(measure: ComparedMeasure, estimate: Estimate) -> str:
 
 
 def counted_runs(pairs: Sequence[Pair]) -> str:
-    """How many runs each group has, and of how many the times count."""
+    """How many runs each group has, and how many of these have times that count."""
     groups = [group for pair in pairs for group in (pair.group, pair.base)]
     counts = {len(group.finished) for group in groups}
     if counts == {1}:

@@ -56,7 +56,7 @@ class ComparedMeasure:
 
     @property
     def equal(self) -> float:
-        """What an estimate is where nothing differs: of quality a difference, else a ratio."""
+        """The estimate where nothing differs: 0 for quality, a difference; else 1, a ratio."""
         return 0.0 if self.question == QUALITY else 1.0
 
 
@@ -65,7 +65,7 @@ def _share(name: str, title: str) -> ComparedMeasure:
 
 
 def _quality(name: str, title: str) -> ComparedMeasure:
-    """Without a unit, such as a loss."""
+    """A measure of quality without a unit, such as a loss."""
     return ComparedMeasure(name, title, QUALITY, "{:.4f}", difference_form="{:+.4f}")
 
 
@@ -92,8 +92,8 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of both groups: of quality B less A, of all else, unless it is zero, the ratio of
-    B to A.
+    """One measure of both groups: the difference B - A for quality, or if a value is not above 0;
+    else the ratio B / A.
     """
 
     measure: ComparedMeasure
@@ -170,8 +170,8 @@ def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hasha
 
 
 def differing_work(measure: ComparedMeasure, one: Group, other: Group) -> str | None:
-    """In what the work differs that the measure is of: samples of a run, and for the time of an
-    epoch the epochs that they are spread over.
+    """The kind of work that differs, for a measure of whole runs: the samples of a run, and for the
+    time of an epoch also the number of epochs; None where it is the same.
     """
     if not measure.whole_work:
         return None
@@ -180,7 +180,7 @@ def differing_work(measure: ComparedMeasure, one: Group, other: Group) -> str | 
 
 
 def work_of(group: Group, kind: str) -> str:
-    """Two unknown amounts count as equal."""
+    """The amounts of work in a group, as text; two unknown amounts are the same text."""
     name = {SAMPLES: "samples", EPOCHS: "epochs_done"}[kind]
     amounts = {run.measures.get(name) for run in group.finished}
     return " and ".join("unknown" if v is None else f"{v:,.0f}" for v in sorted(amounts, key=str))
@@ -224,7 +224,7 @@ def _repeats(row: Row) -> str:
 
 
 def _pairs(row: Row) -> int:
-    """How many seeds both sides have; 0 where neither has more than one value."""
+    """How many seeds both sides have; 0 if values are not paired, or each side has one."""
     assert row.estimate is not None
     several = max(map(len, row.values)) > 1
     return row.estimate.n if row.estimate.paired and several else 0
@@ -290,8 +290,8 @@ def as_fields(comparison: Comparison) -> dict[str, Any]:
 
 
 def _check_apart(one: Group, other: Group) -> None:
-    """A run in both groups, or copies of it, would make them alike; the very same groups are seen
-    to be equal.
+    """UserError where a run, or copies of it, are in both groups, unless the groups are the same:
+    these are found to be equal.
     """
     ours, theirs = (
         {run_key(folder) or folder.path.absolute(): folder.path.absolute() for folder in of_group}
@@ -353,12 +353,12 @@ def _mean(row: Row, values: tuple[float, ...], group: Group) -> str:
 
 
 def more_seeds(comparison: Comparison) -> list[str]:
-    """The commands that make unknown noise known: that give each side as many seeds that the other
-    side has, too, as it takes.
+    """For each side with too few seeds, the command that adds seeds which the other side has too,
+    to make the noise known.
     """
     lines = []
     for n, group in enumerate(comparison.groups):
-        # Repeats of a seed count for speed only; of speed alone they are all that there is.
+        # Repeats of a seed count for speed only, so speed decides only where nothing else is known.
         counts = [(row.measure.question == SPEED, *_counts(row, n)) for row in comparison.rows]
         _, few, pairs = min(counts, default=(False, SEEDS, 0))
         seeds = seeds_for_pairs(*comparison.groups, SEEDS - pairs) if few < SEEDS else []

@@ -2,8 +2,8 @@
 
 Samples to a target as a function of the batch: E(B) = Emin (1 + B / Bcrit).
 
-Below Bcrit a larger batch costs few samples more; at Bcrit it costs twice the least, and beyond it
-samples grow as the batch does: as many updates, each of more work (McCandlish et al. 2018,
+Below Bcrit a larger batch needs few more samples; at Bcrit it needs twice the least; beyond Bcrit
+samples grow in proportion to the batch: as many updates, each of more work (McCandlish et al. 2018,
 arXiv 1812.06162). The form is a straight line in B, so the fit has a closed form.
 """
 
@@ -42,7 +42,7 @@ from harness.read.statistics import Estimate, Noise, leaders, spread, student_t
 from harness.read.table import Table, screen, show
 
 BATCHES = 3  # a line goes through any two points
-# Where measured means are further from the line than this share, the form is not that of the data.
+# If a measured mean is off the line by more than this share, the form does not fit the data.
 TOLERANCE = 0.25
 
 
@@ -57,7 +57,7 @@ class Interpolated:
 
 @dataclass(frozen=True)
 class Fit:
-    """None where the data do not determine it, for the reason in `why`."""
+    """Emin and Bcrit; None where the data do not determine them, for the reason in `why`."""
 
     least_samples: float | None  # Emin
     critical: float | None  # Bcrit
@@ -72,9 +72,9 @@ class Fit:
 
 
 def interpolated(rows: Sequence[Mapping[str, object]], target: Target) -> Interpolated | None:
-    """In a straight line between the two evaluations around the target.
+    """Samples to the target, in a straight line between the two evaluations around it.
 
-    For the fit, to which an epoch is too coarse a step; None where a record lacks what it takes.
+    The fit uses them, as a whole epoch is too coarse a step; None where a row lacks the numbers.
     """
     samples = 0.0
     before: float | None = None
@@ -90,7 +90,7 @@ def interpolated(rows: Sequence[Mapping[str, object]], target: Target) -> Interp
 
 
 def fit(values: Mapping[float, Sequence[float]]) -> Fit:
-    """By least squares over all seeds; each batch counts by its relative error.
+    """Fit by least squares over all seeds; an error counts relative to the mean of its batch.
 
     The interval is Fieller's, of a ratio of two estimates: it is open where the data do not show
     that samples grow with the batch at all.
@@ -195,7 +195,7 @@ class Batch:
 
     @property
     def unlike_passes(self) -> str | None:
-        """That its updates were made in unlike passes, which take unlike times; else None."""
+        """A text where updates were made in unlike passes, which take unlike times; else None."""
         passes = {(run.identity["per_gpu_batch"], run.identity["grad_acc"] or 1)
                   for run in self.group.finished}  # fmt: skip
         if len(passes) < 2:
@@ -205,12 +205,12 @@ class Batch:
 
     @property
     def interpolated_samples(self) -> list[float]:
-        """Of each seed the mean of its repeats, which need as many: they are no further seeds."""
+        """For each seed the mean of its repeats, which do not count as further seeds."""
         seeds = self.by_seed.values()
         return [statistics.fmean(at.samples for at in repeats) for repeats in seeds]
 
     def measured(self, name: str) -> dict[Any, float]:
-        """Time or samples to the end of the first epoch that reached it, by seed."""
+        """Seed -> time or samples to the end of the first epoch that reached the target."""
         return values_of(self.group, name, TARGET)
 
 
@@ -223,8 +223,8 @@ class Family:
 
     @cached_property
     def unlike(self) -> list[str]:
-        """Why the times of its batches are not compared, in the words of `compare`. A batch without
-        times for its misses is left out by itself.
+        """Why the times of its batches are not compared, in the words of `compare`. Misses are no
+        such reason: a batch with misses has no times and is left out alone.
         """
         groups = [batch.group for batch in self.batches if batch.group.finished]
         verdicts = [judge(groups[0], group)[TARGET] for group in groups]
@@ -234,7 +234,7 @@ class Family:
 
     @property
     def has_times(self) -> bool:
-        """Whether times are shown: also if they are not compared for other programs alone."""
+        """Whether times are shown: also where only the load of other programs forbids comparing."""
         return all(reason.startswith(LOAD) for reason in self.unlike)
 
     def fit(self) -> Fit:
@@ -294,7 +294,7 @@ def notes(family: Family, curve: Fit, target: Target) -> list[str]:
 
 
 def families_of(records: Iterable[Run], target: Target) -> list[Family]:
-    """Those with two batches or more; one for each learning rate if a batch ran with several."""
+    """The families with two batches or more, one per learning rate if a batch ran with several."""
     return [_family(name, own, target) for name, own in _of_several_batches(records)]
 
 
@@ -406,7 +406,7 @@ def verdict(family: Family, curve: Fit) -> str:
         text += f", extrapolated: {measured}"
     elif curve.low < used[0] or curve.high > used[-1]:
         text += f", its interval extrapolated: {measured}"
-    # Of the line alone: Emin cancels out.
+    # The growth along the line: Emin cancels out.
     growth = (curve.critical + used[-1]) / (curve.critical + used[0])
     return (
         f"{text}; from batch {used[0]} to {used[-1]} the samples needed grow {growth:.2f}-fold: "
@@ -415,8 +415,8 @@ def verdict(family: Family, curve: Fit) -> str:
 
 
 def fastest(family: Family) -> Iterator[str]:
-    """The batch with the least measured time to the target, and if the next larger one takes longer
-    by more than noise; or why times are not compared.
+    """The batch with the least measured time to the target, and whether the next larger one takes
+    longer by more than noise; or why times are not compared.
     """
     if family.unlike:
         yield f"times are not compared: {'; '.join(family.unlike)}"
@@ -448,12 +448,12 @@ def fastest(family: Family) -> Iterator[str]:
 
 
 def _time_of(batch: Batch, other: Batch) -> Estimate:
-    """Its time to the target against that of another one, as `compare` has it."""
+    """The time of a batch to the target against that of another batch, as `compare` has it."""
     return measured_against(batch.group, other.group, "tta_train_s", TARGET)
 
 
 def _against(batch: Batch, best: Batch) -> str:
-    """How many times as long it takes, and of how many pairs where a side has other seeds, too."""
+    """How many times as long as `best` it takes; and the pairs, if a side has further seeds."""
     time = _time_of(batch, best)
     within = "within noise"
     texts = {Noise.BEYOND: "more than noise", Noise.WITHIN: within, Noise.EQUAL: within}

@@ -1,9 +1,9 @@
 """Whether what a hypothesis says in numbers holds: `expect` of a sweep file against the records.
 
-An expectation bounds a measure of one way to run against another: a ratio, or of a share the
-difference in percentage points. Each case that was planned is judged by itself. It holds where the
-whole 95 % interval is within the bounds, and does not hold where all of it is outside. It is open
-in between, and where nothing can be judged: one run on a side, a target that some run misses, no
+An expectation bounds a measure of one way to run against another: its ratio, or for a share the
+difference in percentage points. Each planned case is judged by itself: the expectation holds if the
+whole 95 % interval is within the bounds, and does not hold if all of it is outside. It is open in
+between, and where nothing can be judged: one run on a side, a target that some run misses, no
 spread, no finished runs, groups that must not be compared.
 """
 
@@ -86,9 +86,9 @@ def _claim(sweep: SweepResults, expected: Expected, measure: ComparedMeasure) ->
 
 
 def _pairs(sweep: SweepResults, expected: Expected) -> tuple[list[Pair], list[Case]]:
-    """What is compared, and the cases in which nothing is, each with the reason.
+    """The pairs that are compared, and the cases in which nothing is, each with the reason.
 
-    A strategy that is named alone is that without its flags, unless the plan has none without.
+    A strategy that is named alone means the one without flags, unless the plan has none without.
     """
     texts = {axis: plain_text(value) for axis, value in expected.of.items()}
     named = [group for group in sweep.groups if has_texts(group.label, texts)]
@@ -110,7 +110,7 @@ def _pairs(sweep: SweepResults, expected: Expected) -> tuple[list[Pair], list[Ca
 def _found(
     sweep: SweepResults, expected: Expected, measure: ComparedMeasure, cases: Sequence[Case]
 ) -> str:
-    """The verdict and the numbers; of several cases each verdict with its cases."""
+    """The verdict and the numbers; for several cases, each verdict with its cases."""
     names = names_of_cases(cases, [axis for axis in sweep.axes if axis not in expected.of])
     found: dict[str, list[str]] = {}
     for case, name in zip(cases, names, strict=True):
@@ -140,7 +140,7 @@ def _judged(expected: Expected, measure: ComparedMeasure, result: Estimate | str
 
 
 def _number(expected: Expected, measure: ComparedMeasure, result: Estimate | str) -> str:
-    """The estimate and its interval, with as many digits as tell its ends from the bounds."""
+    """The estimate and its interval, with enough digits to tell its ends from the bounds."""
     if not isinstance(result, Estimate):
         return result
     if result.value is None:

@@ -26,16 +26,16 @@ MOST_NAMED = 6  # batches
 class Best:
     """The batch of a case that leads all those that may be compared with it."""
 
-    batch: str  # several that are equal; "" where none can be told
+    batch: str  # or several equal ones; "" where none can be told
     noise: str  # of its lead over the others; "" where all are equal
     left_out: str  # batches that are not compared, and why
     disturbed: bool  # whether only disturbed runs were compared
 
 
 def fastest_batch(sweep: SweepResults) -> list[str]:
-    """The batch with the most samples/s and the one with the highest accuracy, of those that
-    `compare` would compare, and as answers compare them: by the seeds that both have, of quiet
-    runs. Nothing where no two batches have a rate.
+    """A sentence on the batch with the most samples/s and the one with the highest accuracy, of
+    those that `compare` would compare: by the seeds that both have, from quiet runs. Nothing where
+    no two batches have a rate.
     """
     cases = _cases(sweep)
     if not cases:
@@ -55,7 +55,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
 
 
 def next_question(sweep: SweepResults) -> str:
-    """What runs of several batches, or a sweep over set-ups with one, leave open; its command."""
+    """The question that runs of several batches, or of set-ups with one, leave open; a command."""
     tiny = " --tiny" if sweep.tiny else ""
     if has_enough_batches(sweep.finished):
         target = "" if sweep.target else " --target accuracy=VALUE"
@@ -68,7 +68,7 @@ def next_question(sweep: SweepResults) -> str:
 
 
 def _cases(sweep: SweepResults) -> list[list[Group]]:
-    """Groups with a rate that differ in their batch alone."""
+    """Groups with a rate, by case: those of one case differ in their batch alone."""
     cases: dict[Hashable, list[Group]] = {}
     for group in sweep.groups if BATCH in sweep.varied else ():
         if group.values(RATE):
@@ -116,8 +116,8 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
 
 
 def _noise(judged: Sequence[Noise]) -> str:
-    """How sure it is that one leads all others: as sure as its least sure lead. Equal ones do not
-    lead each other; whether they are alike beyond one seed is not always known.
+    """How sure it is that one batch leads all others: as sure as its least sure lead. Equal batches
+    do not lead each other; one seed alone does not always tell whether they are alike.
     """
     for least in (Noise.WITHIN, Noise.UNKNOWN, Noise.NO_SPREAD, Noise.BEYOND):
         if least in judged:
@@ -130,7 +130,7 @@ def _batch(group: Group) -> str:
 
 
 def _told(bests: Sequence[Best], of: str) -> str:
-    """A batch alone where there is one case; else each with the number of its cases."""
+    """The batch, if there is one case; else each batch with the number of its cases."""
     known = [best for best in bests if best.batch]
     if len(bests) == 1:
         (best,) = known

@@ -1,4 +1,4 @@
-"""The run that a run is explained against, where its user names none."""
+"""The choice of the run that a run is explained against, where the user names none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from harness.read.records.groups import Group
 from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, warn
 from harness.read.records.runs import Run, read_run
 
-# What may differ from a baseline that was not named: how work is spread and exchanged, and what
-# does not change how long a step takes.
+# What may differ in a baseline that was not named: how work is split and exchanged, and settings
+# that do not change the time of a step.
 MAY_DIFFER = (
     "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
     "balance", "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
@@ -25,7 +25,7 @@ MAY_DIFFER = (
 
 
 def why_not(group: Group, base: Group) -> str | None:
-    """Why this cannot be the baseline, in one line; None if it can."""
+    """Why `base` cannot be the baseline of a group, in one line; None if it can."""
     for name in ("script", "model"):
         values = [str(side.identity[name]) for side in (group, base)]
         if values[0] != values[1]:
@@ -38,7 +38,7 @@ def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
     """The runs of these folders that may be a baseline."""
     folders = (folder for folder in folders if folder.path.parent.name.startswith("1_"))
     runs = [read_run(folder, {}, str(folder.path), None) for folder in folders]
-    # They might have been the ones to compare with.
+    # Name the unreadable ones, as they might have been the runs to compare with.
     warn([f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE])
     return [run for run in runs if may_be_baseline(run)]
 
@@ -48,8 +48,8 @@ def may_be_baseline(run: Run) -> bool:
 
 
 def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
-    """The groups on one node that are otherwise like this one: of one process, or where this one
-    is on several nodes, of as many processes. Of those near, or else of the same records folder.
+    """The groups on one node that are otherwise like this one: of one process, and if this one is
+    on several nodes, also of as many processes. Taken from `near`, else from its records folder.
     """
     if near is None:
         near = runs_on_one_node(_folders_near(group.recorded.recorded_folder.path.absolute()))
@@ -66,8 +66,8 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
 
 
 def _folders_near(path: Path) -> list[RunFolder]:
-    """The runs of the same records folder, without those of folders in it. A folder of LogCallback
-    alone stands by itself: what is above it is its user's, not ours to read.
+    """The runs of the records folder that holds this path, without those of folders in it. A folder
+    of LogCallback alone stands by itself: the folders above it are the user's, not ours to read.
     """
     if not SETUP_FOLDER.fullmatch(path.parent.name):
         return []
@@ -80,16 +80,17 @@ def _fixed(run: Run) -> dict[str, Any]:
 
 
 def _selector(runs: list[Run]) -> str:
-    """The folder that a reader would name, below the current one where it is."""
+    """The folder of these runs as a reader would name it: relative to the current one if below."""
     path, here = runs[0].recorded_folder.path, Path.cwd()
     path = path if len(runs) == 1 else path.parent
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def nearest(group: Group, beside: list[Group]) -> tuple[Group | None, Group | None]:
-    """Of one process with the same batch per device, else with the same effective batch, else of
-    as many processes; of several, the one that is alike in most settings. Of the first kind that is
-    there: another one answers another question. If none of it is comparable, the second is one.
+    """(the nearest comparable group or None, the nearest group). Searched are groups of one process
+    with the same batch per device, else of one process with the same effective batch, else of as
+    many processes; the first kind that exists decides, as another kind would answer another
+    question. Within it, the group that agrees in most settings comes first.
     """
     single = [other for other in beside if is_single(other)]
     several = [other for other in beside if not is_single(other)]
@@ -110,7 +111,7 @@ def _effective(group: Group) -> int | None:
 
 
 def _per_device(group: Group) -> tuple[float, int] | None:
-    """The batch per device and that of a pass, as accumulation changes the speed."""
+    """The batch per device, and per pass: accumulation changes the speed."""
     first = group.finished[0]
     if not first.effective_batch or not first.devices:
         return None

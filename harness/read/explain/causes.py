@@ -36,7 +36,7 @@ PASSES = 3  # forward and backward cost three times the forward pass that evalua
 # An estimate from evaluation is rough: computing must be this many times as slow, and
 # evaluation's batches this many times as large.
 ROUGH, LARGER = 2, 4
-WHOLE = 0.99  # of a time, from which on it is all of it
+WHOLE = 0.99  # share of a time from which on it counts as all of it
 OTHERS_CORES = 0.25  # cores per process used by other programs, from which on they are mentioned
 
 WORTH_BALANCING = 1.05  # times as many samples/s, from which on --balance is advised
@@ -149,7 +149,7 @@ def _larger_batch(
         if not context.shares_machine:
             text += f"; one process with a batch of {batch} takes {seconds(cost_s)}"
             return cost_s, (text, LARGER_BATCH)
-        # What sharing costs is no matter of the batch: one process is held against one.
+        # Sharing a machine costs the same in any batch: compare one process alone with another.
         alone_s = min((s for s, of in of_batch if of == context.micro_batch), default=None)
         if alone_s is None:
             return None
@@ -176,7 +176,7 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
     if not cause.in_step:
         return (run.running_s - cause.lost_s) * run.updates, -cause.share
     spared_s = cause.lost_s
-    if cause.remedy == LARGER_BATCH:  # they are fewer, and so are their exchanges
+    if cause.remedy == LARGER_BATCH:  # fewer steps, and so fewer exchanges
         spared_s += math.fsum(run.parts[name] or 0.0 for name in (COMMUNICATION, STRAGGLERS))
     left_s = run.step_s - spared_s
     return run.samples / left_s, run.step_s / left_s - 1
@@ -304,7 +304,7 @@ def _unseparated(run: TimeBreakdown, lost_s: float | None, context: RunContext) 
 
 
 def _smaller_batch(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tuple[str, str]:
-    """Of several processes on one CPU, what their sharing costs is in it."""
+    """The text and remedy; computing here includes what sharing one CPU costs."""
     shared, others = _shared(context)
     text = (
         f"the batch is small: computing takes {_per_sample(run)} per sample with "
@@ -329,7 +329,7 @@ def _slower(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tup
 
 
 def _shared(context: RunContext) -> tuple[str, str | None]:
-    """Which processes share a machine, and the remedy where others than those of the run do."""
+    """A text on processes that share a machine, and the remedy if other programs share it, too."""
     if not context.shares_machine:
         return "", None
     text = f". {context.processes} processes share cores, caches and memory of one machine"
@@ -368,7 +368,7 @@ def _outside(run: TimeBreakdown, cost_s: float | None, context: RunContext) -> t
         text += f". The baseline's share of that is {seconds(share_s)}"
     if context.nodes > 1 and context.rtt_ms and context.epochs:
         trips = (eval_s + save_s) / context.epochs / (context.rtt_ms / 1e3)
-        if trips < MANY_TRIPS:  # they may well be what it took
+        if trips < MANY_TRIPS:  # few enough to be what took the time
             text += f". Per epoch that is {three_digits(trips)} round trips of the link"
             return text, "--save none, or fewer epochs: a smaller test set saves no round trips"
     return (

@@ -31,7 +31,7 @@ from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
 from harness.read.statistics import spread
 
 BOTH = "rate and the delay"
-MUCH = 2  # what takes so many times as long as the other is the limit alone
+MUCH = 2  # times as long as the other: then it is the limit alone
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class RunContext:
     compress: str | None
     padding_setting: str | None
     epochs: float | None = None
-    balances: bool = False  # equal shares, and --balance measured would be taken
-    other_exchange: str | None = None  # that may wait for fewer round trips
+    balances: bool = False  # it has equal shares, and --balance measured is possible
+    other_exchange: str | None = None  # an --exchange that may wait for fewer round trips
     exchange: str = "backend"
     backend: str | None = None
     shares: Sequence[int] = ()  # of an update's samples, by rank, with --balance
@@ -107,7 +107,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
 
 
 def _could_balance(run: Run) -> bool:
-    """As far as it is recorded: older records do not count BatchNorm layers."""
+    """Whether --balance is possible, as far as recorded: old records lack BatchNorm layers."""
     settings = run.settings
     if run.observed.get("batchnorm_layers"):
         return False
@@ -115,7 +115,7 @@ def _could_balance(run: Run) -> bool:
         return False
     variables = run.environment.get("variables") or {}
     elastic = variables.get("TORCHELASTIC_MAX_RESTARTS") not in (None, "0")
-    more = (settings.get("per_gpu_batch") or 0) > 1  # than the one that each keeps
+    more = (settings.get("per_gpu_batch") or 0) > 1  # than the one sample that each rank keeps
     return run.identity["strategy"] in ("ddp", "fsdp") and more and not elastic
 
 
@@ -136,7 +136,7 @@ def _others_cores(run: Run) -> float | None:
 
 
 def _cpu_percent(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """The mean over the epochs that know it."""
+    """The mean over the epochs in which it is known."""
     readings = (((row.get("node") or {}).get("cpu_percent") or {}).get("mean") for row in rows)
     return spread([value for value in readings if is_number(value)]).mean
 
@@ -149,9 +149,9 @@ def _throttled(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def limit_of(context: RunContext, took_s: float) -> str | None:
-    """Rate or delay, whichever takes most of the exchange by its closed form, or both where neither
-    does; None where that form explains less than half of what the exchange took. Of strategies
-    but ddp only the rate is known to be one: how many exchanges an update makes is in no record.
+    """What limits the exchange: the rate or the delay, whichever takes most of its closed form, or
+    both if neither does; None if the form explains less than half of the measured time. Only the
+    rate is judged for strategies but ddp: no record says how often these exchange in an update.
     """
     if not context.payload_bytes or not context.bandwidth_mbit or took_s <= 0:
         return None
@@ -159,7 +159,7 @@ def limit_of(context: RunContext, took_s: float) -> str | None:
         sent_s = ring_share(context.processes) * context.payload_bytes / _wire(context).bytes_per_s
         return "rate" if sent_s > took_s / 2 else None
     cost = _cost(context, context.payload_bytes)
-    if cost.alone_s < took_s / 2:  # what overlaps computing is no part of what it took
+    if cost.alone_s < took_s / 2:  # the measured time lacks what overlaps computing
         return None
     delay_s = cost.waits_s + cost.slack_s
     if cost.wire_s >= MUCH * delay_s:
@@ -172,11 +172,11 @@ def _wire(context: RunContext) -> Wire:
 
 
 def _cost(context: RunContext, size: float) -> Cost:
-    """Of the exchange of an update with ddp, as if of one tensor."""
+    """The cost of the exchange of one ddp update, as if of a single tensor."""
     wire, compress = _wire(context), str(context.compress)
     nodes = Shape(context.nodes)
     processes = Shape(context.nodes, max(1, context.processes // context.nodes))
-    if context.exchange in MEANS:  # in which one process of each node takes part
+    if context.exchange in MEANS:  # one process of each node takes part
         return MEANS[context.exchange](size, nodes, wire, context.emulated)
     if compress in GRADIENT_CODES:
         return coded_mean(size, processes, wire, context.emulated)

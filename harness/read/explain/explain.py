@@ -65,7 +65,7 @@ class Part(NamedTuple):
     baseline_s: float | None  # the baseline's share of it
 
 
-# What a Trainer of anybody's has for flags of ours.
+# Flag of this project -> argument of the Trainer, for scripts of users.
 OF_TRAINER = {
     "--per_gpu_batch": "per_device_train_batch_size",
     "--grad_acc": "gradient_accumulation_steps",
@@ -106,8 +106,8 @@ def run(options: argparse.Namespace) -> int:
 def explain(
     run: Group, baseline: Group | None = None, near: Sequence[Run] | None = None
 ) -> Explanation:
-    """Of runs that differ only in their seed. Without a baseline one is searched for among the
-    runs near, or else beside the run.
+    """Explain runs that differ only in their seed. Without a baseline, one is searched for among
+    the runs `near`, or else beside the run.
     """
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.selector} and {baseline.selector} are not comparable: {reason}")
@@ -126,12 +126,12 @@ def explain(
     if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
         scaling = _for_its_script(run, causes.of_scaling(breakdown, base, context))
     candidates = scaling if does_lose else alone
-    # What was lost is named in samples/s, of which evaluation, saving and first steps are no part.
+    # The loss is told in samples/s, which do not count evaluation, saving and first steps.
     in_steps = [c for c in scaling if c.in_step and c.lost_s >= LARGE * breakdown.step_s]
     main = next(iter([*in_steps, *_large(candidates)]), None)
     hidden_s = 0.0 if does_lose else breakdown.parts[UNSEPARATED] or 0.0
     if main is not None and main.lost_s < hidden_s:
-        main = None  # what is not known may be larger
+        main = None  # what is not separated may be larger
     sentences = [_headline(run, breakdown)]
     if baseline is not None and base is not None:
         sentences += _against(run, breakdown, baseline, base, was_searched=named is None)
@@ -163,8 +163,8 @@ def _main_cause(
     is_compared: bool,
     does_lose: bool,
 ) -> str:
-    """hidden_s: of an update, in parts that the record does not separate. A large part is the cause
-    of a loss only where there is a baseline to lose against.
+    """The sentence about the main cause. hidden_s: seconds of an update in parts that the record
+    does not separate. A large part is the cause of a loss only against a baseline.
     """
     if main is not None:
         if breakdown.devices == 1 or (is_compared and not does_lose):
@@ -181,7 +181,7 @@ def _main_cause(
 
 
 def group_breakdown(group: Group) -> TimeBreakdown:
-    """The means over its finished runs: quiet ones in the batch asked for, if there are any."""
+    """The means over finished runs: the quiet ones in the batch asked for, if there are any."""
     if not group.finished:
         states = ", ".join(run.state for run in group.runs)
         why = next((f" ({run.reason})" for run in group.runs if run.reason), "")
@@ -193,7 +193,7 @@ def group_breakdown(group: Group) -> TimeBreakdown:
 
 
 def _broken_down(groups: Sequence[Group]) -> Iterator[tuple[int, TimeBreakdown]]:
-    """By batch, those of which enough was timed."""
+    """(batch, breakdown) of the groups of which enough was timed."""
     for group in groups:
         with suppress(UserError):
             yield group.identity["per_gpu_batch"], group_breakdown(group)
@@ -216,7 +216,7 @@ def _alone(run: Group, refused: Group | None) -> str:
 
 
 def _slowed(run: Group) -> str:
-    """Other programs slow all parts of a run, so that none of them stands out."""
+    """A sentence where other programs ran beside all runs; they may have slowed every part."""
     if not all_beside_others(run):
         return ""
     during = max((one.others_cpu_share or 0.0 for one in run.finished), default=0.0)
@@ -227,7 +227,7 @@ def _slowed(run: Group) -> str:
 
 
 def _large(candidates: Sequence[Cause]) -> list[Cause]:
-    """Those that take much of the run."""
+    """The causes that take at least LARGE of the run."""
     return [cause for cause in candidates if cause.share >= LARGE]
 
 
@@ -244,7 +244,7 @@ def _headline(group: Group, breakdown: TimeBreakdown) -> str:
     settings, run = group.identity, group.finished[0]
     processes, nodes = run.processes or 1, run.nodes or 1
     where = f"{processes} process{'es' * (processes > 1)} on {nodes} node{'s' * (nodes > 1)}"
-    # LogCallback alone does not know all of it.
+    # A record of LogCallback alone may lack some of these settings.
     strategy = f" with {settings['strategy']}" if settings["strategy"] else ""
     batch = f", batch {settings['per_gpu_batch']}" if settings["per_gpu_batch"] else ""
     if (settings["grad_acc"] or 1) > 1:
@@ -260,7 +260,7 @@ def _rate(breakdown: TimeBreakdown) -> str:
     assert rate.mean is not None
     if rate.sd is None:
         return f"{three_digits(rate.mean)} samples/s"
-    spread = rate.sd if rate.sd > rate.mean * ROUNDING else 0.0  # of equal rates
+    spread = rate.sd if rate.sd > rate.mean * ROUNDING else 0.0  # equal rates
     return (
         f"{three_digits(rate.mean)} ± {three_digits(spread)} samples/s "
         f"(harmonic mean and standard deviation of {rate.n} runs)"
@@ -271,7 +271,7 @@ def _against(
     group: Group, breakdown: TimeBreakdown, baseline: Group, base: TimeBreakdown, was_searched: bool
 ) -> list[str]:
     assert breakdown.rate.mean is not None and base.rate.mean is not None
-    # As `compare` has it; the rates of runs whose summary lacks one are known all the same.
+    # The ratio of `compare`; if a summary lacks the rate, that of the rates of the breakdowns.
     compared = measured_against(group, baseline, RATE, SPEED)
     times = compared.value or breakdown.rate.mean / base.rate.mean
     seeds = f"{compared.n} pair{'s' * (compared.n > 1)} with the same seed alone"
@@ -301,12 +301,12 @@ def _against(
 
 
 def _times(ratio: float) -> str:
-    """With the zeros of three digits: 1.00 times says more than 1."""
+    """Three digits with their zeros: 1.00 times says more than 1."""
     return three_digits(ratio) if ratio >= 100 else f"{ratio:#.3g}"
 
 
 def _for_its_script(group: Group, candidates: list[Cause]) -> list[Cause]:
-    """The causes with remedies for users of LogCallback in their own scripts."""
+    """The causes; for scripts of users with LogCallback, remedies name the Trainer's arguments."""
     run = group.finished[0]
     if is_ours(run.settings):
         return candidates
@@ -365,7 +365,7 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
 
 
 def _startup(group: Group, breakdown: TimeBreakdown) -> str | None:
-    """How much of a run it is, if that is much, without what interruptions cost."""
+    """The time of startup, without what interruptions cost; None unless it is a large share."""
     outside = breakdown.parts[REST]
     if outside is None:
         return None
@@ -393,8 +393,8 @@ def _resumed_notes(group: Group) -> Iterator[str]:
 
 
 def memory_bounds(run: Run) -> tuple[int, int] | None:
-    """The largest batch per process that it made updates with, and the smallest whose step lacked
-    memory: the largest that fits lies from the one up to the other.
+    """The largest batch per process with which the run made updates, and the smallest whose step
+    ran out of memory: the largest batch that fits lies between them.
     """
     ends: dict[Any, Mapping[str, Any]] = {row.get("attempt"): row for row in ends_of(run.attempts)}
     fits, lacks = set(), set()
@@ -443,7 +443,7 @@ def _ms(value: float | None, sd: float | None) -> str:
 def explain_sweep(sweep: SweepResults) -> list[table.Item]:
     """Each chosen group with its explanation, or the reason why there is none."""
     chosen = list(_chosen(sweep))
-    # As if read by themselves: a baseline is looked for by settings, not by the axes of a sweep.
+    # Without the labels of the sweep: a baseline is searched for by settings, not by axes.
     near = [
         replace(run, label={}, path=str(run.folder.path))
         for run in (sweep.runs if chosen else ())
@@ -462,8 +462,8 @@ def explain_sweep(sweep: SweepResults) -> list[table.Item]:
 
 
 def _chosen(sweep: SweepResults) -> Iterator[Group]:
-    """Per script, set-up and strategy the group that uses its devices least; those of one process
-    only where there are no others.
+    """Per script, topology and strategy the group with the lowest rate per device; groups of one
+    process only where there are no others.
     """
     finished = [g for g in sweep.groups if g.finished and g.mean(PER_DEVICE) is not None]
     several = [g for g in finished if (g.fact("devices") or 1) > 1]

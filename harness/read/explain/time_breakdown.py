@@ -46,7 +46,7 @@ class SlowestRank:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Of one run, or the means over several that differ only in their seed."""
+    """The breakdown of one run, or the means over several that differ only in their seed."""
 
     devices: int
     samples: float  # per update, over all devices
@@ -70,13 +70,13 @@ class TimeBreakdown:
         """Seconds per update without the startup, which is independent of run length."""
         if self.train_s is None:
             return math.fsum(v for n, v in self.parts.items() if v is not None and n != REST)
-        # Faster first steps make it less than as many timed steps.
+        # Where first steps were faster, training took less than as many timed steps.
         outside_s = math.fsum(self.parts[name] or 0.0 for name in (EVALUATION, SAVING))
         return self.train_s / self.updates + outside_s
 
 
 def time_breakdown(run: Run) -> TimeBreakdown:
-    """From the rows of one finished run."""
+    """The breakdown of one finished run, from its rows."""
     path, rows, measures = run.recorded_folder.path, run.epochs, run.measures
     steps, timed_s, samples = (
         total_of(rows, name) for name in ("timed_steps", "timed_s", "timed_samples")
@@ -112,8 +112,8 @@ def time_breakdown(run: Run) -> TimeBreakdown:
 
 
 def _longest_step(measures: Mapping[str, float], train_s: float | None, updates: float) -> float:
-    """Where the first steps were faster than the timed ones, the time outside steps is less; what
-    it does not cover makes all steps shorter.
+    """The longest step that fits into the recorded time. Where first steps were faster than timed
+    ones, less time is left outside steps; what this does not cover makes all steps shorter.
     """
     wall_s = measures.get("wall_s")
     if train_s is None or wall_s is None:
@@ -123,7 +123,7 @@ def _longest_step(measures: Mapping[str, float], train_s: float | None, updates:
 
 
 def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank | None]:
-    """From what the ranks recorded; without it, waiting for data and the communication probe."""
+    """The parts of a step, from the ranks' records; else from data waits and the probe."""
     ranks = _recorded_by_ranks(run)
     known = bool(ranks) and all("compute_s" in rank for rank in ranks)
     alone = known and len(ranks) == 1
@@ -136,13 +136,13 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
     data_s, share = _data_wait(run.epochs, step_s), run.measures.get("comm_share")
     communication_s = None if share is None else max(share, 0.0) * step_s
     if data_s is not None and communication_s is not None:
-        # Of the epoch and of a few passes: together they can exceed a step.
+        # One is measured over the epoch, one over a few passes: together they can exceed a step.
         fits = step_s / max(step_s, data_s + communication_s)
         data_s, communication_s = data_s * fits, communication_s * fits
     left_s = max(step_s - (data_s or 0.0) - (communication_s or 0.0), 0.0)
     parts = dict.fromkeys(IN_STEP) | {DATA: data_s}
     if run.devices == 1 and run.identity["strategy"] != "hivemind":
-        # There is nothing else.
+        # One device has no other parts.
         return parts | {
             COMPUTE: left_s,
             COMMUNICATION: 0.0,
@@ -153,8 +153,8 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
 
 
 def _takes_delays_for_waiting(run: Run) -> bool:
-    """What is sent directly is under way while its receiver still computes. Older records count
-    what ranks differ by for that delay as waiting for slower ones.
+    """Whether delays of a direct exchange count as waiting. What is sent directly is on its
+    way while the receiver computes; older records count that as waiting for slower ranks.
     """
     directly = run.identity["exchange"] in SENT_DIRECTLY and (run.nodes or 1) > 1
     return directly and not run.observed.get("exchange_early_s")
@@ -199,13 +199,13 @@ def _recorded_by_ranks(run: Run) -> list[dict[str, float]]:
 
 
 def _data_wait(rows: Sequence[Mapping[str, Any]], step_s: float) -> float | None:
-    """Seconds per step, from rank 0's share of whole epochs."""
+    """Seconds of waiting for data per step, from rank 0's share of whole epochs."""
     share = mean_of(rows, "data_wait_share", "epoch_time_s")
     return None if share is None else step_s * share
 
 
 def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
-    """Saving is that of the last attempt."""
+    """Seconds per update outside the timed steps; saving is that of the last attempt."""
     train_s, wall_s = total_of(run.epochs, "epoch_time_s"), run.measures.get("wall_s")
     parts: Parts = {
         FIRST: None if train_s is None else max(train_s - step_s * updates, 0.0),
@@ -218,7 +218,7 @@ def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
 
 
 def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """By operations where these are known, else by tokens; None for images."""
+    """The share of padding, by operations if known, else by tokens; None for images."""
     share = mean_of(rows, "padding_share", "timed_s")
     done, needed = (
         mean_of(rows, name, "timed_s") for name in ("tflops_per_s", "tflops_per_s_without_padding")
@@ -229,7 +229,7 @@ def _padding(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:
-    """A part that one run does not separate is separated in none, so that means add up as well."""
+    """The means. A part that one run does not separate is separated in none, so they add up."""
     parts = [dict(each.parts) for each in breakdowns]
     for names, rest in ((IN_STEP, UNSEPARATED), (OUTSIDE_STEPS, REST)):
         unknown = [n for n in names if n != rest and any(each[n] is None for each in parts)]

@@ -88,7 +88,7 @@ FIGURES = {
 
 
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
-    """styles: those of the page that the figure stands on; alone, those of its sweep."""
+    """Draw a figure. styles: those of the page that it stands on; alone, those of its sweep."""
     figure, missing_times = FIGURES[name], list[str]()
     if figure.of_times and not figure.of_single_runs:
         missing_times = without_times(sweep.groups, figure.of_target, sweep.short_name_of)
@@ -122,7 +122,7 @@ def _finding(name: str, sweep: SweepResults) -> str:
 def draw_all(
     sweep: SweepResults, styles: Styles | None = None
 ) -> tuple[dict[str, Drawn], dict[str, str]]:
-    """The figures that the records have something for; for the others why not."""
+    """The figures that the records have data for; and why there is none, for the others."""
     drawn, missing = {}, {}
     for name in FIGURES:
         try:
@@ -142,7 +142,7 @@ def figure_for(sweep: SweepResults) -> str:
         return "time_to_accuracy"
     if has_link and ways:
         return "strategies"
-    # Its line over the delay would join set-ups.
+    # A line over the delay would join several set-ups.
     over_links = {group.label.get("setup") for group in sweep.groups if group.label.get("link")}
     links_alone = {*shown_axes(varied)} <= {"script", "setup", "link"}
     if "link" in varied and links_alone and len(over_links) < 2:
@@ -158,15 +158,18 @@ def figure_for(sweep: SweepResults) -> str:
 
 
 def _varies(sweep: SweepResults, axis: str) -> bool:
-    """In what was run, if several groups were: those of a value may all be skipped here."""
+    """Whether an axis varies among the groups that were run, or among all if fewer than two were.
+
+    A single group counts as varying.
+    """
     begun = [group for group in sweep.groups if group.finished or failures(group)]
     groups = begun if len(begun) > 1 else sweep.groups
     return len(groups) == 1 or len({str(group.label.get(axis)) for group in groups}) > 1
 
 
 def figures_for(sweep: SweepResults) -> tuple[str, ...]:
-    """What answers the question on a page, with the time to the target where one is reached; where
-    it would show time alone, what that is worth, too.
+    """The figures that answer the question on a page: the time to the target is added if it is
+    reached; otherwise the frontier is added to a figure of speed alone.
     """
     name = figure_for(sweep)
     if _reaches_target(sweep):
@@ -180,13 +183,13 @@ def _reaches_target(sweep: SweepResults) -> bool:
 
 
 def _has_one_process(sweep: SweepResults) -> bool:
-    """Batches on one process say what computing takes: with links beside them, a prediction."""
+    """Whether one process was planned: its batches tell computing times, to predict with links."""
     return any(run.label.get("setup") == "1_1" for run in sweep.planned)
 
 
 def show(name: str, folder: str) -> Drawn | None:
-    """For a notebook: the question of a sweep, what its records answer, and this figure of it; None
-    and the reason where they have nothing for it. FOLDER:NAME=VALUE,... is a part of a sweep.
+    """For a notebook: print the question of a sweep and what its records answer; return this figure
+    of it, or None and print the reason. FOLDER:NAME=VALUE,... is a part of a sweep.
     """
     if name not in FIGURES:
         raise UserError(f"no figure {name}: there are {', '.join(FIGURES)}")
@@ -198,7 +201,7 @@ def show(name: str, folder: str) -> Drawn | None:
         last = "; ".join([FIGURES[name].title, *drawn.notes])
     except UserError as error:
         last = _not_drawn(name, error)
-    # What a figure is about answers a question, or else is what it shows.
+    # A figure about measures answers a question; for any other, its description is printed.
     found = [*map(str, answers(sweep))] if FIGURES[name].about else []
     told = found or ([drawn.alt] if drawn else [])
     print(*asked, *told, *_missing_lines(sweep), "", last, sep="\n")
@@ -206,7 +209,7 @@ def show(name: str, folder: str) -> Drawn | None:
 
 
 def missing(sweep: SweepResults) -> str | None:
-    """In one line what the figure does not show."""
+    """A line on the runs that the figure does not show; None if all finished."""
     states = Counter(run.state for run in sweep.runs)
     total, finished = states.total(), states.pop(FINISHED, 0)
     if finished == total:
@@ -233,7 +236,7 @@ Saved = tuple[list[Path], list[str]]  # files, and lines on what they do not sho
 
 
 def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
-    """The figure that answers the question of each sweep, and of the runs of none by task."""
+    """Draw the figure that answers the question of each sweep, and of other runs by task."""
     sweeps, notes = read_all_parts(str(folder))
     files, taken, errors = list[Path](), list[str](), list[UserError]()
     for sweep in sweeps:

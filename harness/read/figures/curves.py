@@ -39,8 +39,8 @@ BATCH = "per_gpu_batch"
 
 
 def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Seconds of training per epoch over the batch of a device, a line a set-up; below, what the
-    batch costs in quality.
+    """Seconds of training per epoch over the batch of a device, a line per set-up; below, the final
+    accuracy.
     """
     groups, apart = groups_by_batch(sweep)
     if len({g.setting(BATCH) for g in groups}) < 2:
@@ -61,7 +61,7 @@ def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def groups_by_batch(sweep: SweepResults) -> tuple[list[Group], list[Group]]:
-    """Those on lines over the batch, or beside one; and those that are not drawn."""
+    """The groups on lines over the batch, or beside such a line; and those that are not drawn."""
     begun = [g for g in sweep.groups if g.finished or failures(g)]
     groups = [g for g in begun if is_number(g.setting(BATCH))]
     apart = _apart(sweep, _lines_of(sweep, groups, _along_batch(sweep)))
@@ -73,7 +73,7 @@ def _along_batch(sweep: SweepResults) -> tuple[str, ...]:
 
 
 def _has_rate_each(sweep: SweepResults) -> bool:
-    """Whether no line is planned with two learning rates at one batch, as where it is tuned."""
+    """Whether each batch of a line has one learning rate, unlike in a sweep that tunes the rate."""
     lines = _lines_of(sweep, sweep.groups, (BATCH, "lr"))
     several = any(len({group.setting("lr") for group in of_line}) > 1 for of_line in lines)
     batches = [{group.setting(BATCH) for group in of_line} for of_line in lines]
@@ -81,8 +81,8 @@ def _has_rate_each(sweep: SweepResults) -> bool:
 
 
 def _apart(sweep: SweepResults, lines: Sequence[Sequence[Group]]) -> list[Group]:
-    """Finished groups with one batch alone, each of which differs in more than one thing from what
-    the lines have at that batch.
+    """Finished groups with a single batch, each of which differs on more than one axis from every
+    group on a line at that batch.
     """
     drawn = [group for of_line in lines if len(of_line) > 1 for group in of_line]
 
@@ -100,7 +100,7 @@ def _apart(sweep: SweepResults, lines: Sequence[Sequence[Group]]) -> list[Group]
 def _lines_of(
     sweep: SweepResults, groups: Sequence[Group], along: Collection[str]
 ) -> list[list[Group]]:
-    """The groups that differ along these axes alone."""
+    """The groups by line: those of one line differ along these axes alone."""
     others = [axis for axis in sweep.axes if axis not in along]
     lines: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
@@ -122,8 +122,8 @@ def _against(
     place: Callable[[Group], float], across: tuple[str, ...], x: str, measures: dict[str, str],
     ideal: bool = False,
 ) -> Drawn:  # fmt: skip
-    """A panel a script, a line for what is the same along it, each run a point; a row of them for
-    each of these measures that a run has, the first of which one must have.
+    """A panel per script, with lines of groups that differ along `across`, each run a point; a row
+    of panels for each of these measures that a run has. Some run must have the first measure.
     """
     first, *_ = measures
     if not any(group.values(first) for group in groups):
@@ -207,8 +207,8 @@ def _lines(
 def _beside(
     lines: Sequence[Series], place: Callable[[Group], float], measure: str
 ) -> list[dict[float, float]]:
-    """For each line, from each of its places to where it is drawn: beside the others that have a
-    mark there.
+    """For each line, place -> where it is drawn: beside the other lines that have a mark at this
+    place.
     """
     marks = [{place(group) for group in groups if group.values(measure)} for _, groups in lines]
     here = {x: [n for n, places in enumerate(marks) if x in places]
@@ -226,7 +226,7 @@ IDEAL = Line2D([], [], color=kit.FAINT, linestyle=":", label="in proportion to t
 def _ideal(
     axes: Axes, points: Sequence[Point], style: Style, drawn_at: Mapping[float, float]
 ) -> float:
-    """From the first point in proportion to the devices; the height of its end."""
+    """Draw the line in proportion to the devices from the first point; return its end's height."""
     first, last = points[0], points[-1].x
     end = first.mean * last / first.x
     dotted = style._replace(dash=":")
@@ -237,8 +237,8 @@ def _ideal(
 def _from_single(
     sweep: SweepResults, panels: Sequence[Panel], styles: dict[str, Style]
 ) -> tuple[list[Panel], dict[str, Style]]:
-    """Lines of several processes begin with the single one that does the same work, which then has
-    no line of its own: at equal batch a device, or where there is none of that, in all.
+    """Lines of several processes begin with the single process that does the same work, which then
+    has no line of its own: at an equal batch per device, or if there is none, an equal one in all.
     """
     groups = [group for panel in panels for _, of_line in panel.lines for group in of_line]
     singles = {}
@@ -260,14 +260,14 @@ def _from_single(
 
 
 def _of_shown(styles: dict[str, Style], shown: Collection[str]) -> dict[str, Style]:
-    """What a legend names: a line without any point has no place in it."""
+    """The styles that a legend names: a line without any point is not among them."""
     return {name: style for name, style in styles.items() if name in shown}
 
 
 def _line_with_gaps(
     axes: Axes, points: dict[float, float], drawn_at: Mapping[float, float], style: Style, name: str
 ) -> None:
-    """Broken where a group between two points has none."""
+    """Draw the line, with a gap where a group between two points has no point."""
     across = [x for x in drawn_at if min(points, default=0) <= x <= max(points, default=0)]
     heights = [points.get(x, math.nan) for x in across]
     kit.line(axes, [drawn_at[x] for x in across], heights, style, label=name)
@@ -294,7 +294,7 @@ def _same_place(axes: Axes, panel: Panel, place: Callable[[Group], float], measu
 def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     """The share of the ideal that is reached: weak at equal batch a device, else strong.
 
-    Ideal is what one device does: a line whose fewest devices are more has no place in it.
+    The ideal follows from one device: a line without a group on one device is not drawn.
     """
     groups = [group for group in _scaled(sweep) if group.finished]
     if all(_devices(group) > 1 for group in groups):
@@ -331,7 +331,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
         kit.small_text(place, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
                    xycoords=place.get_yaxis_transform())  # fmt: skip
         doubling_axis(place, {_devices(g) for _, groups in panel.lines for g in groups})
-        place.set_ylim(0, 1.1 * max(values))  # long intervals are cut, not the lines made flat
+        place.set_ylim(0, 1.1 * max(values))  # cut long intervals rather than make the lines flat
         kit.mark_cut_intervals(drawn, place)
         kit.describe(
             place,
@@ -365,7 +365,7 @@ def _efficiencies(groups: Sequence[Group]) -> list[tuple[float, float, float, fl
 
 
 def _along(sweep: SweepResults) -> tuple[str, ...]:
-    """Where the effective batch is held, the batch of a device changes with their number."""
+    """The axes along a line: also the batch of a device where the effective batch is held."""
     return ("setup", BATCH) if sweep.hold == "effective_batch" else ("setup",)
 
 

@@ -37,7 +37,7 @@ def accuracy_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def loss_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Of training (with dropout, weights moving) above that of the test set."""
+    """The loss of training (with dropout, weights moving) above that of the test set."""
     return _by_epoch(sweep, styles, ("train_loss", "eval_loss"))
 
 
@@ -93,7 +93,7 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
             if not curves:
                 continue
             values += [value for _, curve in curves for value in curve.values()]
-            # What failed or goes on has its points, but no end yet to count.
+            # A run that failed or goes on has points, but no last value that counts.
             whole = [(run, curve) for run, curve in curves if run.state == FINISHED]
             bars += _mean(axes, whole or curves, metric, styles[name], share, name)
             _runs(drawn, axes, curves, name, styles[name])
@@ -112,9 +112,9 @@ def _mean(
     axes: Axes, curves: Sequence[tuple[Run, Curve]], metric: str, style: Style, share: bool,
     name: str,
 ) -> list[float]:  # fmt: skip
-    """The mean over what has an epoch, and its 95 % interval as a band.
+    """Draw the mean over the runs that have an epoch, and its 95 % interval as a band.
 
-    share: no mean of the measure is below 0 or above 1, whatever Student's t says.
+    share: clip the interval to 0..1, as no mean of a share lies outside, whatever Student's t says.
     """
     epochs = sorted({epoch for _, curve in curves for epoch in curve})
     at = ([(run, curve[e]) for run, curve in curves if e in curve] for e in epochs)

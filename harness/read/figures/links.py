@@ -1,4 +1,4 @@
-"""Over the delay between nodes: speed, a line a rate; time to the target, a line a strategy."""
+"""Figures over the delay between nodes: speed, a line per rate; time to target, per strategy."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ BOUND = Line2D([], [], color=kit.FAINT, linestyle=":", label="at most: one delay
 
 
 def _bound(axes: Axes, groups: Sequence[Group]) -> bool:
-    """What no exchange at every update can exceed, whatever the rate; whether it is seen."""
+    """Draw the bound of one exchange per update, whatever the rate; return whether it is seen."""
     delays = [delay for group in groups if (delay := _link(group).delay_ms) > 0]
     batches = {group.fact("effective_batch") for group in groups}
     every_update = all(group.setting(STRATEGY) in (None, "ddp", "fsdp") for group in groups)
@@ -168,8 +168,8 @@ class Cell:
 
     @property
     def differences(self) -> dict[Hashable, float]:
-        """Final accuracy less that of the baseline with the same seed, in points, by seed; none
-        where it is not compared.
+        """Seed -> final accuracy less that of the baseline with this seed, in points; empty where
+        the two are not compared.
         """
         if self.base is None or self.base is self.group or refused(self.group, self.base, QUALITY):
             return {}
@@ -221,7 +221,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def _not_compared(cells: Sequence[Cell]) -> list[str]:
-    """The strategies whose accuracy has no place beside the baseline's, with the reason."""
+    """The strategies whose accuracy is not compared with the baseline's, with the reason."""
     names = dict[str, dict[str, None]]()
     for cell in cells:
         if cell.base is None or cell.base is cell.group:
@@ -232,7 +232,7 @@ def _not_compared(cells: Sequence[Cell]) -> list[str]:
 
 
 def _in_words(sweep: SweepResults, cells: list[Cell], measure: str) -> str:
-    """The medians that are drawn; a miss counts as infinite."""
+    """The medians that are drawn, as a sentence; a miss counts as infinite."""
     of_cells = ((cell, cell.group.values(measure)) for cell in cells)
     texts = [f"{sweep.name_of(c.group)} {kit.median_text(times)}" for c, times in of_cells if times]
     title = f"{TIMES_TO_TARGET[measure].capitalize()} to {sweep.target}"
@@ -286,7 +286,7 @@ def _times(
                   marker=style.marker, markersize=5, linestyle="",
                   markerfacecolor=kit.WHITE)  # fmt: skip
         for cell in of_name:
-            # Also where too few of the others have a time that counts.
+            # Misses are shown even where too few other runs have a time that counts.
             if missed := len(cell.group.missed(measure)):
                 # On the left edge there is no room on the left.
                 side, total = 1 if cell.delay == nearest else -1, len(cell.group.finished)
@@ -297,7 +297,7 @@ def _times(
 
 
 def _miss(axes: Axes, delay: float, number: int, text: str, style: Style, side: int) -> None:
-    """At the top edge, one below the other: they lie above every number."""
+    """Mark misses at the top edge, one below the other, as they exceed every time."""
     height, transform = 1 - MISS_ROW * (number + 0.5), axes.get_xaxis_transform()
     axes.plot([delay], [height], marker=style.marker, color=style.colour, markersize=4.5,
               linestyle="", transform=transform)  # fmt: skip
@@ -329,7 +329,7 @@ def _span(cells: Sequence[Cell]) -> Span:
 
 
 def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
-    """The same in all panels, with a strip for the misses at the top."""
+    """Set the same axis in all panels, with a strip for the misses at the top."""
     log_axis(axes, "y")
     top = span.high * (span.high / span.low) ** (span.missed / (1 - span.missed))
     powers = range(math.floor(math.log10(span.low)), math.ceil(math.log10(span.high)))

@@ -38,10 +38,10 @@ from harness.read.statistics import is_rate
 
 # These may have panels of their own, in this order, where a panel would hold too many lines.
 INTO_PANELS = ("link", "strategy", "model", "per_gpu_batch", "lr")
-# Panels of which one ends so many times as high as another have scales of their own.
+# Panels get scales of their own where one ends so many times as high as another.
 FAR_APART = 3.0
-# A name at the end of a line has at most so many letters; lines end at one place within this share
-# of the axis.
+# A name at the end of a line has at most so many letters; ends of lines within this share of the
+# axis count as one place.
 AT_END, ONE_PLACE = 16, 0.08
 # The first of these that a sweep varies decides the colour of its groups.
 COLOUR_BY = ("strategy", "setup", "link", "lr", "per_gpu_batch")
@@ -60,7 +60,7 @@ class Panel(NamedTuple):
 
 
 def axis_text(group: Group, axis: str) -> str:
-    """What a group is on an axis, the same in every title, legend and list; "" where unknown."""
+    """The value of a group on an axis, as in every title, legend and list; "" where unknown."""
     if axis == STRATEGY:
         return strategy_text({**group.label, STRATEGY: group.setting(STRATEGY)}) or "plain"
     value = group.machine_kind if axis == MACHINE else group.setting(axis)
@@ -73,7 +73,7 @@ def axis_text(group: Group, axis: str) -> str:
 
 
 class Styles:
-    """The styles of a page: a strategy, a set-up, a link has the same one in all its figures."""
+    """The styles of a page: each strategy, set-up and link has one style in all its figures."""
 
     def __init__(self, sweeps: Iterable[SweepResults]) -> None:
         known: dict[str, set[str]] = {axis: set() for axis in OF_PAGE}
@@ -126,7 +126,7 @@ class Styles:
 
 
 def key_text(group: Group, axis: str) -> str:
-    """The same, but a set-up without its tag where the link has a word of its own."""
+    """Like axis_text, but a set-up without its tag where the label has the link by itself."""
     return group.topology if axis == "setup" and "link" in group.label else axis_text(group, axis)
 
 
@@ -150,7 +150,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "hivemind": ("#009E73",),
     "single": (kit.FAINT,),
 }
-OWN = ("#882255",)  # of a class of one's own
+OWN = ("#882255",)  # for a strategy class of a user
 RARER = (20, 100)  # updates between exchanges: from each on the next colour
 
 
@@ -229,7 +229,7 @@ def _line_text(group: Group, axis: str) -> str:
 
 
 def _title_text(sweep: SweepResults, group: Group, axis: str) -> str:
-    """A script, where there is only one, by its model."""
+    """The text of an axis in a title; the only script of a sweep is named by its model."""
     model = group.setting("model") if axis == "script" and axis not in sweep.varied else None
     return Path(str(model)).name if model else key_text(group, axis)
 
@@ -237,7 +237,7 @@ def _title_text(sweep: SweepResults, group: Group, axis: str) -> str:
 def rows_of_panels(
     panels: Sequence[Panel], measures: dict[str, str], x: str, height: float
 ) -> tuple[Figure, list[tuple[Axes, Panel, str]]]:
-    """A row of panels for each measure, which has the name of its axis; what stands where."""
+    """A row of panels for each measure, labelled by its value in `measures`; and what is where."""
     wide = kit.panels_per_row(len(panels))
     blocks = [panels[n : n + wide] for n in range(0, len(panels), wide)]
     rows = [(measure, block) for block in blocks for measure in measures]
@@ -256,8 +256,8 @@ def rows_of_panels(
 
 
 def same_scale(axes: Sequence[Axes], unlike: float = math.inf, across: bool = False) -> None:
-    """Panels of one measure have one axis, upright or across: a higher line is a larger value. Not
-    where one ends more than `unlike` times as high as another, which would then be flat.
+    """Give panels of one measure one axis, upright or across: a higher line is a larger value.
+    Not where one ends more than `unlike` times as high as another, which would be flat.
     """
     drawn = [place for place in axes if place.has_data()]
     ends = [place.get_xlim() if across else place.get_ylim() for place in drawn]
@@ -294,7 +294,7 @@ def failures(group: Group) -> list[str]:
 
 
 def failed_groups(sweep: SweepResults, groups: Sequence[Group] | None = None) -> str:
-    """These groups with failed runs, or all of the sweep, for a note."""
+    """Those of these groups, or of all of the sweep, that have failed runs, for a note."""
     return kit.listed(
         f"{sweep.short_name_of(group)} ({', '.join(states)})"
         for group in (sweep.groups if groups is None else groups)
@@ -345,8 +345,8 @@ def draw_group(
 def name_lines(
     figure: Figure, axes: Sequence[Axes], styles: Mapping[str, Style], more: Sequence[Artist] = ()
 ) -> None:
-    """A name at the end of each line, on the right of the first panel where all end apart; where
-    they do so in none, a legend. After the axes are set.
+    """Name each line at its end, right of the first panel where all ends are apart; if there is no
+    such panel, draw a legend. Call it when the axes are set.
     """
     named = [name for name in styles if name]
     place, ends = next(((place, ends) for place in axes if (ends := _ends_apart(place, named))),

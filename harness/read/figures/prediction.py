@@ -33,7 +33,7 @@ NEAR = 0.1  # the band around the diagonal
 
 
 def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Each run a point, means with their intervals; on the diagonal a prediction is right."""
+    """Runs as points and means with their intervals; a prediction on the diagonal is exact."""
     workloads, excluded = workloads_of(sweep)
     if not workloads and not excluded:
         raise NothingToDraw(NO_NODES)
@@ -70,7 +70,7 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
 def _mark(
     drawn: Drawn, axes: Axes, sweep: SweepResults, case: PredictedGroup, style: Style
 ) -> None:
-    """Runs at what they measured, all at the height of their prediction."""
+    """Draw the runs at their measured times, all at the height of their prediction."""
     predicted, name = case.prediction, sweep.name_of(case.group)
     predicted_ms = 1e3 * predicted.step_s
     steps = [1e3 * each for each in case.measured_s]
@@ -87,7 +87,7 @@ def _mark(
 
 
 def _diagonal(axes: Axes, workload: Workload) -> None:
-    """Both axes alike, from the smallest of all marks to the largest; intervals may be cut."""
+    """Draw the diagonal, with equal axes from the smallest mark to the largest; bars may be cut."""
     predictions = [case.prediction for case in workload.cases]
     marks = [s for case in workload.cases for s in case.measured_s]
     marks += [s for each in predictions for s in (each.step_s, each.baseline_s)]

@@ -63,7 +63,7 @@ from harness.read.statistics import Noise
 
 MOST_ROWS = 80
 OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the best mean accuracy
-# Measure, title with unit, and the unit in those of the measure.
+# Measure, title with the unit shown, and how many units of the measure one of these is.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
     (WALL_OF_TRAINING, "wall time, measuring aside (s)", 1.0),
@@ -74,7 +74,7 @@ Times = list[tuple[Run, float]]
 
 
 def _row_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str], float]:
-    """What tells the groups of a figure apart, whole, and the height of a row."""
+    """A name for the row of each group, of what tells the groups apart, and the height of a row."""
     axes = [a for a in sweep.naming if len({str(group.label.get(a)) for group in groups}) > 1]
     if {*axes} & {*OF_ONE_STRATEGY} and STRATEGY in sweep.naming:
         axes = [axis for axis in sweep.naming if axis in {*axes, STRATEGY}]
@@ -87,7 +87,7 @@ def _row_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str],
 
 
 def targets_of(sweep: SweepResults) -> dict[str, Target]:
-    """Per script: that of the sweep, or made of the best mean, rounded down to a percent."""
+    """Script -> target: that of the sweep, else OF_BEST of the best mean, rounded down to 1 %."""
     if sweep.target is not None:
         scripts = [_script(group) for group in sweep.groups if group.finished]
         if not scripts:
@@ -108,7 +108,7 @@ def _script(group: Group) -> str:
 
 
 def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
-    """A row a group: each run a point, the median a line; misses are counted at the right edge."""
+    """A row per group: runs as points, the median a line; misses are counted at the right edge."""
     blocks = []
     for script, target in targets_of(sweep).items():
         groups = [group for group in sweep.groups if _script(group) == script]
@@ -154,7 +154,7 @@ def _accuracies(
     drawn: Drawn, axes: Axes, sweep: SweepResults, rows: Sequence[tuple[Group, dict[str, Times]]],
     styles: Styles,
 ) -> tuple[str, str]:  # fmt: skip
-    """Final ones, each run a point, means with their intervals; in words, and what the axis is."""
+    """Draw final accuracies as points and means with intervals; return a text and the x title."""
     values, of_values = styles.of_groups(sweep, [group for group, _ in rows])
     texts = []
     for height, ((group, _), value) in enumerate(zip(rows, values, strict=True)):
@@ -173,7 +173,7 @@ def _accuracies(
 
 
 def _times(group: Group, target: Target) -> dict[str, Times]:
-    """Of the finished runs that have the metric and count; a miss is infinite."""
+    """Measure -> times to the target of the finished runs that count; a miss is infinite."""
     aimed = replace(group, runs=tuple(run.toward(target) for run in group.finished))
     return {measure: aimed.by_run(measure) for measure in TIMES_TO_TARGET}
 
@@ -191,7 +191,7 @@ def _block(
 
 
 def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
-    """The same for both times; the counts have a strip of their own at the right, without times."""
+    """The same axis for both times; counts of misses have a strip without ticks at the right."""
     finite = [t for t in times if math.isfinite(t)]
     longest = max(len(text.get_text()) for text in axes.texts) if axes.texts else 0
     free = 1 - min(0.03 + 0.016 * longest * wide, 0.6)  # of the width, left of the counts
@@ -203,7 +203,7 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
         low, right = 0, high / free
     axes.set_xlim(low, right)
     if longest:
-        # Those of the whole width may all but the first lie in the strip.
+        # Of ticks chosen for the whole width, all but the first may lie in the strip.
         if axes.get_xscale() == "linear":
             ticks = list(MaxNLocator(nbins=4).tick_values(low, high))
         else:
@@ -245,7 +245,7 @@ class TradeOff(NamedTuple):
 
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Accuracy over training time, wall time and energy; the line: what nothing cheaper beats."""
+    """Accuracy over training time, wall time, energy; a line joins what nothing cheaper beats."""
     measured = [group for group in sweep.groups if group.values(ACCURACY)
                 and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
     if not measured:
@@ -273,7 +273,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         )
     drawn_cases = cases[: kit.MOST_PANELS // len(costs)]
     shown = [(*cost, case) for cost in costs for case in drawn_cases]
-    # Of one case the costs stand side by side.
+    # With a single case, the panels of its costs stand side by side.
     wide = kit.panels_per_row(len(shown if len(cases) == 1 else drawn_cases))
     figure, axes = kit.panels(len(shown), 4.0 if len(cases) == 1 else 3.2, wide)
     notes += left_out(len(cases) - len(drawn_cases), "panels")
@@ -293,7 +293,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
             continue
         texts.append(_best(place, sweep, points, ", ".join(filter(None, [case, title]))))
         place.margins(0.1)  # room for the numbers
-        # Of cases that go on in further rows, each panel has its title.
+        # Where the cases continue in further rows, each panel has its title.
         above = case if number < wide or wide < len(drawn_cases) else ""
         kit.describe(place, above, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
@@ -306,12 +306,12 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     return drawn
 
 
-# What is given, and what nobody chooses by time or accuracy.
+# Axes that are given: nobody chooses their values by time or accuracy.
 GIVEN = ("script", "model", "dataset", "train_size", "link", MACHINE)
 
 
 def _given(groups: Sequence[Group]) -> list[str]:
-    """The script, and each of the others that tells more groups apart than those before it."""
+    """The script, and each axis of GIVEN that tells more groups apart than those before it."""
     given = ["script"]
     for axis in GIVEN:
         known = {_case(group, given) for group in groups}
@@ -327,8 +327,10 @@ def _case(group: Group, given: Sequence[str]) -> str:
 def _comparable(
     sweep: SweepResults, groups: Sequence[Group], others: dict[str, list[str]]
 ) -> list[Group]:
-    """The most of these groups that `compare` would compare in time to a target, which is about
-    time and quality both; the names of the others are added by the reason against them.
+    """The largest set of groups that `compare` would compare in time to a target.
+
+    That question is about both time and quality. The names of the other groups are added to
+    `others`, by the reason against them.
     """
     parts: list[list[Group]] = []
     for group in groups:
@@ -348,10 +350,10 @@ def _comparable(
 def _named_styles(
     sweep: SweepResults, groups: Sequence[Group], styles: Styles
 ) -> tuple[list[str], dict[str, Style], list[str]]:
-    """What each group is in the legend, the styles of these names, and notes.
+    """The name of each group in the legend, the style of each name, and notes.
 
-    A name has all that is chosen and differs. Of more names than a legend has room for the first
-    axis decides, and a note says in what groups of one style differ.
+    A name holds every chosen axis that varies. If there are more names than a legend has room for,
+    the first axis decides, and a note says in what the groups of one style differ.
     """
     chosen = [axis for axis in shown_axes(sweep.axes) if axis not in GIVEN]
     varied = [axis for axis in chosen if len({_choice(group, axis) for group in groups}) > 1]
@@ -371,7 +373,7 @@ def _named_styles(
 
 
 def _choice(group: Group, axis: str) -> str:
-    """A set-up without its tag: the link stands above the panel."""
+    """The axis as text; a set-up lacks its tag, because the link stands above the panel."""
     return group.topology if axis == "setup" else axis_text(group, axis)
 
 
@@ -379,7 +381,7 @@ def _point(
     drawn: Drawn, axes: Axes, sweep: SweepResults, group: Group, cost_of: tuple[str, float],
     style: Style,
 ) -> TradeOff:  # fmt: skip
-    """Each run, and the means of both."""
+    """Draw each run and the group's mean cost and accuracy; return these means."""
     measure, unit = cost_of
     runs = [run for run in group.measured(measure) if {measure, ACCURACY} <= run.measures.keys()]
     costs = [run.measures[measure] / unit for run in runs]
@@ -394,7 +396,7 @@ def _point(
 
 
 def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: str) -> str:
-    """What is better than all that is cheaper, numbered in the figure and listed."""
+    """Number the points that are better than all cheaper ones; return a text that lists them."""
     best, cheaper_ones = list[TradeOff](), list[TradeOff]()
     for point in sorted(points, key=lambda p: (p.cost, -p.quality)):
         if all(_is_better(point, cheaper) for cheaper in cheaper_ones):
@@ -405,7 +407,7 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
     texts, above, before = [], False, best[0]
     width, height = (max(ends) - min(ends) for ends in zip(*(p[1:] for p in points), strict=True))
     for number, (group, cost, quality) in enumerate(best, 1):
-        # The line does not pass above on the left, nor below on the right, if that is taken.
+        # The step line leaves free the place below right and, if that is taken, above left.
         near = cost - before.cost < width / 20 and quality - before.quality < height / 10
         above, before = not (above and near), best[number - 1]
         shift, ha, va = ((-5, 6), "right", "bottom") if above else ((5, -6), "left", "top")
@@ -416,7 +418,7 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
 
 
 def _is_better(one: TradeOff, other: TradeOff) -> bool:
-    """By more than the noise of the seeds; in the mean where that is not known."""
+    """Whether `one` is better beyond the noise of the seeds; by the mean if noise is unknown."""
     gain = measured_against(one.group, other.group, ACCURACY, QUALITY)
     judged = gain.judged(0.0)
     if judged in (Noise.NO_SPREAD, Noise.UNKNOWN):
@@ -424,7 +426,7 @@ def _is_better(one: TradeOff, other: TradeOff) -> bool:
     return judged == Noise.BEYOND and (gain.value or 0.0) > 0
 
 
-# Greys are what the records do not separate; hatches help where colours do not.
+# Greys: time that the records do not separate. Hatches help where colours do not.
 LOOKS = {
     COMPUTE: ("#009E73", ""), DATA: ("#E69F00", ".."), COMMUNICATION: ("#D55E00", "//"),
     STRAGGLERS: ("#CC79A7", ""), UNSEPARATED: ("#9FB8C8", ""), FIRST: ("#F0E442", ""),
@@ -433,7 +435,7 @@ LOOKS = {
 
 
 def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
-    """Seconds of a run, means over the seeds, stacked in parts that add up to all of it."""
+    """The time of a run as stacked parts that add up to all of it, means over the seeds."""
     unknown: dict[str, list[str]] = {}
     rows = [(group, p) for group in sweep.groups if (p := _parts(sweep, group, unknown))]
     reasons = [f"{why} ({_counted(names)})" for why, names in unknown.items()]
@@ -485,7 +487,7 @@ def _parts(sweep: SweepResults, group: Group, unknown: dict[str, list[str]]) -> 
 
 
 def _counted(names: Sequence[str]) -> str:
-    """Each group once, with how many of its runs."""
+    """Each group's name once, with how many of its runs."""
     counts = Counter(names).items()
     return kit.listed((f"{name}: {counted(n, 'run')}" for name, n in counts), ", ")
 

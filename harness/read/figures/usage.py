@@ -20,7 +20,7 @@ from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
 
 MOST_RUNS, MOST_POINTS, MOST_EPOCHS = 3, 400, 20
-LONG_PAUSE_S, MANY_PAUSES = 2.0, 10.0  # between readings: from these on, nobody was reading
+LONG_PAUSE_S, MANY_PAUSES = 2.0, 10.0  # s, and times the usual pause: a longer one is a gap
 
 
 class Quantity(NamedTuple):
@@ -38,14 +38,14 @@ QUANTITIES = (
 )
 
 
-Readings = dict[int, list[TelemetryRow]]  # node -> its lines, in the order of time
+Readings = dict[int, list[TelemetryRow]]  # node -> its rows, in the order of time
 Reading = tuple[float, float]  # unix time, value
-DeviceReadings = dict[tuple[int, int], list[Reading]]  # of a node and the number of its device
+DeviceReadings = dict[tuple[int, int], list[Reading]]  # (node, number of its device) -> readings
 
 
 def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
-    """Columns: the first run of some groups, a quiet one if any is; rows: what was read; a line a
-    device or node. A colour a node, or, where there is but one, a device of it.
+    """A column per run: of some groups the first run, a quiet one if there is one. A row per
+    quantity, a line per device or node. Colours tell nodes apart, or the devices of a single node.
     """
     runs = [(g, r, readings) for g in sweep.groups for r in (g.timed or g.runs)[:1]
             if (readings := _readings(r))]  # fmt: skip
@@ -66,7 +66,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
         what = "GPU" if by_gpu else "node"
         of_names = {f"{what} {n}": kit.cycle(n)._replace(marker="") for n in numbers}
         kit.legend(figure, of_names)
-    dotted: dict[str, list[str]] = {}  # where lines stand -> names of runs
+    dotted: dict[str, list[str]] = {}  # what dotted lines mark -> names of runs
     for x, ((group, run, readings), series) in enumerate(zip(runs, known, strict=True)):
         name = ", ".join([sweep.short_name_of(group), run_name(run)])
         begin = min(float(rows[0]["unix"]) for rows in readings.values())
@@ -97,7 +97,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
 
 
 def _dotted(lines: Mapping[str, Sequence[str]]) -> list[str]:
-    """What the dotted lines of these runs are; of all in one line, where they are the same."""
+    """Notes on what dotted lines mark: one for all runs, or one for each kind of runs."""
     texts = {which: f"dotted lines at the end of {which}" for which in lines}
     if len(lines) < 2:
         return [*texts.values()]
@@ -105,7 +105,7 @@ def _dotted(lines: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _share_scales(axes: Sequence[Axes], columns: int) -> None:
-    """A quantity has the same scale for all runs, and all of a run the same time."""
+    """Give a quantity the same scale for all runs, and all quantities of a run the same time."""
     for first in range(columns):
         column = [place for place in axes[first::columns] if place.get_visible()]
         end = max(place.get_xlim()[1] for place in column)
@@ -121,13 +121,13 @@ def _share_scales(axes: Sequence[Axes], columns: int) -> None:
 def _draw_quantity(
     place: Axes, quantity: Quantity, series: DeviceReadings, begin: float, by_gpu: bool
 ) -> str:
-    """One panel; gives the means of its lines."""
+    """Draw one panel; return the means of its lines, as text."""
     if by_gpu and not quantity.of_gpu:
         colours = [kit.INK]
     else:
         colours = [kit.cycle(key[by_gpu]).colour for key in series]
     values = _draw_series(place, series, begin, colours)
-    # A line at 100 % is not to lie on the frame.
+    # Room above 100 %, so that a line there does not lie on the frame.
     top = 105 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
     place.set_ylim(0, top)
     of_lines = kit.listed((f"{np.mean(each):,.3g}" for each in values), ", ")
@@ -135,7 +135,7 @@ def _draw_quantity(
 
 
 def _ends_of_epochs(run: Run) -> tuple[list[float], int]:
-    """When epochs ended, of so many one: lines of all of a long run would be a grey block."""
+    """When epochs ended, one in so many: lines for all of a long run would be a grey block."""
     ends = [float(row["unix"]) for row in run.epochs if is_number(row.get("unix"))]
     every = max(1, math.ceil(len(ends) / MOST_EPOCHS))
     return ends[every - 1 :: every], every
@@ -144,7 +144,7 @@ def _ends_of_epochs(run: Run) -> tuple[list[float], int]:
 def _of_unlike_kinds(
     runs: Sequence[tuple[Group, Run, Readings]],
 ) -> list[tuple[Group, Run, Readings]]:
-    """One of each script, set-up and strategy before a second of any."""
+    """The runs, sorted so that each script, set-up and strategy comes once before any repeats."""
     count: Counter[tuple[str, ...]] = Counter()
     turns = []
     for group, *_ in runs:
@@ -155,13 +155,13 @@ def _of_unlike_kinds(
 
 
 def _readings(run: Run) -> Readings:
-    """The lines of each node that say when they were read."""
+    """The rows of each node that have a time."""
     of_nodes = {} if run.folder is None else telemetry_of(run.folder)
     return {node: rows for node, rows in of_nodes.items() if rows}
 
 
 def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:
-    """The known readings of each device, or of each node."""
+    """The known readings of a quantity, for each device or each node."""
     series: DeviceReadings = {}
     for node, rows in readings.items():
         for row in rows:
@@ -177,8 +177,8 @@ def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:
 def _draw_series(
     axes: Axes, series: DeviceReadings, begin: float, colours: Sequence[str]
 ) -> list[list[float]]:
-    """The values of each line, which breaks off where a run stopped and was resumed. Of many
-    readings means over as many each, so that no part of a line is smoother than another.
+    """Draw a line per series, broken where a run stopped and was resumed; return the drawn values.
+    Many readings are averaged over equally many each, so that lines are equally smooth throughout.
     """
     shown = []
     for (_, readings), colour in zip(series.items(), colours, strict=True):

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 def import_files(
     files: list[Path], flags: dict[str, Any], source: str | None, output_dir: Path
 ) -> list[str]:
-    """A line for each file; all of them or, if one is wrong, none."""
+    """Import all files, or none if one is wrong; return a line for each file."""
     read, errors = [], []
     for file in files:
         try:
@@ -112,7 +112,7 @@ def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
 def _place(
     foreign: Foreign, source: str | None, output_dir: Path, known: dict[Path, dict[str, Any]]
 ) -> str:
-    """One file written, unless it or another state of the same run is there."""
+    """Write one file's record, unless it or another state of the same run is already there."""
     for path, imported in known.items():
         if imported.get("sha256") == foreign.sha256:
             return f"already imported: {foreign.file} is {path}"
@@ -201,7 +201,7 @@ def _full_row(foreign: Foreign, row: Mapping[str, Any], batch: int | None) -> di
 def _summary(foreign: Foreign, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The fields of a run's own summary, as far as the rows determine them."""
     last = rows[-1] if rows else {}
-    # What is not a number cannot be the best of anything.
+    # A value that is not finite cannot be the best.
     finite = [
         {n: v for n, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
         for row in rows

@@ -1,6 +1,6 @@
 """Records of others, read in this project's names and units. What a source does not say is null.
 
-callback-text: a list a line, one value an epoch, and the settings in the name of the file.
+callback-text: one list per line, one value per epoch, and the settings in the name of the file.
 
     bert/2_1_2e-05_16_P100far.txt       <script>/<N>_<M>_<lr>_<batch>[_<tag>].txt
 
@@ -12,11 +12,11 @@ callback-text: a list a line, one value an epoch, and the settings in the name o
 The callback that wrote them cut the first two characters off the learning rate: 0.0002 is 0002,
 and of 2e-05 only -05 is left, which may have been any number of that size.
 
-trainer-state: trainer_state.json, as the Hugging Face Trainer leaves it beside a checkpoint. A row
-for each evaluation, so there are several an epoch where it evaluated several times. Those at one
-update, of several test sets or once more after the training, are one row: of numbers with one name
-the first. One before the training is left out. Its times hold evaluation, saving and warm-up: none
-of them is taken for a time of ours.
+trainer-state: trainer_state.json, as the Hugging Face Trainer leaves it beside a checkpoint. One
+row per evaluation, so several per epoch if it evaluated more often. Evaluations at one update (of
+several test sets, or once more after training) become one row; of equal names the first counts. An
+evaluation before training is left out. The Trainer's times include evaluation, saving and warm-up:
+none of them is taken for a time of ours.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class Foreign:
     file: Path
     format: str
     sha256: str
-    settings: dict[str, Any]  # what name and content say of them, by our names
+    settings: dict[str, Any]  # from the file's name and content, by our names
     rows: tuple[dict[str, Any], ...]
     epochs_done: float | None
     updates: int | None = None
     outcome: str = FINISHED
     reason: str | None = None
     best_metric: str | None = "accuracy"
-    highest_lr: float | None = None  # that was logged: the one that was set is not below it
+    highest_lr: float | None = None  # the highest that was logged; no higher than the one set
     summary: dict[str, Any] = field(default_factory=dict)
     unnamed: dict[str, Any] = field(default_factory=dict)  # numbers without a name here
-    begins: str | None = None  # the same for two states of one run
+    begins: str | None = None  # identifies the run: the same for two states of one run
     notes: tuple[str, ...] = ()
 
 
@@ -84,7 +84,7 @@ def read_foreign(file: Path) -> Foreign:
 
 
 def check_share(where: str, name: str, value: float) -> None:
-    """Per cent taken for a share would stand a hundred times too high in every table."""
+    """UserError for a share beyond 0 to 1: per cent would be a hundred times too high in tables."""
     if name in SHARES and not 0 <= value <= 1:
         raise UserError(f"{where}: {name} {value:g} is no share: 0 to 1 is expected, not per cent")
 
@@ -149,8 +149,8 @@ def settings_in(file: Path) -> dict[str, Any]:
 
 
 def learning_rate(text: str) -> float | None:
-    """None where digits are lost: -05 is what was left of 2e-05, or of 3e-05, and 25e-05 of
-    1.25e-05. 5e-05 may be what was left of 1.5e-05, and is taken as it stands.
+    """The learning rate in a file's name; None where digits are lost: -05 may be left of 2e-05 or
+    of 3e-05, and 25e-05 is left of 1.25e-05. 5e-05, perhaps left of 1.5e-05, is taken as it is.
     """
     if re.fullmatch(r"0\d+", text):
         text = f"0.{text}"
@@ -206,9 +206,9 @@ def _epochs(file: Path, lists: dict[str, tuple[int, list[float]]]) -> int:
     return count
 
 
-# What the Trainer adds to an evaluation that is no quality.
+# Numbers that the Trainer adds to an evaluation, and that are no quality.
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-# Of the whole training, kept under the Trainer's own names: evaluation and saving are in them.
+# Numbers of the whole training, evaluation and saving included, under the Trainer's own names.
 WHOLE = ("train_runtime", "train_steps_per_second")
 STATE_NOTES = (
     "eval_loss depends on batch and ranks as the Trainer computes it; its metrics are defined by "
@@ -278,7 +278,7 @@ def _count(file: Path, state: dict[str, Any], name: str) -> int | None:
 
 
 def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One for each update with an evaluation; without any, one for the whole."""
+    """One row per update with an evaluation; without any evaluation, one row for the whole run."""
     losses: list[float] = []
     rates: dict[float, float] = {}
     last: dict[str, Any] = {}
@@ -305,13 +305,13 @@ def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _moment(row: dict[str, Any]) -> float:
-    """Its update; its epoch, which may be rounded, where that is not known."""
+    """The update of a row; where it is not known, the epoch, which may be rounded."""
     updates, epoch = row["updates"], row["epoch"]
     return float(epoch if updates is None else updates)
 
 
 def _with_epochs(rows: list[dict[str, Any]], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Epochs that were rounded until two updates have the same one follow from the updates."""
+    """Compute the epochs from the updates where rounding gave two updates the same epoch."""
     epochs = [row["epoch"] for row in rows]
     end, updates = state.get("epoch"), state.get("global_step")
     known = is_number(end) and end > 0 and updates and all(row["updates"] for row in rows)
@@ -347,7 +347,7 @@ def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _column(name: str) -> str:
-    """eval_samples are not the samples of training, which have the name without the prefix."""
+    """The column of a metric: eval_samples keeps its prefix, as `samples` are those of training."""
     reserved = {"loss", *ROW} - {"accuracy", "precision", "recall", "f1"}
     return f"eval_{name}" if name in reserved else name
 
@@ -367,7 +367,7 @@ def _finite(value: Any) -> float | None:
 def _outcome(
     history: list[dict[str, Any]], updates: int | None, planned: int | None, ended: bool
 ) -> tuple[str, str | None]:
-    """The state at a checkpoint before the end is that of an interrupted run."""
+    """(outcome, reason); a state at a checkpoint before the end is of an interrupted run."""
     for entry in history:
         for name in ("loss", "eval_loss"):
             if isinstance(entry.get(name), float) and not math.isfinite(entry[name]):
@@ -383,7 +383,7 @@ def _outcome(
 
 
 def _best_metric(state: dict[str, Any], rows: list[dict[str, Any]]) -> str | None:
-    """Whose best value the state holds; none where nothing that it logged, or more than one metric,
+    """The metric whose best value the state holds; None where no logged metric, or more than one,
     had that value at that update.
     """
     best, update = state.get("best_metric"), state.get("best_global_step")

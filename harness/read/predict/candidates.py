@@ -49,25 +49,25 @@ from harness.read.records.selection import command_on
 from harness.read.statistics import spread, student_t
 
 STEPS = "steps"
-# What says of a training that it may not get there; being stopped from outside says nothing of it.
+# Outcomes that count as missing the target; a run stopped from outside says nothing about it.
 NOT_REACHED = ("diverged", "failed", "oom")
-# What a training may differ in without being another one; the way of sums changes their last bits
-# alone, and --exchange auto chooses it by the link.
+# Settings that may differ within one training; the way of exchange changes only the last bits of
+# sums, and --exchange auto chooses it by the link.
 ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange")
-SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # by their names
-LEAST_LINKS = 3  # of which each is predicted from the others, for an interval
-NEAREST_S = 1e-4  # added to delays: links without any are not infinitely far from those with one
+SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # named in tables
+LEAST_LINKS = 3  # for an interval: each is predicted from the others
+NEAREST_S = 1e-4  # added to delays, so that a link without any is not infinitely far away
 MINOR = 0.05  # of the whole: a part whose error is not known counts as exact below this
 
 
 @dataclass(frozen=True)
 class OverLinks:
-    """Logarithms of what was measured over links, and what they say of another link."""
+    """Logarithms of ratios measured over links, and the estimate for another link from them."""
 
     by_link: Mapping[Wire, float]
 
     def at(self, wire: Wire, without: Wire | None = None) -> float:
-        """For a link, interpolated over log delays; at each delay the nearest rate counts."""
+        """The estimate for a link: interpolated over log delays, for each from the nearest rate."""
         known = {link: log for link, log in self.by_link.items() if link != without}
         nearest: dict[float, tuple[float, float]] = {}
         for link, log in known.items():
@@ -82,7 +82,7 @@ class OverLinks:
 
     @property
     def spread(self) -> tuple[float | None, int]:
-        """How far each link is from what the others say of it, and the degrees of freedom."""
+        """How far links are from their estimates by the others (RMS), and degrees of freedom."""
         if len(self.by_link) < LEAST_LINKS:
             return None, 0
         off = [log - self.at(link, without=link) for link, log in self.by_link.items()]
@@ -136,7 +136,7 @@ def candidates(
     fitted: Fitted, runs: Sequence[Run], nodes: Sequence[int], wire: Wire, target: Target,
     batch: int | None = None, emulated: bool = False, link: str = "LINK",
 ) -> Candidates:  # fmt: skip
-    """UserError without a run on these nodes with this effective batch."""
+    """The trainings on these nodes as Candidates; UserError where there is none."""
     done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
     here = [run for run in done if shape_of(run).nodes in nodes]
     lost = [run for run in runs if run.state in NOT_REACHED and run.settings]
@@ -168,8 +168,8 @@ def candidates(
 
 
 def _most_likely(runs: Sequence[Run], target: Target) -> Run:
-    """One of the training to measure on more nodes: of those on most nodes, the one whose runs most
-    often reached the target.
+    """A run of the training to measure on more nodes: of those on most nodes, the training whose
+    runs reached the target most often.
     """
 
     def rank(same: list[Run]) -> tuple[int, float]:
@@ -195,14 +195,14 @@ def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run
 
 
 def _batch_of(run: Run) -> int | None:
-    """Of a run that may have ended before it was in its record."""
+    """The effective batch of a run that may have ended before it was recorded."""
     batch = run.identity.get("per_gpu_batch")
     known = effective_batch(batch, grad_acc_of(run), shape_of(run).ranks) if batch else None
     return run.effective_batch or run.identity.get("target_batch") or known
 
 
 def trainings_of(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs that differ in seed, link and way of exchange alone."""
+    """Runs by training: those of a topology that differ in seed and in ELSEWHERE alone."""
 
     def kind(run: Run) -> str:
         same = {name: setting_of(run, name) for name in run.identity if name not in ELSEWHERE}
@@ -212,7 +212,7 @@ def trainings_of(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
-    """What each has set otherwise than others that tables and sentences name alike."""
+    """For each training the settings that tell it from others that tables name alike."""
     namesakes = by_key((run for run, *_ in trainings), _shown)
     differences = []
     for run, *_ in trainings:
@@ -283,8 +283,8 @@ def _needed(run: Run, target: Target) -> float | None:
 
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
-    """Logarithms of measured / predicted step times by link, of quiet runs if there are any; of
-    those whose times go with the runs on one machine.
+    """Logarithms of measured / predicted step times by link, for runs whose times go with those on
+    one machine; of quiet runs if there are any.
     """
     over = [(wire, run) for run in runs
             if step_s(run, Overrides()) and is_timed_like(fitted.first, run)
@@ -312,7 +312,7 @@ def _candidate(
     prediction = predict(fitted.model, plan)
     ratios = ratios_of(fitted, runs)
     needed = statistics.mean(epochs)
-    longer = math.exp(ratios.at(plan.wire))  # than the model's
+    longer = math.exp(ratios.at(plan.wire))  # measured / predicted
     updates = [each * plan.epoch_updates for each in epochs]
     steps_s = _steps_s(fitted, prediction, updates)
     alone_s = prediction.step_s - prediction.parts[EXCHANGE]
@@ -336,7 +336,7 @@ def _candidate(
 
 
 def _steps_s(fitted: Fitted, prediction: Prediction, updates: Iterable[float]) -> float:
-    """Mean seconds of the first so many updates; those made together come first."""
+    """Mean of the seconds that these numbers of updates take; updates together come first."""
     plan = prediction.plan
     if not plan.sync_first or plan.updates is None:
         return statistics.mean(updates) * prediction.step_s
@@ -361,7 +361,7 @@ def _direct_s(
 
 
 def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float | None:
-    """Half of the interval over seeds; of one seed nobody knows it."""
+    """Half of the interval over seeds, in seconds; None for a single seed."""
     mean = spread(epochs)
     return None if mean.high is None or mean.mean is None else (mean.high - mean.mean) * epoch_s
 
@@ -370,8 +370,9 @@ def _half(
     prediction: Prediction, ratios: OverLinks, phases: Mapping[str, PhaseFit],
     parts: Mapping[str, float], seeds_s: float | None,
 ) -> float | None:  # fmt: skip
-    """Errors of parts are independent. Of steps: how far each recorded link is from what the others
-    say of it, or else the interval of the prediction; of phases: how far links are from the line.
+    """Half of the interval, from independent errors of parts. Steps: how far each recorded link is
+    from its estimate by the others, or else the interval of the prediction. Phases: how far links
+    are from the line.
     """
     if seeds_s is None:
         return None

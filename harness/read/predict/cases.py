@@ -30,12 +30,12 @@ class PredictedGroup(NamedTuple):
     """A group on several nodes: what was measured, and what was predicted without it."""
 
     group: Group
-    runs: tuple[Run, ...]  # of a quiet machine, if any is
+    runs: tuple[Run, ...]  # the quiet ones, if there are any
     prediction: Prediction
 
     @property
     def measured_s(self) -> tuple[float, ...]:
-        """One a run."""
+        """The step time of each run."""
         return tuple(step_s(run, Overrides()) or 0.0 for run in self.runs)
 
     @property
@@ -63,7 +63,7 @@ Kind = tuple[tuple[str, str], ...]  # settings that runs have in common, and the
 
 
 def workloads_of(sweep: SweepResults) -> tuple[list[Workload], dict[str, list[str]]]:
-    """What can be predicted; and reason -> the groups on several nodes of which it cannot."""
+    """The workloads that can be predicted; and reason -> groups on several nodes that cannot."""
     excluded: dict[str, list[str]] = {}
     kinds = by_key((group for group in sweep.groups if group.finished), _kind)
     names = _names([*kinds])
@@ -80,7 +80,7 @@ def _kind(group: Group) -> Kind:
 
 
 def _names(kinds: list[Kind]) -> list[str]:
-    """A name of each kind by the first settings that distinguish it; one alone has none."""
+    """A name for each kind, of the first settings that tell kinds apart; a single kind has none."""
     labels = [dict(kind) for kind in kinds]
     names = [""] * len(kinds)
     for setting in dict.fromkeys(name for label in labels for name in label):
@@ -94,7 +94,7 @@ def _names(kinds: list[Kind]) -> list[str]:
 def _workload(
     sweep: SweepResults, name: str, groups: list[Group], excluded: dict[str, list[str]]
 ) -> Workload | None:
-    """None where nothing of it is predicted; excluded: reason -> the groups."""
+    """The predictions of a workload; None if there are none. Adds to excluded: reason -> groups."""
     far = [group for group in groups if shape_of(group.finished[0]).nodes > 1]
     runs = [run for group in groups for run in group.finished]
     try:
@@ -113,13 +113,13 @@ def _workload(
 
 
 def _without(fitted: Fitted, group: Group, groups: Sequence[Group]) -> Fitted:
-    """Without what the runs of this group themselves measured on their link."""
+    """The fit without the all-reduces that the runs of this group measured on their link."""
     others = [run for other in groups if other is not group for run in other.finished]
     return replace(fitted, model=replace(fitted.model, table=tuple(all_reduces_of(others))))
 
 
 def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
-    """UserError where it is not modelled, or not measured."""
+    """Predict a group; UserError where it is not modelled, or not measured."""
     if None in [step_s(run, Overrides()) for run in group.finished]:
         changed = any(run.other_batches for run in group.finished)
         raise UserError("another batch ran than asked for" if changed else "no steps were timed")
@@ -132,7 +132,7 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
     """The scenario of these runs, over their own link or another one."""
     first = runs[0]
     settings = first.identity
-    # Several processes are DDP's where no strategy is recorded.
+    # Imported records may lack a strategy: several processes then count as DDP.
     strategy, compress = settings["strategy"] or "ddp", settings["compress"] or "none"
     if strategy not in EXPOSED:
         raise UserError(f"{strategy} is not modelled")
@@ -153,14 +153,14 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
 
 
 def _epoch_updates(run: Run) -> int | None:
-    """Of a whole epoch: the first row of a run that --max_steps ended may be of a part."""
+    """Updates of a whole epoch, also if --max_steps ended the run within its first epoch."""
     first: Mapping[str, Any] = run.epochs[0] if run.epochs else {}
     updates, epochs = first.get("updates"), first.get("epoch")
     return round(updates / epochs) if updates and epochs else updates
 
 
 def as_timed(plan: Scenario, run: Run) -> Scenario:
-    """What a record's mean is of: the first updates of its first epoch are not timed."""
+    """The scenario that a record's mean is of: first updates of the first epoch are not timed."""
     if plan.updates is None or not run.epochs:
         return plan
     count, timed = (run.epochs[0].get(name) for name in ("updates", "timed_steps"))

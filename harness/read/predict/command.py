@@ -46,9 +46,9 @@ ON_EACH_NODE = (
     " (on each node; typed alone, python -m harness link prints it with address and ranks, also "
     "for SLURM)"
 )
-OFTEN = 1.1  # exchanges for each of a long run
+OFTEN = 1.1  # times the exchanges per update of a long run
 MOST = 100_000  # nodes; what is beyond is a typing error
-INNER = ("prediction", "phases", "price")  # of an Outcome: spread over other fields of --json
+INNER = ("prediction", "phases", "price")  # fields of an Outcome that --json gives in other fields
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Outcome:
         return None if self.epoch_s is None else self.epoch_s + (self.eval_s or 0.0)
 
     def run_s(self, epochs: int, restarts: int = 0) -> float | None:
-        """Until the last epoch is evaluated: saving comes after that. A restart begins again, and
-        makes half an epoch twice on average.
+        """Seconds until the last epoch is evaluated; its saving comes after that. A restart starts
+        up again, and repeats half an epoch on average.
         """
         if self.evaluated_epoch_s is None:
             return None
@@ -81,7 +81,7 @@ class Outcome:
         return once_s + epochs * self.evaluated_epoch_s + (epochs - 1) * between_s + again_s
 
     def run_cost(self, epochs: int, restarts: int = 0) -> float | None:
-        """Of all that run_s counts."""
+        """The cost of all the time that run_s counts."""
         run_s = self.run_s(epochs, restarts)
         if self.price is None or run_s is None:
             return None
@@ -110,8 +110,8 @@ def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | N
 
 
 def _energy(fitted: Fitted, prediction: Prediction, updates: int | None) -> float | None:
-    """Devices that wait draw their idle power; where that is unknown, the energy of steps that
-    wait is unknown too.
+    """Joules of the devices per epoch. Devices that wait draw their idle power; where that is
+    unknown, the energy of steps that wait is unknown too.
     """
     waits_s = prediction.parts[EXCHANGE]
     if fitted.power_w is None or not updates or (waits_s > 0 and fitted.idle_w is None):
@@ -121,7 +121,7 @@ def _energy(fitted: Fitted, prediction: Prediction, updates: int | None) -> floa
 
 
 def as_fields(result: Outcome) -> dict[str, Any]:
-    """For programs (--json)."""
+    """The outcome as plain values, for programs (--json)."""
     each, plan = result.prediction, result.prediction.plan
     return {
         **plan.fields,
@@ -141,7 +141,7 @@ def as_fields(result: Outcome) -> dict[str, Any]:
 
 
 def curve_figure(curve: list[Prediction], title: str) -> Drawn:
-    """With the line without any waiting, and the 95 % interval where it is known."""
+    """Samples/s over nodes, with a line of no waiting, and the 95 % interval where it is known."""
     figure, (axes,) = kit.grid([4.0])
     nodes = [each.plan.shape.nodes for each in curve]
     styles = {"no waiting": Style(kit.FAINT, "", "--"), "predicted": kit.cycle(0)}
@@ -294,7 +294,7 @@ def _host_note(fitted: Fitted, plan: Scenario) -> Iterator[str]:
 
 
 def _few_updates_note(plan: Scenario) -> Iterator[str]:
-    """Where the curve is that of a single exchange, spread over a short run."""
+    """A note where a run is so short that it exchanges more, or less, often than a long one."""
     if plan.strategy not in APART or not plan.updates:
         return
     apart, every = plan.updates - plan.sync_first, plan.sync_every // plan.fragments
@@ -433,7 +433,7 @@ def _check_flags(options: argparse.Namespace) -> None:
 
 
 def link_without_losses(text: str | None) -> Link:
-    """Commas are accepted for slashes; what the model has no place for is refused."""
+    """The link of --link, with commas accepted for slashes; UserError for what is not modelled."""
     link = link_of("none" if text is None else text)
     if not isinstance(link, Link):
         raise UserError(f"--link {text}: pairs of nodes that differ are not modelled: "

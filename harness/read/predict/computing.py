@@ -1,4 +1,4 @@
-"""What the steps of one machine take: a line over the batch, and what processes cost each other."""
+"""Step times on one machine: a line over the batch, and how much processes slow each other."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Backward passes take twice the operations of the forward pass.
+# A backward pass takes twice the operations of the forward pass.
 BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """fixed_s + per_sample_s x batch; one batch alone predicts no other."""
+    """fixed_s + per_sample_s x batch; a fit of one batch predicts no other batch."""
 
     fixed_s: float
     per_sample_s: float
@@ -30,7 +30,7 @@ class StepTime:
         return len(self.batches) > 1 or batch in self.batches
 
     def spread_at(self, batch: int) -> float | None:
-        """Of a further run: that of a run from the line, and the line's own error."""
+        """The spread of a further run: that of runs around the line, and the line's own error."""
         if self.spread is None:
             return None
         rows = np.array([self._relative(known) for known, _ in self.residuals])
@@ -39,7 +39,7 @@ class StepTime:
         return self.spread * math.sqrt(1 + leverage)
 
     def _relative(self, batch: int) -> tuple[float, float]:
-        """What the fixed part and that of a sample change a step of the batch by, as shares."""
+        """By which share of a step each parameter, fixed and per sample, changes it."""
         step_s = self.step_s(batch)
         return 1 / step_s, (batch if len(self.batches) > 1 else 0) / step_s
 
@@ -47,7 +47,7 @@ class StepTime:
         return self.batches[0] <= batch <= self.batches[-1]
 
     def backward_s(self, batch: int) -> float:
-        """Where only one batch was measured, no part of the step is taken to be fixed."""
+        """The backward pass; if only one batch was measured, no part of a step counts as fixed."""
         grows = self.per_sample_s * batch if len(self.batches) > 1 else self.step_s(batch)
         return BACKWARD_SHARE * grows
 

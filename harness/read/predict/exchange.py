@@ -1,4 +1,4 @@
-"""How long the exchanges of a training take, several at a time and as all-reduces were measured."""
+"""How long the exchanges of a training take: closed forms, corrected by measured all-reduces."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LANES = {GLOO: 2, NCCL: 1}  # exchanges that a backend has under way at a time
 
 # DDP's buckets: the first, of the last layers, is small, so that the exchange begins early.
 FIRST_BYTES, CAP_MB = MIB, 25.0
-# Where a connection has sent nothing for its timeout of retransmission, which is the round trip and
-# at least 200 ms, TCP begins again with ten segments and doubles them each round trip.
+# A connection rests if it has sent nothing for its retransmission timeout: a round trip plus at
+# least 200 ms. TCP then restarts with ten segments, and doubles them each round trip.
 RESTED_S, WINDOW_BYTES = 0.2, 10 * 1448
-# How far an exchange of a training is from an all-reduce measured alone over its link, which no
-# repeats of that show: standard deviation over ten published links (propagation-tiny), of what
-# steps take longer there than without a link.
+# How far an exchange of a training is from an all-reduce measured alone over its link; no repeats
+# of the latter show it: standard deviation over ten published links (propagation-tiny), of the
+# time that steps take longer there than without a link.
 TRAINING_SPREAD, TRAINING_FREEDOM = 0.046, 10
 # The same of exchanges from their closed forms, over the sixteen links of four sets of predictions
 # for two nodes (docs/prediction.md): codes, replicas apart, and these with codes. DDP's own
@@ -56,8 +56,8 @@ def rests_after_s(wire: Wire) -> float:
 
 
 def slow_start_s(at_once: float, wire: Wire) -> float:
-    """What an exchange takes longer over connections that begin: round trips until TCP's window
-    holds the bytes that a rank sends at once, or what the link holds.
+    """How much longer an exchange takes over connections that begin: round trips until TCP's window
+    holds the bytes that a rank sends at once, or those that the link holds.
     """
     if wire.delay_s == 0:
         return 0.0
@@ -104,7 +104,7 @@ UNMEASURED = Correction((), (), None, 0, False)
 
 
 def correction(table: Sequence[Reduction], backend: str, shape: Shape, wire: Wire) -> Correction:
-    """By all-reduces over this link, else of as many processes, else by all that were measured."""
+    """By all-reduces over this link, of the same shape if any; else by all that were measured."""
     known = [row for row in table if row.backend == backend and math.isfinite(row.factor)]
     if not known:
         return UNMEASURED
@@ -119,7 +119,7 @@ def correction(table: Sequence[Reduction], backend: str, shape: Shape, wire: Wir
         by_size.setdefault(row.size, []).append(math.log(row.factor))
     sizes = sorted(by_size)
     middles = {size: statistics.median(by_size[size]) for size in sizes}
-    # What repeats of one size differ by; with none, how much the factor changes with the size.
+    # The spread of repeats of one size; without repeats, the change of the factor with the size.
     off = [each - middles[size] for size in sizes for each in by_size[size]]
     freedom = len(off) - len(sizes)
     if freedom > 0:
@@ -138,7 +138,7 @@ def alike(one: Wire, other: Wire) -> bool:
 
 
 def joined(wires: Iterable[Wire]) -> dict[Wire, Wire]:
-    """Each link -> the one it counts as: what runs measured of one link differs by noise."""
+    """Each link -> the one it counts as: measurements of one link differ by noise."""
     counts_as: dict[Wire, Wire] = {}
     for wire in sorted({*wires}, key=lambda each: (each.delay_s, each.bytes_per_s)):
         counts_as[wire] = next((known for known in counts_as.values() if alike(known, wire)), wire)
@@ -148,7 +148,7 @@ def joined(wires: Iterable[Wire]) -> dict[Wire, Wire]:
 def buckets(size: float, cap_mb: float | None = None) -> list[float]:
     """Bytes of each bucket that DDP exchanges, in the order in which they are ready.
 
-    As if tensors could be cut anywhere: no record lists them.
+    Tensors are treated as if they could be cut anywhere: no record lists them.
     """
     cap = (CAP_MB if cap_mb is None else cap_mb) * MIB
     sizes, left, room = [], float(size), min(FIRST_BYTES, cap)
@@ -159,12 +159,12 @@ def buckets(size: float, cap_mb: float | None = None) -> list[float]:
 
 
 def ready_times(sizes: Sequence[float], backward_s: float) -> list[float]:
-    """From the start of the backward pass, in proportion to the bytes so far."""
+    """When buckets are ready after the backward pass begins: in proportion to the bytes so far."""
     return [backward_s * done / sum(sizes) for done in accumulate(sizes)]
 
 
 def last_end(ready_s: Sequence[float], costs: Sequence[Cost], lanes: int) -> float:
-    """When the last exchange ends: as many at a time as there are lanes, over one link."""
+    """When the last exchange ends, with as many at a time as there are lanes, over one link."""
     ends: list[float] = []
     link_free_s = 0.0
     for number, (at_s, cost) in enumerate(zip(ready_s, costs, strict=True)):

@@ -1,4 +1,4 @@
-"""What records say of a run: its shape, its steps and its gradient; or a flag in their place."""
+"""Facts of a run for a prediction: its shape, steps and gradient, from records or from flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.read.records.comparable import THREADS
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run
 
-# What is no setting and yet decides how long a step takes, as environment.json has it.
+# Facts of environment.json that are no settings and yet decide how long a step takes.
 ALIKE: dict[str, Callable[[Run], str | None]] = {
     "torch": lambda run: (run.environment.get("versions") or {}).get("torch"),
     "number format of the first layer": lambda run: run.observed.get("dtype"),
@@ -40,7 +40,7 @@ class Overrides:
 
 
 def is_timed_like(first: Run, run: Run) -> bool:
-    """Whether their times go together: of one kind of machine, alike in what no setting says."""
+    """Whether the times of two runs go together: one kind of machine, alike in these facts."""
     facts: list[Callable[[Run], Any]] = [*ALIKE.values(), THREADS.of]
     same = all(fact(run) in (None, fact(first)) for fact in facts)
     return same and run.machine_kind == first.machine_kind
@@ -54,7 +54,7 @@ def shape_of(run: Run) -> Shape:
 
 
 def step_s(run: Run, overrides: Overrides) -> float | None:
-    """Mean over the timed steps; of imported records what an epoch gives."""
+    """The mean of the timed steps; for an imported record, an epoch's time by its steps."""
     if not run.imported:
         rate = run.measures.get("train_samples_per_s")
         return run.effective_batch / rate if rate and run.effective_batch else None
@@ -67,20 +67,20 @@ def step_s(run: Run, overrides: Overrides) -> float | None:
 
 
 def grad_acc_of(run: Run) -> int:
-    """One where the records do not say."""
+    """The recorded value; 1 where the records do not say."""
     return int(run.identity.get("grad_acc") or 1)
 
 
 def setting_of(run: Run, name: str) -> Any:
-    """Older records do not have all settings of a strategy: they ran with its defaults."""
+    """A setting; older records that lack settings of a strategy ran with its defaults."""
     value, strategy = run.identity[name], run.identity["strategy"]
     own = STRATEGIES[strategy].own if strategy in STRATEGIES else {}
     return own.get(name) if value is None else value
 
 
 def unsaid(basis: Sequence[Run], overrides: Overrides) -> dict[str, str]:
-    """What epochs of one process lack that others have published, with the flags that say it; empty
-    beside runs of our own.
+    """Fact -> flag for what imported runs of one process, which have only epoch times, do not say;
+    empty if any of these runs is our own.
     """
     singles = [run for run in basis if shape_of(run).ranks == 1 and "epoch_time_s" in run.measures]
     if not singles or not all(run.imported for run in singles):
@@ -122,6 +122,6 @@ def model_of(run: Run) -> list[Any]:
 
 
 def trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
-    """Older records have only all parameters' bytes."""
+    """The bytes of trained parameters; older records have only those of all parameters."""
     yield from (size for run in runs if (size := run.observed.get("trained_bytes")))
     yield from (size for run in runs if (size := run.observed.get("parameter_bytes")))

@@ -60,15 +60,16 @@ from harness.read.statistics import spread
 LINK_FILES = "link*.json"
 MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes`
 
-# Settings in which the runs of one fit may differ: they change the topology, or no step's time.
+# Settings in which the runs of one fit may differ: they change the topology, no step's time, or
+# are part of the fit.
 FREE = (
     "per_gpu_batch", "setup", "link", "strategy", "lr", "epochs", "train_size", "test_size",
     "eval_batch", "rank_dropout", "comm_probe",
 )  # fmt: skip
-# Beside them, settings in which a run may differ from those that it is predicted from.
+# Further settings in which a run may differ from those that it is predicted from.
 STRATEGY_SETTINGS = (*OF_ONE_STRATEGY, "exchange", "fsdp_shard", "fsdp_offload")
 PREDICTED_OVER = (*FREE, *STRATEGY_SETTINGS)
-SWITCHES = ("local_updates", "fsdp_offload")  # of these, those without a value
+SWITCHES = ("local_updates", "fsdp_offload")  # STRATEGY_SETTINGS whose flags take no value
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Fitted:
     model: Model
     name: str
     machine: str
-    first: Run  # of one process: others go with it where they are of its machine
+    first: Run  # a run of one process; other runs are used where they are of its machine
     runs: int
-    left_out: int  # disturbed ones, beside quiet ones of the same set-up and batch
+    left_out: int  # disturbed runs, where quiet ones of the same set-up and batch exist
     assumed: tuple[str, ...]
     of_model: tuple[Any, ...]  # the model that was trained, and its adapters
     train_samples: int | None
@@ -88,12 +89,12 @@ class Fitted:
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
     selected: tuple[Run, ...] = ()  # all runs that were asked for
-    not_read: tuple[str, ...] = ()  # a line for each of these that is not believed
-    folder: str = "RECORDS"  # into which a measured link belongs
-    fills_last: bool = False  # whether an epoch's last, partial batch counts: --tail pad, imported
+    not_read: tuple[str, ...] = ()  # a line for each selected run whose record is not believed
+    folder: str = "RECORDS"  # the folder that a measured link belongs into
+    fills_last: bool = False  # an epoch's last, partial batch counts: --tail pad, imported runs
 
     def updates_of(self, samples: int) -> int | None:
-        """Of an epoch, with so many samples an update; None where an epoch's are not known."""
+        """Updates of an epoch with so many samples each; None where the epoch's size is unknown."""
         if not self.train_samples:
             return None
         return (self.train_samples + (samples - 1) * self.fills_last) // samples
@@ -135,8 +136,8 @@ def measured_beside(selector: str) -> Iterator[Reduction]:
 
 
 def _read_link(file: Path) -> dict[str, Any]:
-    """Its JSON, also with the mark that `harness nodes` puts before each line, and with messages
-    before and after it.
+    """The JSON of a file, also where `harness nodes` marked each line, and with messages before
+    and after it.
     """
     if (link := read_json(file)) is not None:
         return link
@@ -187,7 +188,7 @@ def wire_between(link: Mapping[str, Any]) -> Wire | None:
 
 
 def fit_records(selector: str, overrides: Overrides) -> Fitted:
-    """On the runs that an argument selects, and the links measured beside them."""
+    """Fit a model on the runs that a selector names, and on the links measured beside them."""
     runs, _, not_read = read_selected(selector, None)
     table = [*all_reduces_of(runs), *measured_beside(selector)]
     fitted = fit_on(selector, runs, overrides, table)
@@ -199,7 +200,7 @@ def fit_records(selector: str, overrides: Overrides) -> Fitted:
 def fit_on(
     selector: str, runs: Sequence[Run], overrides: Overrides, table: Iterable[Reduction]
 ) -> Fitted:
-    """UserError where the runs do not determine a model, with the command that is missing."""
+    """Fit a model on these runs; UserError, with the missing command, where they are not enough."""
     basis = [run for run in runs if _is_basis(run)]
     singles = [r for r in basis if shape_of(r).ranks == 1 and step_s(r, overrides) is not None]
     if flags := unsaid(basis, overrides):
@@ -221,7 +222,7 @@ def fit_on(
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
     sharing, sharing_spread, inside_s, shared_by = _sharing(basis, line, overrides)
     sharing_freedom = len(shared_by) - 1
-    if overrides.sharing is not None:  # is assumed to be so
+    if overrides.sharing is not None:  # given, so without a spread
         sharing, sharing_spread, sharing_freedom = overrides.sharing, 0.0, 1
     arguments = first.settings.get("training_arguments") or {}
     same = _same_training(first, runs)
@@ -266,7 +267,7 @@ def fit_on(
 def _assumptions(
     runs: Sequence[Run], basis: Sequence[Run], first: Run, line: StepTime, overrides: Overrides
 ) -> Iterator[str]:
-    """What the records do not say, and the command line may have said in their place."""
+    """A sentence for each fact that the records lack, assumed here or given by a flag."""
     if len(line.batches) == 1:
         yield (
             f"only batch {line.batches[0]} was measured on one process: nothing is known of "
@@ -302,7 +303,7 @@ def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
 
 
 def _is_basis(run: Run) -> bool:
-    """On one machine, as DDP or one process does it: what the model is fitted on."""
+    """Whether the model is fitted on this run: DDP or one process, one machine, no --compress."""
     settings = run.identity
     plain = settings.get("compress") in (None, "none")
     known = settings.get("strategy") in (None, "single", "ddp")
@@ -318,7 +319,7 @@ def _is_on_one_machine(run: Run) -> bool:
 
 
 def _that_count(runs: Iterable[Run]) -> list[Run]:
-    """Of those with one set-up and batch the quiet ones, if any is."""
+    """Of the runs with the same set-up and batch the quiet ones, or all if none is quiet."""
     alike = by_key(runs, lambda run: (shape_of(run), run.identity["per_gpu_batch"]))
     return [run for those in alike.values() for run in with_times_that_count(those)]
 
@@ -331,7 +332,7 @@ def _check_one_kind(selector: str, runs: Sequence[Run], singles: Sequence[Run]) 
             "times do not go together: name a folder with the runs of one"
         )
     if unlike := settings_that_differ(runs, but=FREE):
-        # One of those of one process, without which there is no prediction.
+        # The message proposes the kind of a run of one process, as a prediction needs one.
         raise UserError(several_kinds(selector, unlike, singles))
     facts = {
         name: sorted({str(value) for run in runs if (value := fact(run)) is not None})
@@ -347,8 +348,8 @@ def _check_one_kind(selector: str, runs: Sequence[Run], singles: Sequence[Run]) 
 def _check_threads(
     selector: str, runs: Sequence[Run], basis: Sequence[Run], singles: Sequence[Run]
 ) -> None:
-    """Also of runs over nodes, which say what evaluating takes and what a step takes more than it
-    was predicted to.
+    """UserError where runs have unlike numbers of threads. Runs over nodes are checked too: they
+    tell the time of an evaluation and how much more a step takes than was predicted.
     """
     machine = singles[0].machine_kind
     far = [r for r in runs if r.state == FINISHED and shape_of(r).nodes > 1
@@ -363,7 +364,7 @@ def _check_threads(
     alone = ", ".join(sorted({str(THREADS.of(run)) for run in singles}))
     raise UserError(
         f"{selector}: {THREADS.name}: runs over nodes have {threads}, those of one process "
-        # Threads are no part of a run's name: it may be there already.
+        # A run's name does not hold its threads: --rerun, as it may be there already.
         f"{alone}: {_command(far, '1_1', None)} --rerun, then name "
         f"{selecting(selector, {'threads': str(threads)})}"
     )
@@ -372,8 +373,8 @@ def _check_threads(
 def _sharing(
     basis: Iterable[Run], line: StepTime, overrides: Overrides
 ) -> tuple[float | None, float | None, float, list[int]]:
-    """(share by which each further process slows all, its spread, exposed exchange of two; the
-    processes of each run that says so).
+    """(share by which each further process slows all, its spread, exposed exchange of two
+    processes, the number of processes of each run that this is from).
     """
     slower: dict[int, list[float]] = {}
     inside = []
@@ -385,7 +386,7 @@ def _sharing(
         )
         if count == 1 or took_s is None or not line.knows(batch):
             continue
-        # Where no exchange was measured, it counts as what processes cost each other.
+        # Without a measured exchange, its time counts as slowdown by sharing the machine.
         share = run.measures.get("comm_exposed_share", run.measures.get("comm_share", 0.0))
         exposed_s = took_s * min(1.0, max(0.0, share))
         slower.setdefault(count, []).append((took_s - exposed_s) / line.step_s(batch))
@@ -398,7 +399,7 @@ def _sharing(
 
 
 def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
-    """DDP with --compress, in all else as the runs of one process: the quiet ones, if any is."""
+    """DDP runs with --compress on one machine, else as `first`: quiet ones if there are any."""
     coded = [
         run for run in same
         if _is_on_one_machine(run) and shape_of(run).ranks > 1
@@ -412,7 +413,7 @@ def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
 def _hosts(
     coded: Iterable[Run], line: StepTime, sharing: float | None, overrides: Overrides
 ) -> dict[str, float]:
-    """compress -> what ddp with it waits on one machine, of two processes."""
+    """compress -> seconds that DDP with it waits on one machine, scaled to two processes."""
     waits: dict[str, list[float]] = {}
     for run in coded:
         ranks, batch = shape_of(run).ranks, run.identity["per_gpu_batch"]
@@ -425,8 +426,8 @@ def _hosts(
 
 
 def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
-    """Finished runs, wherever they ran and however they exchange: they say what is sent, and what
-    a run takes beside its steps.
+    """Finished runs of the training of `first`, over any nodes and with any exchange: they tell
+    what is sent, and what a run takes beside its steps.
     """
     same = _of_training(first)
     return [run for run in runs if run.state == FINISHED and _of_training(run) == same]
@@ -438,7 +439,7 @@ def _of_training(run: Run) -> list[Any]:
 
 
 def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
-    """(strategy, compress) -> what a unit hands over at an exchange / bytes that are trained."""
+    """(strategy, compress) -> bytes of a unit per exchange / bytes that are trained."""
     shares: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         trained, ranks = next(trained_bytes([run]), None), run.processes
@@ -455,7 +456,7 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
 
 
 def _slow_start_after_idle(runs: Iterable[Run]) -> bool:
-    """Whether TCP begins again slowly after a rest: yes, unless the records say that no kernel did.
+    """Whether TCP repeats its slow start after a rest: yes, unless the records say no kernel did.
     Runs on several nodes decide; those on one node only where no others record it.
     """
     told = [(shape_of(run).nodes, tcp) for run in runs if (tcp := run.environment.get("tcp"))]
@@ -481,12 +482,12 @@ def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     """The command of the missing measurement, derived from that of an existing run."""
     flags = ["--setup", setup, *(["--per_gpu_batch", str(batch)] if batch else [])]
     run = next((run for run in runs if run.command), None)
-    # Alone a process would take every core: its times would be those of other threads.
+    # Without torchrun a process takes every core, so the command must set the number of threads.
     threads = (run or runs[0]).threads
     python = f"OMP_NUM_THREADS={threads} python" if threads else "python"
     if run is None:
         return f"{python} {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
-    # As DDP or one process makes its updates, which refuse what others exchange by.
+    # DDP and one process refuse the flags of other strategies.
     drop = ["--setup", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
     drop += [f"--{name}" for name in ("strategy", *STRATEGY_SETTINGS) if name not in SWITCHES]
     words = [word for word in run.command if word.removeprefix("--") not in SWITCHES]

@@ -43,8 +43,8 @@ from harness.read.predict.scenario import (
 )
 from harness.read.statistics import welch_half
 
-# Bytes of a number on the wire as a share of four, where no record says what was sent: int8 has a
-# scale of four bytes a block of 1024, int4 one a block of 256.
+# Bytes per number on the wire as a share of four, where no record says what was sent: int8 adds a
+# scale of four bytes per block of 1024 numbers, int4 one per block of 256.
 WIRE_SHARES = {
     "none": 1.0,
     "bf16": 0.5,
@@ -56,22 +56,22 @@ AUTO = "auto"
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 # The following were fitted on prediction_fresh, prediction_same_hour and prediction_next: twelve
 # links between two emulated nodes, on two machines.
-# Of what processes of DDP cost each other on a machine, replicas that train apart have this share.
-# The rest is their exchange, beside what is exposed of it.
+# On one machine, replicas that train apart slow each other by this share of what DDP's processes
+# do. The rest is DDP's exchange, beside the exposed part of it.
 SHARED_APART = 0.25
-# Replicas do not come to an exchange at the same time. That takes so much of an update; and so much
-# of a round trip, unless all-reduces were measured over a link: their factor has that in it.
+# Replicas do not reach an exchange at the same time. This takes part of an update; and part of
+# a round trip, unless all-reduces were measured over a link: their factor includes it.
 APART_ROUND_TRIPS, APART_UPDATES = 0.3, 0.8
-# Where connections keep their windows while they rest (bbr), what exchanges wait longer after that,
-# and the first direct one of replicas.
+# Where connections keep their windows while they rest (bbr): by how much an exchange takes longer
+# after a rest, and the first direct exchange of replicas.
 KEPT_WINDOW_ROUND_TRIPS, OPENING_ROUND_TRIPS = 0.5, 1.0
-# Packets between emulated nodes also pass what delays them, on the same cores.
+# Packets between emulated nodes also pass the emulation of the link, on the same cores.
 EMULATED_HOST = 1.5
 
 
 @dataclass(frozen=True)
 class Model:
-    """What was fitted."""
+    """The model of a step, as fitted."""
 
     line: StepTime  # of one process, over its batch
     sharing: float | None  # each further process on a machine slows all by this share
@@ -85,13 +85,13 @@ class Model:
     shared_by: int = 1  # the most processes of one machine that were measured
     # (strategy, compress) -> bytes that were sent as a share of the gradient's
     payloads: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    # compress -> what an exchange takes on one machine, of two processes, where it was measured
+    # compress -> seconds that an exchange of two processes takes on one machine, where measured
     hosts: Mapping[str, float] = field(default_factory=dict)
     sharing_freedom: int = 0  # degrees, of sharing_spread
-    slow_start_after_idle: bool = True  # TCP begins again with a small window after a rest
+    slow_start_after_idle: bool = True  # TCP restarts with a small window after a rest
 
     def payload(self, plan: Scenario) -> float:
-        """Bytes that a unit hands over at each exchange of all it has."""
+        """Bytes that a unit hands over when it exchanges all of its weights or gradients."""
         known = self.payloads.get((plan.strategy, plan.compress))
         share = WIRE_SHARES[plan.compress] if known is None else known
         return (self.gradient_bytes or 0) * share
@@ -103,7 +103,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one update; its parts add up to it."""
+    """The prediction of one update; its parts add up to it."""
 
     plan: Scenario
     step_s: float
@@ -121,7 +121,7 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """Weak scaling: against as many processes that need not wait for one another."""
+        """Weak scaling: the rate as a share of that of as many processes that never wait."""
         return self.alone_s / self.step_s
 
     @property
@@ -130,7 +130,7 @@ class Prediction:
 
 
 def predict(model: Model, plan: Scenario) -> Prediction:
-    """UserError where the model does not determine it. --exchange auto is the way that it takes."""
+    """Predict an update; UserError where the model cannot. --exchange auto becomes its choice."""
     if plan.exchange == AUTO:
         plan = replace(plan, exchange=BACKEND)
         check(model, plan)
@@ -153,18 +153,18 @@ def predict(model: Model, plan: Scenario) -> Prediction:
 
 
 def _shared(plan: Scenario) -> float:
-    """The share of what processes of DDP cost each other that those of this training do."""
+    """How much processes of this training slow each other, as a share of what DDP costs."""
     together = together_of(plan) if trains_apart(plan) else 1.0
     return together + (1 - together) * _shared_apart(plan)
 
 
 def _shared_apart(plan: Scenario) -> float:
-    """The same of updates apart; replicas of several processes exchange gradients inside."""
+    """The same share for updates apart; replicas of several processes exchange gradients inside."""
     return SHARED_APART if units_of(plan).ranks == plan.shape.ranks else 1.0
 
 
 def chosen_way(model: Model, plan: Scenario) -> str:
-    """What a run with --exchange auto would take, as the model knows the link."""
+    """The way that a run with --exchange auto would take, by what the model knows of the link."""
     leaves_a_choice = chooses_exchange({**vars(plan), "setup": str(plan.shape)})
     if not leaves_a_choice or model.backend != GLOO or plan.wire.round_trip_s < FAR_S:
         return BACKEND
@@ -185,7 +185,7 @@ def check(model: Model, plan: Scenario) -> None:
         raise UserError(f"--exchange {plan.exchange} is not modelled; there is {there}")
     own = STRATEGIES[plan.strategy].own.keys() & vars(plan).keys()
     settings = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
-    # What a training refuses.
+    # Refuse what a training refuses.
     refuse((*FLAGS_OF_A_STRATEGY, *SCHEDULES), Combination(Settings("", **settings)))
     if plan.sync_first and (plan.updates is None or plan.sync_first >= plan.updates):
         count = plan.updates or "an unknown number of"
@@ -218,7 +218,7 @@ def check(model: Model, plan: Scenario) -> None:
 
 
 def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
-    """Beyond the end of the backward pass, of the last forward pass of the update."""
+    """The exchange beyond the end of the update's last backward pass."""
     if plan.shape.nodes == 1:
         inside_s = model.hosts.get(plan.compress, model.inside_s)
         return inside_s * ring_share(plan.shape.per_node)
@@ -259,7 +259,7 @@ def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> f
 
 
 def _textbook(model: Model, plan: Scenario) -> float:
-    """Of an update: its exchange after all else, of local_sgd and diloco as often as the model."""
+    """Seconds of an update's exchange after all else; local_sgd and diloco exchange as modelled."""
     size = model.payload(plan)
     if plan.strategy not in APART:
         return exchange.alpha_beta(size, plan.shape, plan.wire)
@@ -281,7 +281,7 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     cost = _mean_of(model, size, units, plan, factors)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     if plan.compress != "none":
-        cost = replace(cost, slack_s=0.0)  # seen only where one exchange follows another
+        cost = replace(cost, slack_s=0.0)  # slack is seen only where one exchange follows another
     host_s = 0.0 if _has_passed_hosts(model, plan, factors) else _host(model, plan, units)
     corrected = (factors.sizes and is_allreduce(plan)) or model.backend != GLOO
     later_s = 0.0 if corrected else APART_ROUND_TRIPS * plan.wire.round_trip_s
@@ -299,7 +299,7 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
         apart_s += OPENING_ROUND_TRIPS * plan.wire.round_trip_s / timed_apart(plan)
     if not plan.sync_first:
         return inside_s + apart_s
-    # Together: one row after each backward pass, as large as the weights.
+    # Updates together: an exchange of one row, as large as the weights, after each backward pass.
     whole = model.payload(plan)
     together_s = _mean_of(model, whole, units, plan, factors).alone_s + host_s
     together_s += _rested_each_step_s(model, whole, units, plan, update_s, together_s)
@@ -308,9 +308,9 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
 
 
 def _unequal_s(model: Model, plan: Scenario, update_s: float) -> float:
-    """What replicas wait for the slowest at an exchange of all they have, of its pieces together:
-    APART_UPDATES, but at most what they have saved since the last one by sharing a machine less
-    than DDP does. Nothing for a process alone on its machine.
+    """Seconds that replicas wait for the slowest at an exchange, over all of its pieces:
+    APART_UPDATES of an update, but at most the time saved since the last exchange by sharing a
+    machine less than DDP does. 0 for a process alone on its machine.
     """
     less = (1 - _shared_apart(plan)) * (model.sharing or 0.0) * (neighbours(plan) - 1)
     less_s = less * plan.sync_every * model.line.step_s(plan.batch)
@@ -320,8 +320,8 @@ def _unequal_s(model: Model, plan: Scenario, update_s: float) -> float:
 def _rested_each_step_s(
     model: Model, size: float, units: Shape, plan: Scenario, update_s: float, between_s: float
 ) -> float:
-    """The same where each update exchanges. Of codes their own exchange counts as rest; why, is not
-    known.
+    """The extra seconds after a rest (_rested_s) where each update exchanges; 0 if connections do
+    not rest. With codes, the time of their own exchange counts as rest; why, is not known.
     """
     silent_s = update_s + (0.0 if plan.compress == "none" else between_s)
     rests = silent_s > exchange.rests_after_s(plan.wire)
@@ -329,33 +329,33 @@ def _rested_each_step_s(
 
 
 def _rested_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
-    """What an exchange takes longer over connections that have rested."""
+    """By how much an exchange takes longer over connections that have rested."""
     if model.slow_start_after_idle:
         return exchange.slow_start_s(size / units.ranks, plan.wire)
     return KEPT_WINDOW_ROUND_TRIPS * plan.wire.round_trip_s
 
 
 def _mean_of(model: Model, size: float, units: Shape, plan: Scenario, factors: Correction) -> Cost:
-    """Between units, of a row of weights or of gradients."""
+    """The cost of averaging a row of weights or gradients between units."""
     if plan.compress == "none":
         return _reduce(model, size, units, plan, factors)
     return _coded(size, units, plan)
 
 
 def _inside(model: Model, plan: Scenario) -> float:
-    """On one machine, grown from what two processes wait as a ring's share of bytes grows."""
+    """The exposed exchange on one machine: that of two processes, scaled as a ring's bytes grow."""
     return model.inside_s * ring_share(plan.shape.per_node)
 
 
 def is_allreduce(plan: Scenario) -> bool:
-    """Whether it exchanges by all-reduces as they are measured over a link."""
+    """Whether the plan exchanges by all-reduces, as they are measured over a link."""
     other = is_coded(plan.compress, plan.strategy in APART) or plan.compress.startswith("powersgd")
     return plan.exchange == BACKEND and not other
 
 
 def _has_passed_hosts(model: Model, plan: Scenario, factors: Correction) -> bool:
-    """Whether what is known of the exchange includes what it takes beside its link. The factor of
-    other links does not: what they make longer grows with the link.
+    """Whether the known time of the exchange includes its time beside the link. With the factor of
+    other links it does not: what these make longer grows with the link.
     """
     return (factors.of_link and is_allreduce(plan)) or model.backend != GLOO
 
@@ -367,7 +367,7 @@ def _with_host(model: Model, plan: Scenario, factors: Correction, between_s: flo
 
 
 def _host(model: Model, plan: Scenario, shape: Shape) -> float:
-    """What an exchange between nodes takes beside its link: as much as one inside a machine."""
+    """The time of an exchange between nodes beside its link: as much as inside a machine."""
     host_s = model.hosts.get(plan.compress, model.inside_s)
     return host_s * ring_share(shape.ranks) * (EMULATED_HOST if plan.emulated else 1)
 
@@ -385,8 +385,8 @@ def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Co
 
 
 def spread_of_form(model: Model, plan: Scenario) -> float | None:
-    """How far exchanges of trainings are from their closed form, where any were compared: those of
-    DDP by gloo's all-reduce, and of two nodes all others but fsdp.
+    """How far exchanges of trainings are from their closed form; None where none were compared.
+    Compared were DDP by gloo's all-reduce, and on two nodes all strategies but fsdp.
     """
     coded = is_coded(plan.compress, plan.strategy in APART)
     plain = plan.strategy == "ddp" and plan.exchange == BACKEND and not coded
@@ -406,8 +406,8 @@ def _half(
 ) -> float | None:
     """Half of the 95 % interval; None where one of its parts has an unknown spread.
 
-    Errors of the parts are independent. That of a line through fewer processes of a machine than
-    are predicted is not known.
+    Errors of the parts are independent. The error is also unknown for more processes of a machine
+    than were measured, and for a batch outside those that were measured.
     """
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
@@ -430,7 +430,7 @@ def _half(
 def over_nodes(
     model: Model, plan: Scenario, most: int, updates_of: Callable[[int], int | None] | None = None
 ) -> list[Prediction]:
-    """The same on 1, 2, 4 ... nodes, and on the most: as many epochs, of fewer updates each."""
+    """Predictions on 1, 2, 4 ... nodes and on `most`: as many epochs, of fewer updates each."""
     counts = sorted({2**power for power in range(most.bit_length())} | {most})
     shapes = [Shape(nodes, plan.shape.per_node) for nodes in counts]
     if not (updates_of and plan.updates and plan.epoch_updates):
@@ -444,7 +444,7 @@ def over_nodes(
 
 
 def below_half_efficiency(curve: list[Prediction]) -> Prediction | None:
-    """The first from which on all have less than half of the ideal rate."""
+    """The first prediction from which on all have less than half of the ideal rate, if any."""
     first = None
     for each in reversed(curve):
         if each.efficiency >= 0.5:

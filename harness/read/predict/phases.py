@@ -1,8 +1,8 @@
-"""What a run takes beside its steps: beginning, evaluating, saving, and what ends an epoch, without
-what the record itself takes to measure.
+"""What a run takes beside its steps: starting, evaluating, saving, and ending an epoch. The time of
+measuring itself is not counted.
 
-Each is a time of its own and so many delays of the link. How many follows from runs over links, so
-it is that of the program that was recorded. Where none crossed a link, it is this program's.
+Each phase is a fixed time and a number of delays of the link. That number follows from runs over
+links, and so belongs to the program that made them; if no run crossed a link, to this program.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from harness.read.records.runs import Run
 
 START = "starting"
 EVALUATION, SAVING, EPOCH_END = "evaluation", "saving", "ending an epoch"
-# Delays that this program waits for: an evaluation adds up counts in one round trip, and a save
-# takes two messages of each rank to all.
+# Delays for which this program waits: an evaluation adds up counts in one round trip, and a save
+# takes two messages from each rank to all.
 COUNTED = {EVALUATION: 2.0, SAVING: 2.0}
 
 
@@ -43,10 +43,10 @@ class PhaseFit:
 
 @dataclass(frozen=True)
 class Phases:
-    """Of the set-ups that were recorded on several nodes, and of one machine (Shape(1))."""
+    """Phases by set-up: those recorded on several nodes, and all of one machine as Shape(1)."""
 
     of: Mapping[Shape, Mapping[str, PhaseFit]] = field(default_factory=dict)
-    over_links: tuple[Run, ...] = ()  # those on which they stand
+    over_links: tuple[Run, ...] = ()  # the runs that the fits of these are from
 
     def recorded(self, shape: Shape) -> Shape | None:
         """The set-up on several nodes that is nearest to this one; None: no run crossed a link."""
@@ -54,7 +54,7 @@ class Phases:
         return min(known, key=lambda each: abs(each.ranks - shape.ranks), default=None)
 
     def at(self, shape: Shape, wire: Wire) -> dict[str, PhaseFit]:
-        """The known phases; fixed_s of each includes the link's part."""
+        """The known phases over a link; fixed_s of each includes the part of the link."""
         near = self.recorded(shape) if shape.nodes > 1 else Shape(1)
         known = dict(self.of.get(near or Shape(1), {}))
         if shape.nodes > 1 and near is None:
@@ -72,7 +72,7 @@ class Phases:
 
 
 def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
-    """Medians of each link, of its quiet runs if there are any, and the line through them."""
+    """The line through the medians of links, each from its quiet runs if there are any."""
     samples: dict[Shape, dict[str, dict[Wire, list[float]]]] = {}
     by_link = _by_link([*runs])
     for (shape, over), alike in by_link.items():
@@ -92,7 +92,7 @@ def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
 
 
 def _by_link(runs: Sequence[tuple[Shape, Wire | None, Run]]) -> dict[tuple[Shape, Wire], list[Run]]:
-    """The runs of each set-up over each link whose times count."""
+    """The runs whose times count, by set-up and link."""
     same = joined(wire for _, wire, _ in runs if wire is not None)
     alike: dict[tuple[Shape, Wire], list[Run]] = {}
     for shape, wire, run in runs:
@@ -104,7 +104,7 @@ def _by_link(runs: Sequence[tuple[Shape, Wire | None, Run]]) -> dict[tuple[Shape
 
 
 def _fit(points: list[tuple[float, float]], local: Sequence[float] | None) -> PhaseFit:
-    """Links of one delay are joined with the runs of one machine."""
+    """Fit a line over delays; links of a single delay are joined with the runs of one machine."""
     if len({delay_s for delay_s, _ in points}) == 1 and points[0][0] > 0 and local:
         points = [(0.0, statistics.median(local)), *points]
     delays, seconds = np.array(points, dtype=float).T
@@ -118,14 +118,14 @@ def _fit(points: list[tuple[float, float]], local: Sequence[float] | None) -> Ph
 
 
 def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
-    """What rows and summary say of each; a run that was restarted has no times of its own."""
+    """The phases in rows and summary; only the evaluation for a run that was restarted."""
     rows, epochs = run.epochs, run.measures.get("epochs_done")
     evaluation_s, saving_s = run.measures.get("eval_time_s"), run.measures.get("save_time_s")
-    # Of one machine by one process: more of them share the test set and the cores.
+    # On one machine only of a single process: several share the test set and the cores.
     if epochs and evaluation_s and (shape.nodes > 1 or shape.ranks == 1):
         yield EVALUATION, evaluation_s / epochs
     if run.measures.get("attempts", 1) > 1:
-        return  # saving is that of the last one
+        return  # the summary has the saving of the last attempt only
     if epochs and saving_s:
         yield SAVING, saving_s / epochs
     if not rows or not all(map(_is_timed, rows)):

@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def on_one_machine(fitted: Fitted, target: Target) -> Group | None:
-    """What reached the target first, in every run, without a link: as measured, on the machine that
-    the model was fitted on. A failed run is a miss.
+    """The training that reached the target first, in every run, without a link: as measured, on the
+    machine that the model was fitted on. A failed run is a miss.
     """
     ended = [run for run in fitted.selected if run.settings and shape_of(run).nodes == 1]
     runs = [
@@ -111,7 +111,7 @@ def _nodes(text: str) -> list[int]:
 def within(
     reached: list[Candidate], deadline_h: float | None, budget: float | None, price: float | None
 ) -> list[Candidate]:
-    """The fastest first; with a deadline that which takes the fewest node-hours."""
+    """Candidates within the limits, the fastest first; with a deadline alone, by node-hours."""
     kept = [
         each for each in reached
         if (deadline_h is None or each.wall_s <= 3600 * deadline_h)
@@ -123,7 +123,7 @@ def within(
 
 
 def cost_of(each: Candidate, price: float | None) -> float | None:
-    """None where no price is given."""
+    """The cost of a candidate at a price per device-hour; None where no price is given."""
     return None if price is None else price * each.plan.shape.ranks * each.wall_s / 3600
 
 
@@ -172,7 +172,7 @@ def plan_table(choices: list[Candidate], price: float | None) -> Table:
 
 
 def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
-    """What to take, and what makes it the best; a line each where that is open."""
+    """What to take, and why it is the best; where that is open, a line per close candidate."""
     best = kept[0]
     if is_open(kept):
         return _undecided([each for each in kept if _is_close(each, best)], target, link)
@@ -211,7 +211,7 @@ def is_open(kept: list[Candidate]) -> bool:
 
 
 def command_of(each: Candidate, link: str) -> str | None:
-    """What measures it over the link."""
+    """The command that measures the candidate over the link."""
     plan = each.plan
     more = ("--exchange", plan.exchange)
     return command_on(each.run, plan.shape.nodes, plan.shape.per_node, plan.emulated, link, *more)

@@ -1,4 +1,4 @@
-"""What is to be predicted: a training over nodes, and how often it exchanges."""
+"""The scenario of a prediction: a training over nodes, and how often it exchanges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ APART = ("local_sgd", "diloco")
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is to be predicted."""
+    """The training that is to be predicted, and the link that it runs over."""
 
     shape: Shape
     batch: int  # per process and forward pass
@@ -27,10 +27,10 @@ class Scenario:
     blocks: int | None = None  # layers that fsdp gathers one at a time
     emulated: bool = False  # its nodes share one machine, and have a link for each pair
     exchange: str = "backend"
-    epoch_updates: int | None = None  # after each epoch connections rest
-    updates: int | None = None  # of the run: after the last one replicas exchange once more
-    untimed: int = 0  # the first of these, which are no part of the mean that is predicted
-    sync_first: int = 0  # of these, made together before replicas train apart
+    epoch_updates: int | None = None  # connections rest after each epoch
+    updates: int | None = None  # of the run; after the last one, replicas exchange once more
+    untimed: int = 0  # first updates, which are not in the mean that is predicted
+    sync_first: int = 0  # first updates, made together before replicas train apart
 
     @property
     def label(self) -> str:
@@ -43,7 +43,7 @@ class Scenario:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What it is, for programs (--json)."""
+        """The scenario as plain values, for programs (--json)."""
         return {
             "setup": str(self.shape),
             "strategy": self.strategy,
@@ -61,7 +61,7 @@ def neighbours(plan: Scenario) -> int:
 
 
 def units_of(plan: Scenario) -> Shape:
-    """What trains apart from the others."""
+    """The units that train apart from each other: nodes, or ranks with sync_scope rank."""
     return Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
 
 
@@ -77,11 +77,11 @@ def together_of(plan: Scenario) -> float:
 
 
 def exchanges_of_update(plan: Scenario) -> float:
-    """Exchanges of each timed update apart, that after the last update of the run included."""
+    """Exchanges per timed update apart, counting the one after the last update of the run."""
     every = plan.sync_every // plan.fragments
     if not plan.updates:
         return 1 / every
-    # The last update is followed by the fragments that were not due then.
+    # After the last update follow the fragments that were not due then.
     apart = plan.updates - plan.sync_first
     turns, rest = divmod(apart, every)
     timed = timed_apart(plan)
@@ -89,14 +89,14 @@ def exchanges_of_update(plan: Scenario) -> float:
 
 
 def timed_apart(plan: Scenario) -> int:
-    """Of the updates after those that are made together, those that count."""
+    """The number of timed updates after those that are made together."""
     assert plan.updates is not None
     return plan.updates - max(plan.untimed, plan.sync_first)
 
 
 def rested_of_update(plan: Scenario, update_s: float) -> float:
-    """Of these, those over connections that have rested: all where the updates between two take
-    long enough, else the first of each epoch.
+    """Exchanges per timed update over connections that have rested: all of them if the updates
+    between two exchanges take long enough, else the first of each epoch.
     """
     often = exchanges_of_update(plan)
     if plan.sync_every // plan.fragments * update_s > rests_after_s(plan.wire):

@@ -43,12 +43,12 @@ FACTS = ("nodes", "processes", "devices", "effective_batch")
 
 
 def load_sweep(folder: str | Path) -> pd.DataFrame:
-    """One row a group: label, counts, and of each measure mean, sd, n, 95 % interval, values."""
+    """One row per group: label, counts, and per measure mean, sd, n, 95 % interval, values."""
     return pd.DataFrame(group_rows(read_sweep(folder)))
 
 
 def load_sweep_runs(folder: str | Path) -> pd.DataFrame:
-    """One row a planned run: its label, what became of it, and its numbers."""
+    """One row per planned run: its label, what became of it, and its numbers."""
     sweep = read_sweep(folder)
     return pd.DataFrame([run_row(sweep, run) for run in sweep.runs])
 
@@ -110,8 +110,8 @@ def compared_groups(sweep: SweepResults) -> list[tuple[Group, Group]]:
 def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bool:
     """Whether another group may be the baseline of this one, as far as an axis tells.
 
-    A baseline that has no value on an axis, as one machine has no link, is that of every value;
-    where it ran with a default, of that one.
+    A baseline without a value on an axis, as one machine has no link, serves groups of every value;
+    if it ran with a default, only those of that value.
     """
     if axis in baseline or other.label[axis] == group.label[axis]:
         return True
@@ -122,8 +122,8 @@ def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bo
 
 
 def is_single_of(one: Group, group: Group, axes: Sequence[str]) -> bool:
-    """Whether one process trains as several do, with the batch of each (weak scaling) or with that
-    of all together (strong).
+    """Whether one process does the same training as several, with the batch of each of them (weak
+    scaling) or of all together (strong).
     """
     if one.setting(STRATEGY) != SINGLE or group.setting(STRATEGY) in (SINGLE, None):
         return False
@@ -143,8 +143,8 @@ def differs_from_single(group: Group, base: Group | None, axes: Sequence[str]) -
 
 
 def is_plain(way: dict[str, Any], group: Group) -> bool:
-    """Of a way that names a strategy alone, whether the group has none of its flags: ddp means ddp
-    and not ddp powersgd.
+    """Whether the group has no flag of a strategy beside those that `way` names, if it names a
+    strategy: ddp means ddp and not ddp powersgd.
     """
     return STRATEGY not in way or all(
         is_off(group.label.get(flag)) for flag in OF_ONE_STRATEGY if flag not in way
@@ -176,7 +176,7 @@ def against_target(group: Group, base: Group | None) -> dict[str, Any]:
 
 
 def _against(group: Group, base: Group | None, measure: str, question: str) -> Estimate:
-    """Unknown where `compare` refuses it; against itself there is nothing to be uncertain of."""
+    """The estimate; unknown where `compare` refuses it, without interval against itself."""
     if base is None or not group.values(measure):
         return Estimate()
     if base is group:
@@ -259,7 +259,7 @@ def _row(sweep: SweepResults, group: Group, base: Group | None, names: list[str]
 
 
 def _statistics(name: str, repeats: list[float], values: list[float | None]) -> dict[str, Any]:
-    """The values of the runs stand in the order of the seeds; an unknown one keeps its place."""
+    """Statistics of a measure; `values` of runs in the order of seeds, unknown ones included."""
     stats = spread(repeats, is_rate(name))
     median = {f"{name}_median": stats.median} if name in TO_TARGET else {}
     return {

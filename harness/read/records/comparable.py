@@ -26,13 +26,13 @@ ACCURACY = "accuracy"
 ONE_SEED, ONE_PAIR = "one seed on a side", "one seed in common"
 OF_BATCH = ("effective batch", "updates")  # conditions that no two batches have in common
 MOST_NAMED = 6  # groups, in a note
-FAR_APART_S = 3600.0  # between the last of one side and the first of the other
+FAR_APART_S = 3600.0  # from the last run of one side to the first of the other
 SHARES = ("per_gpu_batch", "grad_acc")  # settings that make the effective batch of a device
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What forbids to compare two groups in one question, if anything, and what else to know."""
+    """The reasons against comparing two groups in one question, if any, and what else to know."""
 
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Condition:
 
 
 def _test_set(run: Run) -> str | None:
-    """What quality is measured on, each epoch and at the end."""
+    """The data that quality is measured on, each epoch and at the end."""
     data = run.data
     if data.get("test_samples") is None:
         return None
@@ -92,7 +92,7 @@ CONDITIONS = (
 
 
 def judge(one: Group, other: Group) -> dict[str, Verdict]:
-    """For each question what forbids to compare the groups in it."""
+    """For each question whether the groups may be compared in it."""
     verdicts = {question: Verdict() for question in (SPEED, QUALITY, TARGET)}
     for group in (one, other):
         if (text := _not_finished(group)) is not None:
@@ -190,7 +190,7 @@ def _all_in_other_batches(group: Group) -> bool:
 
 
 def all_beside_others(group: Group) -> bool:
-    """Whether no quiet run gives its times."""
+    """Whether the group's times come from no quiet run: all ran beside other programs."""
     return all(run.is_beside_others for run in group.timed)
 
 
@@ -227,7 +227,7 @@ def _apply_load(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> No
 
 
 def _unknown_beside_misses(groups: Iterable[Group]) -> Iterator[str]:
-    """Of groups in which a miss leaves no time to the target known."""
+    """A reason for each group whose misses leave its time to the target unknown."""
     for group in groups:
         if group.misses_beside_disturbed:
             yield (
@@ -260,7 +260,7 @@ def _listed(values: list[Any]) -> str:
 
 
 def _not_finished(group: Group) -> str | None:
-    """What became of the runs that cannot be compared."""
+    """A text on the runs that cannot be compared, and what became of them."""
     others = [run for run in group.runs if run.state != FINISHED]
     if not others:
         return None
@@ -271,10 +271,10 @@ def _not_finished(group: Group) -> str | None:
 
 
 def refused(group: Group, base: Group, question: str) -> list[str]:
-    """The names of what forbids to compare a group of a sweep with its baseline in a question.
+    """The names of the reasons against comparing a group of a sweep with its baseline.
 
-    A difference that the sweep is about does not count. One seed on a side, or one alone that both
-    have, forbids to compare quality: the difference may be the seed's.
+    A difference that the sweep is about does not count. For quality, a single seed on a side, or in
+    common, is a reason: the difference may be the seed's.
     """
     names = [reason.partition(":")[0] for reason in judge(base, group)[question].reasons]
     names = [name for name in names if name not in _asked_for(group, base)]
@@ -295,8 +295,8 @@ def _asked_for(group: Group, base: Group) -> tuple[str, ...]:
 
 
 def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float]:
-    """Of speed a value for each run, by seed and repeat; of all else one for each seed, the mean of
-    its repeats: these show the noise of times, but not of quality.
+    """Speed: a value per run, by seed and repeat. All else: a value per seed, the mean of its
+    repeats, as repeats show the noise of times, but not that of quality.
     """
     values: dict[Hashable, list[float]] = {}
     for n, run in enumerate_equal(group.measured(measure)):
@@ -309,6 +309,6 @@ def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float
 
 
 def measured_against(group: Group, base: Group, measure: str, question: str) -> Estimate:
-    """A group against another one: of quality the difference of means, of all else the ratio."""
+    """A group against another one: the difference of means for quality, the ratio for all else."""
     ours, theirs = (values_of(each, measure, question) for each in (group, base))
     return difference(ours, theirs) if question == QUALITY else ratio(ours, theirs)

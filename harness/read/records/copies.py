@@ -1,6 +1,7 @@
-"""Copies of a record below one folder, such as an archive beside its unpacked folders: one run.
+"""Copies of a record below one folder, such as an archive beside its unpacked folders.
 
-The same settings elsewhere are no copy: a run is known by when it first started.
+Copies count as one run. A run is identified by when it first started: a run elsewhere with the same
+settings is no copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harness.read.records.runs import identity_settings
 
 
 def run_key(folder: RunFolder) -> Hashable:
-    """Equal for copies of one run alone: settings and first start, of an imported run its source.
+    """Equal only for copies of one run: settings and first start; for imported runs, the source.
 
     None where a record does not say these: nothing tells whether it is a copy.
     """
@@ -48,13 +49,13 @@ def without_copies(
     """The folders, each run once, in their order; and one line about those left out, if any.
 
     counted: runs that already count elsewhere; every copy of one of these is left out. Of other
-    copies one is kept: a readable one first, then a finished one, then the one with the most
-    attempts, then the first.
+    copies, one is kept: a readable one before others, then a finished one, then the one with the
+    most attempts, then the first.
     """
     counted = [*counted] if folders else []
     begun = {folder: _first_start(folder) for folder in (*folders, *counted)}
     shared = Counter(begun.values())
-    # Most runs are told apart by their first start alone.
+    # Most runs differ in their first start already, so no further key is computed for them.
     keys = {f: run_key(f) if shared[unix] > 1 or unix is None else f for f, unix in begun.items()}
     theirs = {keys[folder]: folder for folder in counted}
     alike = by_key(folders, lambda folder: folder if keys[folder] is None else keys[folder])
@@ -85,5 +86,5 @@ def _about(left: dict[RunFolder, RunFolder]) -> Iterable[str]:
 
 
 def texts(record: RunFolder) -> Files:
-    """The files of a record, in the same words whether they lie on disk or in an archive."""
+    """The files of a record, in the same form whether they are on disk or in an archive."""
     return files_of(record.path) if record.archived is None else record.archived

@@ -28,8 +28,8 @@ DEVICES = ("gpu", "node")
 def load(root: str | Path) -> pd.DataFrame:
     """One row per epoch over all runs at or below a folder; settings and machine as columns.
 
-    Lines that are not readable are left out and counted in the column broken_lines. Runs that are
-    not believed have no epochs; they are named on stderr. Copies of a run count once.
+    Unreadable lines are left out and counted in the column broken_lines. Runs whose record is not
+    believed have no epochs and are named on stderr. Copies of a run count once.
     """
     rows: list[dict[str, Any]] = []
     for record in _recorded_below(root):
@@ -51,8 +51,8 @@ def load_runs(root: str | Path) -> pd.DataFrame:
 def frame_with_runs(
     root: str | Path, dtype: type | None = None
 ) -> tuple[pd.DataFrame, list[Run]]:  # fmt: skip
-    """The same with the run of each row. With dtype=object integers stay integers where some runs
-    do not have them.
+    """load_runs() with the run of each row. With dtype=object, integers stay integers even where
+    some runs lack them.
     """
     path, conditions = parse_selector(str(root))
     records = [*_recorded_below(path)]
@@ -74,8 +74,8 @@ def frame_with_runs(
 
 
 def _recorded_below(root: str | Path) -> Iterator[Recorded]:
-    """Every run below a folder, once, those that are not believed included; these and copies are
-    named on stderr.
+    """Every run below a folder, once, also those that are not believed; these and copies are named
+    on stderr.
 
     UserError where there are runs and none is believed.
     """
@@ -103,7 +103,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spread(device: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Mean, p95 and max of each reading: nearly all columns of a row come from here."""
+    """Mean, p95 and max of each reading, one column each: nearly all columns come from here."""
     for name, value in device.items():
         if type(value) is dict:
             for which, number in value.items():

@@ -35,8 +35,8 @@ class Group:
         return [run for run in self.runs if run.state == FINISHED]
 
     def measured(self, measure: str) -> list[Run]:
-        """The finished runs whose number counts: of a time, those of a quiet machine if any is;
-        none where processes had unlike numbers of threads.
+        """The finished runs whose number counts: for a time, quiet runs if there are any, and none
+        where processes had unlike numbers of threads.
 
         A run that misses its target does so on any machine. Beside misses the times of all others
         must count: without one of them the median is unknown, unless most runs miss.
@@ -56,13 +56,13 @@ class Group:
         return [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
 
     def reached(self, measure: str) -> str:
-        """By how many of the finished runs, in words; repeats of a seed count each."""
+        """How many of the finished runs reached the target, in words; each repeat counts."""
         count = len(self.finished)
         return f"{count - len(self.missed(measure))} of {count}"
 
     @property
     def misses_beside_disturbed(self) -> bool:
-        """Whether misses leave no time to the target known: not all other times count."""
+        """Whether misses make the time to the target unknown, as not all other times count."""
         return bool(self.missed(TO_TARGET[0])) and not self.measured(TO_TARGET[0])
 
     @property
@@ -76,7 +76,7 @@ class Group:
 
     @property
     def disturbed(self) -> int:
-        """Finished runs whose times do not count where others' do."""
+        """How many finished runs were disturbed: their times do not count if others' do."""
         return sum(run.is_disturbed for run in self.finished)
 
     @property
@@ -89,8 +89,8 @@ class Group:
 
     @property
     def recorded(self) -> Run:
-        """The first run that tells what all share: a finished one, or else one with settings; one
-        that waits has none. The first of all where no run has begun.
+        """The first run that tells what all share: a finished run, or else one with settings, which
+        a waiting run lacks. The first of all where no run has begun.
         """
         return next((run for run in (*self.finished, *self.runs) if run.settings), self.runs[0])
 
@@ -121,12 +121,12 @@ class Group:
         return known[0] if known and all(value == known[0] for value in known) else None
 
     def by_run(self, measure: str) -> list[tuple[Run, float]]:
-        """The finished runs whose number counts, with it, as far as it is known."""
+        """The finished runs whose number counts, each with its number, where that is known."""
         runs = self.measured(measure)
         return [(run, run.measures[measure]) for run in runs if measure in run.measures]
 
     def values(self, measure: str) -> list[float]:
-        """What a mean and its interval are made of."""
+        """The values that a mean and its interval are computed from."""
         return repeats_of(measure, self.by_run(measure))
 
     def fact(self, name: str) -> Any:
@@ -139,8 +139,8 @@ class Group:
 
 
 def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]]) -> list[float]:
-    """Of a time the number of each run; of all else one for each seed, the mean of its repeats:
-    these show the noise of times, but not of quality.
+    """For a time, the number of each run; otherwise one number per seed, the mean of its repeats:
+    repeats show the noise of times, but not of quality.
     """
     if is_timed(measure):
         return [value for _, value in by_run]
@@ -156,8 +156,8 @@ def by_seed(by_run: Iterable[tuple[Run, Value]]) -> dict[Hashable, list[Value]]:
 
 
 def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
-    """Of runs that repeat one measurement those on a quiet machine and in the batch asked for; if
-    there is none, those in that batch; else all.
+    """Of runs that repeat one measurement, the quiet ones in the batch asked for; if there is none,
+    those in that batch; else all.
     """
     quiet = [run for run in runs if not run.is_disturbed]
     return quiet or [run for run in runs if not run.other_batches] or [*runs]
@@ -173,7 +173,7 @@ def enumerate_equal(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:
 
 
 def make_groups(runs: Iterable[Run], axes: tuple[str, ...]) -> tuple[Group, ...]:
-    """In the order of the runs. Runs on unlike machines are never averaged."""
+    """The groups, in the order of the runs. Runs on unlike machines are never averaged."""
     groups = []
     for together in by_key(runs, lambda run: group_key(run.label, axes)).values():
         label = {axis: together[0].label.get(axis) for axis in axes}
@@ -183,12 +183,12 @@ def make_groups(runs: Iterable[Run], axes: tuple[str, ...]) -> tuple[Group, ...]
 
 
 def group_key(label: Mapping[str, Any], axes: tuple[str, ...]) -> tuple[Any, ...]:
-    """Equal for runs of one group; unlike in Python, True and 1 differ."""
+    """A key that is equal for runs of one group; unlike in Python, True and 1 differ."""
     return tuple((isinstance(label.get(axis), bool), label.get(axis)) for axis in axes)
 
 
 def _machine(run: Run, together: list[Run]) -> str | None:
-    """A run without a recorded machine has that of its group, if the group has one only."""
+    """The machine of a run; without a record, the machine of its group, if that has only one."""
     if run.machine is not None or run.state == FINISHED:
         return run.machine
     machines = {other.machine for other in together} - {None}

@@ -48,7 +48,7 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
 
 
 def pack_into(folder: Path, file: Path) -> int:
-    """Write the archive; the number of runs in it."""
+    """Write the archive; return the number of runs in it."""
     _, _, folders = _collected(folder)
     write_archive(file, folders)
     return runs_in(folders.values())
@@ -59,8 +59,8 @@ def runs_in(folders: Iterable[Files]) -> int:
 
 
 def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
-    """Every run and sweep below a folder, of a sweep its plan and its runs; where they lie, and
-    the name of the whole.
+    """(root, name, folders): every run and sweep below a folder, or the plan and the runs of one
+    sweep, by their paths below root.
     """
     if sweep_file(existing(folder)) is not None:
         sweep = read_sweep(folder)
@@ -88,7 +88,7 @@ def write_folder(path: Path, files: Files) -> None:
 
 
 def _unpack(file: Path, out: Path | None, as_json: bool) -> int:
-    """Each folder whole or not at all; those that are there already stay as they are."""
+    """Write each folder whole or not at all; folders that exist stay as they are."""
     if not is_archive(file):
         raise UserError(f"{file} is not an archive of records: harness pack makes one")
     root, written, left = out or file.parent, 0, 0

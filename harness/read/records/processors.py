@@ -1,4 +1,4 @@
-"""How fast processors were when runs were measured: one name of a machine may stand for several."""
+"""How fast processors were when runs were measured: machines of one name may have several kinds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from harness.read.records.runs import Run
 
-# The ratio of two calibrations from which on times are not taken to be of one machine.
+# From this ratio of two calibrations on, times do not count as those of one machine.
 UNLIKE = 1.25
 Rates = dict[tuple[str, int], list[float]]
 
 
 def rates(runs: Iterable[Run]) -> Rates:
-    """TFLOP/s of a process in the number format of its training, by the format and its threads."""
+    """(number format of the training, threads) -> TFLOP/s of a process in this format."""
     measured: Rates = defaultdict(list)
     for run in runs:
         known: Mapping[str, Any] = run.calibration
@@ -30,7 +30,7 @@ def are_apart(one: float, other: float) -> bool:
 
 
 def spread_of(runs: Iterable[Run]) -> list[str]:
-    """A sentence for each number format in which sessions were far apart."""
+    """A sentence for each number format and thread count whose measured speeds were far apart."""
     return [
         f"before these runs processors did {min(speeds):.2g} to {max(speeds):.2g} TFLOP/s in "
         f"{number_format} (products of matrices, {threads} thread(s)): times of different sessions "

@@ -1,6 +1,6 @@
-"""What the folder of a run holds, believed once it has been checked.
+"""The record in a run's folder, read and checked.
 
-Readers take records from here alone. A record that cannot be believed ends nothing: it is a run
+Readers get records from here alone. A record that fails a check stops no reader: it becomes a run
 whose `problem` says in a line what is wrong, and of which no number is shown.
 """
 
@@ -33,12 +33,12 @@ from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import Settings, UserError, flag_fields
 from harness.core.strategies import SENT_DIRECTLY
 
-# The outcome of a record that is not believed; it never stands in a file.
+# The outcome of a record that is not believed; no file holds this value.
 UNREADABLE = "unreadable"
-# What a run without summary.json is: it may still be going on, or have been killed.
+# The state of a run without summary.json: it may still be running, or have been killed.
 UNFINISHED = "unfinished"
-MOST_NAMED = 10  # of them, on the screen
-NEARLY = 1 - 1e-6  # of sums that were rounded
+MOST_NAMED = 10  # records, in the warnings
+NEARLY = 1 - 1e-6  # factor that allows for the rounding of sums
 
 # A folder that a run of this project has made: its set-up, and below it the name of the run.
 SETUP_FOLDER = re.compile(r"\d+_\d+(_[A-Za-z0-9.-]+)?")
@@ -54,7 +54,7 @@ class Recorded:
     environment: dict[str, Any] = field(default_factory=dict)
     summary: SummaryRecord | None = None
     epochs: tuple[EpochRow, ...] = ()
-    attempts: Sequence[AttemptStart | AttemptEnd] = ()  # none where one is not as declared
+    attempts: Sequence[AttemptStart | AttemptEnd] = ()  # empty if a row is not as declared
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     broken_lines: int = 0  # of epochs.jsonl, torn when a process was killed
     problem: str | None = None  # why nothing that it measured is believed
@@ -82,7 +82,7 @@ class Recorded:
 
 
 def recorded(folder: RunFolder, with_ranks: bool = False) -> Recorded:
-    """A folder with settings.json, or one that a launcher has only written an outcome to."""
+    """The record of a folder, which may hold nothing but an outcome that a launcher wrote."""
     record = Recorded(folder)
     try:
         _read(record, with_ranks)
@@ -93,7 +93,7 @@ def recorded(folder: RunFolder, with_ranks: bool = False) -> Recorded:
 
 
 def is_ours(settings: Mapping[str, Any]) -> bool:
-    """Of a record of this project's training: neither imported nor of LogCallback alone."""
+    """Whether training of this project made the record: not imported, not LogCallback alone."""
     return "script" in settings and not settings.get("imported")
 
 
@@ -103,7 +103,7 @@ def none_readable(lines: Sequence[str]) -> UserError:
 
 
 def warn(lines: Sequence[str]) -> None:
-    """Records that are left out, a line each: whatever is printed beside them lacks them."""
+    """Warn of records that are left out, a line each: what is printed lacks them."""
     for line in lines[:MOST_NAMED]:
         print(f"warning: not read: {printable(line)}", file=sys.stderr)
     if (more := len(lines) - MOST_NAMED) > 0:
@@ -132,7 +132,7 @@ def _read(record: Recorded, with_ranks: bool) -> None:
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
-    """UserError where they are not believed; empty where there are none."""
+    """The settings of a run; empty where there are none, UserError where they fail a check."""
     if folder.problem is not None:
         raise UserError(folder.problem)
     settings = _object("settings", folder, folder.settings, {})
@@ -140,7 +140,7 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
         return {}
     del settings["schema"]
     _check_place(folder.path, settings)
-    if settings.get("exchange") == "auto":  # what it chose is what was measured
+    if settings.get("exchange") == "auto":  # the way that auto chose is what was measured
         environment = folder.read_json(folder.environment)
         observed = environment.get("observed") if isinstance(environment, dict) else None
         way = observed.get("exchange") if isinstance(observed, dict) else None
@@ -151,7 +151,7 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
 def _object(
     kind: str, folder: RunFolder, file: Path, settings: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """None where there is no such file."""
+    """A JSON file of the run, checked; None where there is no such file."""
     content = folder.read_json(file)
     if content is None:
         if folder.has(file):
@@ -160,7 +160,7 @@ def _object(
     if kind != "environment":
         check_schema(content.get("schema"), file.name)
     check_fields(kind, content, file.name, _has_own_metrics(settings))
-    if kind == "summary" and OWN in content:  # those of earlier versions have none
+    if kind == "summary" and OWN in content:  # summaries of earlier versions have none
         if is_changed(content):
             raise UserError(f"{file.name} is not as it was written: restore the file")
         del content[OWN]
@@ -178,12 +178,12 @@ def _check_rows(
 
 
 def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
-    """LogCallback in a script of its user: accuracy may be in per cent there."""
+    """Whether LogCallback ran in a script of its user: accuracy may be in per cent there."""
     return "script" not in settings
 
 
 def _take_per_cent_for_shares(record: Recorded) -> None:
-    """What a script gives in per cent becomes a share, which all that is shown takes it for."""
+    """Turn what a script gives in per cent into shares, which all that is shown expects."""
     most = {
         name: max((row[name] for row in record.epochs if is_number(row.get(name))), default=0.0)
         for name in quality_of_epochs()
@@ -214,7 +214,7 @@ def check_schema(schema: object, name: str) -> None:
 
 
 def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
-    """A folder that has the name of a run holds the settings of that run."""
+    """UserError where a folder that has the name of a run holds the settings of another run."""
     if not is_ours(settings) or not RUN_FOLDER.fullmatch(path.name):
         return
     # A record that lacks a flag is older than it, and was made with its default.
@@ -236,8 +236,8 @@ def _defaults() -> dict[str, Any]:
 
 
 def uniform_link(requested: object) -> dict[str, Any] | None:
-    """What was requested of the link between any two nodes; None where it was requested of each
-    pair, or not at all.
+    """The link that was requested between any two nodes; None where a link was requested for each
+    pair, or none at all.
     """
     return requested if isinstance(requested, dict) else None
 
@@ -251,7 +251,7 @@ def link_text(requested: object) -> str | None:
 
 
 def check_links(environment: Mapping[str, Any], where: object) -> None:
-    """What was requested of a link is free in its form; as an object it holds numbers."""
+    """UserError where a requested link is an object with values other than numbers from 0 on."""
     for record, name in (("link", "asked"), ("launch", "link")):
         requested = uniform_link((environment.get(record) or {}).get(name)) or {}
         for key, value in requested.items():
@@ -264,7 +264,7 @@ def check_links(environment: Mapping[str, Any], where: object) -> None:
 def _check_epochs(record: Recorded) -> None:
     """One row for each epoch, in order. The last may end inside an epoch (--max_steps)."""
     before = 0.0
-    # Peers of hivemind skip epochs that they were not there for; others evaluate when they want.
+    # Peers of hivemind skip epochs that they missed; scripts of users evaluate when they want.
     in_steps = is_ours(record.settings) and record.settings.get("strategy") != "hivemind"
     for n, row in enumerate(record.epochs):
         epoch = row.get("epoch")
@@ -281,14 +281,14 @@ def _check_epochs(record: Recorded) -> None:
 
 
 def _check_growing(record: Recorded) -> None:
-    """Updates and time go on from row to row, and a rate is that of what was timed."""
+    """Updates and wall time must grow from row to row, and rates match what was timed."""
     if record.settings.get("imported"):
         return
     starts = starts_of(record.attempts)
     batches = {row.get("effective_batch") for row in (*starts, *record.epochs)}
     names = ["wall_s"] if len(batches - {None}) > 1 else ["updates", "wall_s"]
-    # With another batch, an attempt that goes on from an older checkpoint may need fewer updates
-    # than the rows say that are kept.
+    # With another batch, an attempt that resumes from an older checkpoint may count fewer updates
+    # than the rows that are kept.
     for row, following in itertools.pairwise(record.epochs):
         for name in names:
             one, other = row.get(name), following.get(name)
@@ -311,8 +311,8 @@ def _is_next(epoch: float, number: int, last: bool) -> bool:
 
 
 def measuring_s(row: Mapping[str, Any], environment: Mapping[str, Any]) -> float:
-    """What the record itself took of the wall time of a row. Older rows do not say: then it is what
-    the link took to measure, in the last attempt, and what the exchange adds.
+    """Seconds of a row's wall time that measuring itself took. Older rows do not say: for them, the
+    time in which the last attempt measured the link and what the exchange adds.
     """
     if is_number(row.get("measuring_s")):
         return float(row["measuring_s"])
@@ -322,11 +322,11 @@ def measuring_s(row: Mapping[str, Any], environment: Mapping[str, Any]) -> float
 
 
 def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
-    """Whether summary, rows and environment are of one run, as far as they say."""
+    """UserError where summary, rows and environment cannot be of one run."""
     if summary.get("outcome") == FINISHED:
         _check_finished(record, summary)
     if record.settings.get("imported"):
-        return  # one row an evaluation
+        return  # imported: a row per evaluation
     ours, done, rows = is_ours(record.settings), summary.get("epochs_done"), record.epochs
     if done is not None and done != len(rows):
         torn = f" and {record.broken_lines} torn lines" if record.broken_lines else ""
@@ -355,13 +355,13 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
 def _check_values(
     rows: Sequence[EpochRow], by_rows: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> None:
-    """The summary says what its rows say, as far as both know."""
+    """UserError where the summary differs from its rows, in what both hold."""
     own = {name: rows[-1].get(name) for name in {*own_metrics(rows[-1])} - {*fields("summary")}}
     known = {**by_rows, **own}
     if len({*device_counts(rows)}) > 1:
-        del known["train_samples_per_s_per_gpu"]  # older programs took the last row's count for all
+        del known["train_samples_per_s_per_gpu"]  # older versions used the last row's count
     if not known["eval_time_s"]:
-        del known["eval_time_s"]  # no row tells of an evaluation
+        del known["eval_time_s"]  # no row holds the time of an evaluation
     _check_equal(known, summary, "epochs")
     metric = summary.get("best_metric")
     best = [best_of(rows, f"{metric}{way}") for way in ("", ":min")] if metric else []
@@ -374,13 +374,13 @@ def _check_values(
 def _check_attempts(
     record: Recorded, train_time_s: float | None, summary: Mapping[str, Any]
 ) -> None:
-    """The summary says of times and interruptions what attempts.jsonl says."""
+    """UserError where the summary and attempts.jsonl differ in times or interruptions."""
     starts, ends = starts_of(record.attempts), ends_of(record.attempts)
     number = changed_row(record.folder.read_attempts())
-    if number is not None and summary.get("wall_s") is not None:  # null if it was found before
+    if number is not None and summary.get("wall_s") is not None:  # null if it was noticed before
         raise UserError(f"attempts.jsonl: row {number} is not as it was written: restore the file")
     if not starts or len(starts) != sum(end.get("attempt") is not None for end in ends):
-        return  # one is not closed, or its row is lost
+        return  # an attempt has no end, or a row is lost
     known = times_of_attempts(record.attempts, train_time_s)
     _check_equal(known, summary, "attempts")
     last_s = max((row.get("wall_s") or 0.0 for row in record.epochs), default=0.0)
@@ -410,7 +410,7 @@ def _differ(name: str, by_rows: Any, stated: Any, file: str = "epochs") -> UserE
 
 
 def _check_batches(record: Recorded) -> None:
-    """The effective batch of each row is that of the attempt that wrote it."""
+    """The effective batch of each row must be that of the attempt that wrote it."""
     starts = starts_of(record.attempts)
     batches = {start.get("attempt"): start.get("effective_batch") for start in starts}
     for row in record.epochs:
@@ -431,7 +431,7 @@ def _check_batches(record: Recorded) -> None:
 
 
 def processes_of(environment: Mapping[str, Any]) -> int | None:
-    """On all nodes together."""
+    """The number of processes on all nodes together."""
     nodes, per_node = environment.get("nodes"), environment.get("processes_per_node")
     return None if nodes is None or per_node is None else nodes * per_node
 
@@ -449,7 +449,7 @@ def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
 
 
 def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
-    """The rows that are as declared, none where one is not; of a changed one only that it was."""
+    """The rows, or none if one is not as declared; a changed row keeps only event and attempt."""
     rows = folder.attempts_as_written()
     try:
         for row in rows:
@@ -460,8 +460,8 @@ def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
 
 
 def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
-    """The readings of each node, in the order of time; of a node whose rows are not as declared
-    none.
+    """Node -> its readings in the order of time; a node whose rows are not as declared is left out,
+    with a warning.
     """
     believed = {}
     for node, rows in folder.read_telemetry().items():
@@ -475,7 +475,7 @@ def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Unknown is null; what is neither a number nor finite is unknown."""
+    """Whether a value is a finite number; anything else, such as null, means unknown."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and -LARGEST <= value <= LARGEST
 

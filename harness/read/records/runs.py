@@ -71,7 +71,7 @@ FIELDS = {
 # Progress is written once a second, but not during a long evaluation.
 QUIET_S = 120.0
 
-# In this order where the runs of a group ended in several ways.
+# States, in the order in which a group names them if its runs ended in several ways.
 STATES = (FINISHED, *FAILURES, UNREADABLE, UNFINISHED, WAITING, SKIPPED)
 
 # Numbers of summary.json that measure nothing.
@@ -82,7 +82,7 @@ PER_UPDATE = {
     "payload_mb_per_update": "payload_bytes",
     "network_mb_per_update": "network_sent_bytes",
 }
-WALL_OF_TRAINING = "wall_of_training_s"  # without what the record itself took to measure
+WALL_OF_TRAINING = "wall_of_training_s"  # without the time that measuring itself took
 TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
 MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
 
@@ -122,7 +122,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """accuracy=0.9, as on the command line."""
+    """Parse METRIC=VALUE of the command line, for example accuracy=0.9."""
     metric, _, value = text.partition("=")
     try:
         target = Target.of(metric, float(value))
@@ -134,7 +134,7 @@ def parse_target(text: str) -> Target:
 
 
 def check_target(target: Target, runs: Iterable[Run]) -> None:
-    """UserError where no epoch of these runs has its metric: nothing would be said of it."""
+    """UserError where no epoch of these runs has the metric of the target."""
     rows = [row for run in runs for row in run.epochs]
     known = {name for row in rows for name, value in row.items() if is_number(value)}
     if rows and target.metric not in known:
@@ -142,7 +142,7 @@ def check_target(target: Target, runs: Iterable[Run]) -> None:
         raise UserError(f"--target {target.metric}: no epoch of these runs has it: {hint}")
 
 
-@dataclass(frozen=True, eq=False)  # equal to itself alone: comparing all that was read takes long
+@dataclass(frozen=True, eq=False)  # equal by identity: comparing all fields takes long
 class Run:
     """One run, whatever became of it."""
 
@@ -158,8 +158,8 @@ class Run:
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     attempts: Sequence[AttemptStart | AttemptEnd] = ()
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
-    other_batches: tuple[int, ...] = ()  # per process, that ran instead of the one asked for
-    left_out: tuple[str, ...] = ()  # measures of these
+    other_batches: tuple[int, ...] = ()  # per process, those that ran instead of the one asked for
+    left_out: tuple[str, ...] = ()  # names of measures that were dropped for that
 
     @property
     def recorded_folder(self) -> RunFolder:
@@ -186,13 +186,13 @@ class Run:
 
     @property
     def machine_kind(self) -> str | None:
-        """GPUs of one kind are one kind of machine, however many are used."""
+        """The machine without the number of its GPUs: GPUs of one kind are one kind of machine."""
         machine = self.machine
         return machine_kind(machine) if machine and self.environment.get("gpus") else machine
 
     @property
     def launch(self) -> LaunchRecord:
-        """How a launcher started it; this and the next ones are empty where nothing is known."""
+        """How a launcher started the run; this and the next four are empty if unknown."""
         return cast(LaunchRecord, self.environment.get("launch") or {})
 
     @property
@@ -221,15 +221,15 @@ class Run:
 
     @property
     def device(self) -> str | None:
-        """What it trained on: cpu, cuda:0."""
+        """The device that the run trained on: cpu, cuda:0."""
         return self.observed.get("device")
 
     @property
     def threads(self) -> int | None:
-        """Of a process that computes on a CPU: torchrun gives it one, without it all cores are
-        used. 0 where a GPU computes, whose times do not depend on them; None where nobody knows.
+        """Threads of a process that computes on a CPU: torchrun sets one, without it all cores are
+        used. 0 for a GPU, whose times do not depend on threads; None where unknown.
         """
-        # LogCallback alone records no device, and GPUs only where it trains on them.
+        # A record of LogCallback alone has no device, and has GPUs only if training used them.
         gpus = self.environment.get("gpus") if self.device is None else self.device != "cpu"
         return 0 if gpus else self.environment.get("threads")
 
@@ -263,7 +263,7 @@ class Run:
 
     @property
     def is_beside_others(self) -> bool:
-        """Others used the machine when it began, or while it trained."""
+        """Whether others used the machine when the run began, or while it trained."""
         return disturbance(self.launch, self.epochs) is not None
 
     @property
@@ -281,12 +281,12 @@ class Run:
 
     @cached_property
     def characteristics(self) -> dict[str, Any]:
-        """The identity, and further entries of the label that the sweep gives it."""
+        """The identity, and what else the sweep's label of the run holds."""
         more = {n: v for n, v in self.label.items() if n not in (*self.identity, *REPETITIONS)}
         return self.identity | more
 
     def toward(self, target: Target) -> Run:
-        """With the times to this target, whatever its sweep's is."""
+        """The run with the times to this target, whatever the target of its sweep is."""
         measures = {n: v for n, v in self.measures.items() if n not in TO_TARGET}
         reached = time_to_target(self.epochs, target, self.environment)
         for name, value in reached.items():
@@ -374,7 +374,7 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if ours:  # as in the run id: a record that names the default is not another run
         named["eval_batch"] = named["eval_batch"] or EVAL_BATCH
         named["augment"] = named["augment"] or "none"
-        if named["exchange"] == "auto":  # from before there was a choice, or not begun
+        if named["exchange"] == "auto":  # an older record, or a run that has not begun
             named["exchange"] = "backend"
     passed = {name: value for name, value in passed.items() if name not in SHOWN_ONLY}
     values = {"script": settings.get("script"), **named, **passed}
@@ -382,12 +382,12 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparable(value: Any) -> Any:
-    """A flag may have several values, which are compared as their text."""
+    """A value that can be compared: a flag with several values as JSON text."""
     return json.dumps(value, sort_keys=True) if isinstance(value, (list, dict)) else value
 
 
 def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
-    """What one folder holds; of a record that is not believed, why."""
+    """The run in a folder; where its record is not believed, `reason` says why."""
     return run_of(recorded(folder, with_ranks=True), label, path, target)
 
 
@@ -423,7 +423,7 @@ def _other_batches(record: Recorded) -> tuple[int, ...]:
 
 
 def _depends_on_batch(measure: str, value: float) -> bool:
-    """Times, rates and memory; a target that is missed is missed in any batch."""
+    """True for times, rates and memory, but not for a missed target: any batch misses it."""
     return (is_timed(measure) or "memory" in measure) and not math.isinf(value)
 
 
@@ -432,7 +432,7 @@ def _derived(
 ) -> dict[str, float]:
     rows, environment, derived = record.epochs, record.environment, {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
-    of_peers = record.settings.get("strategy") == "hivemind"  # rows of some epochs may be missing
+    of_peers = record.settings.get("strategy") == "hivemind"  # rows of epochs may be missing
     if rows and not of_peers and not record.settings.get("imported"):
         epochs = rows[-1]["epoch"]  # the last may be a part of one (--max_steps)
     if epochs and is_number(train_s):
@@ -449,7 +449,7 @@ def _derived(
 
 
 def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
-    """The first device's peak and the largest of the others': with dp the first holds more."""
+    """The peak of the first device, which holds more with dp, and the largest of the others."""
     lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
     first = [peaks[0] for peaks in lists if peaks and is_number(peaks[0])]
     others = [peak for peaks in lists for peak in peaks[1:] if is_number(peak)]
@@ -460,10 +460,10 @@ def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
 def time_to_target(
     rows: Sequence[EpochRow], target: Target, environment: Mapping[str, Any] | None = None
 ) -> dict[str, float]:
-    """At the end of the first epoch that reaches it; a miss is infinity.
+    """Times, epochs and samples to the end of the first epoch at the target; infinity if missed.
 
-    The wall time is that of the training: without what the record took to measure.
-    Empty where no epoch has the metric: that is unknown, not missed.
+    The wall time leaves out the time that measuring itself took.
+    Empty where no epoch has the metric: the time is then unknown, not missed.
     """
     if not any(is_number(row.get(target.metric)) for row in rows):
         return {}

@@ -48,13 +48,13 @@ def read_sweep_part(selector: str) -> SweepResults:
 
 
 def read_results_part(selector: str) -> SweepResults:
-    """The same of a sweep, or of all runs below a folder."""
+    """The sweep, or all runs below a folder, that an argument names, or the selected part."""
     path, conditions = parse_selector(selector)
     return _part(read_results(path), path, conditions)
 
 
 def read_all_parts(selector: str) -> tuple[list[SweepResults], list[str]]:
-    """Every sweep and task below a folder that has such runs, with these alone."""
+    """Every sweep and task below a folder that has selected runs, reduced to these."""
     path, conditions = parse_selector(selector)
     sweeps, problems = read_all(path)
     parts, refused = [], list[UserError]()
@@ -69,8 +69,8 @@ def read_all_parts(selector: str) -> tuple[list[SweepResults], list[str]]:
 
 
 def refuse_part(selector: str, what: str) -> None:
-    """UserError with this advice if an argument selects some runs of a folder alone: files beside
-    records are of all of them.
+    """UserError, with `what` as advice, if an argument selects only some runs of a folder: files
+    beside the records are about all of them.
     """
     if parse_selector(selector)[1]:
         raise UserError(f"{selector}: {what}")
@@ -99,7 +99,7 @@ def read_group(
     runs, target, not_read = read_selected(selector, target)
     if unlike := settings_that_differ(runs):
         others = list[Run]()
-        with suppress(UserError):  # named when it is that side's turn
+        with suppress(UserError):  # its error comes when that side is read
             others = read_selected(beside, target).runs if beside else others
         raise UserError(f"{name}, {several_kinds(selector, unlike, runs, others, command)}")
     return Group(tuple(runs), name=name, selector=selector, target=target, not_read=not_read)
@@ -130,7 +130,7 @@ def read_selected(selector: str, target: Target | None) -> Selected:
 
 
 def describe(group: Group) -> str:
-    """Its selector, how many runs, their seeds and machines."""
+    """The selector of a group, how many runs it has, their seeds and machines."""
     machines = dict.fromkeys(str(run.machine or "unknown machine") for run in group.runs)
     text = counted(len(group.finished), "finished run")
     if len(group.finished) < len(group.runs):
@@ -141,7 +141,7 @@ def describe(group: Group) -> str:
 
 
 def parse_selector(word: str) -> tuple[Path, dict[str, str]]:
-    """The folder that an argument names, and what it asks of the runs below."""
+    """The folder that an argument names, and its conditions on the runs below."""
     if Path(word).exists() or "=" not in word:
         return Path(word), {}
     before, _, _ = word.partition("=")  # a value may have colons: strategy=mine.py:Name
@@ -184,7 +184,7 @@ def _text(value: Any) -> str:
 
 
 def _is(value: Any, text: str) -> bool:
-    """Numbers by their value: 1e-3 is 0.001."""
+    """Whether a value has this text; numbers are compared by value: 1e-3 is 0.001."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             return float(text) == value
@@ -208,8 +208,8 @@ def several_kinds(
     selector: str, unlike: Mapping[str, list[str]], among: Sequence[Run],
     beside: Sequence[Run] = (), command: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Why these runs have no mean, and an argument that selects one kind of those among them that
-    have times: the one that differs least from a run beside them, and of several that of most runs.
+    """The error that runs differ, with an example that selects one kind of those `among` them that
+    have times: the kind that differs least from a run `beside`; of several, the one of most runs.
     """
     texts = [f"{name} ({listed(values, ', ', MOST_VALUES)})" for name, values in unlike.items()]
     among = [run for run in among if run.measures.get("train_samples_per_s")] or among
@@ -221,7 +221,7 @@ def several_kinds(
         for runs in (among, beside)
     )
     values = max(kinds, key=lambda kind: (_most_alike(kind, others), kinds.count(kind)))
-    # A comma would part a value.
+    # A value with a comma would be read as two.
     can_select = all(value and "," not in value for value in values)
     example = str(among[kinds.index(values)].path)
     if can_select:
@@ -235,12 +235,12 @@ def several_kinds(
 
 
 def _most_alike(kind: Sequence[str], others: Iterable[Sequence[str]]) -> int:
-    """In how many values the most similar of the others agrees."""
+    """In how many values a kind agrees with the most similar of the others."""
     return max((sum(map(str.__eq__, kind, other)) for other in others), default=0)
 
 
 def selecting(selector: str, conditions: Mapping[str, str]) -> str:
-    """An argument for those of its runs that have these values."""
+    """The selector, narrowed to those of its runs that have these values."""
     pairs = ",".join(f"{name}={value}" for name, value in conditions.items())
     return f"{selector}{',' if '=' in selector else ':'}{pairs}"
 
@@ -261,8 +261,8 @@ OWN_OUTPUT = "outputs"  # where runs go that must not stand beside published one
 
 
 def seeds_for_pairs(one: Group, other: Group, how_many: int) -> list[int]:
-    """Seeds that make so many more pairs: those that one side alone has, of the larger side first,
-    and then such as neither has. What was tried on a side and did not finish is not tried again.
+    """Seeds for `how_many` more pairs: first those that one side alone has, of the larger side
+    before the other, then new ones. What a side tried and did not finish is not tried again.
     """
     larger = max((one, other), key=lambda group: len(group.seeds))
     alone = {*one.seeds} ^ {*other.seeds}
@@ -273,8 +273,8 @@ def seeds_for_pairs(one: Group, other: Group, how_many: int) -> list[int]:
 
 
 def command_for_seeds(group: Group, seeds: Iterable[int]) -> str | None:
-    """What measures these seeds, with as many threads; None where only others can, as of imported
-    runs, or where a script that only calls LogCallback may take no --seed.
+    """The command that measures these seeds, with as many threads. None where only others can, as
+    for imported runs, or where a script that only calls LogCallback may take no --seed.
     """
     run = group.recorded
     if (words := _command_of(run, ["--seed"])) is None:
@@ -288,8 +288,8 @@ def command_for_seeds(group: Group, seeds: Iterable[int]) -> str | None:
 def command_on(
     run: Run, nodes: int, per_node: int, emulated: bool, link: str, *more: str
 ) -> str | None:
-    """What measures its training on other nodes or over another link; None as above. more: flags
-    in place of its own.
+    """The command that measures the training of a run on other nodes or over another link; None as
+    for command_for_seeds(). more: flags that replace those of the run.
     """
     given = [flag for flag in more if flag.startswith("--")]
     if (words := _command_of(run, ["--setup", "--link", *given])) is None:
@@ -314,7 +314,7 @@ def _threads(run: Run) -> str:
 
 
 def is_published(run: Run) -> bool:
-    """Whether its record is in an archive: nobody else's runs belong beside it."""
+    """Whether the record is in an archive: no user's runs belong beside it."""
     folder = run.recorded_folder
     return folder.archived is not None and not folder.path.exists()
 
@@ -345,7 +345,7 @@ def _launcher(run: Run) -> list[str]:
 
 
 def start_on(nodes: int, per_node: int, emulated: bool, link: str | None) -> list[str]:
-    """How a command begins that starts processes on several nodes, on each where they are real."""
+    """The words that start processes on several nodes; for real nodes, the words for each node."""
     ranks = [f"--nproc_per_node={per_node}"] if per_node > 1 else []
     if emulated:
         over = ["--link", link] if link else []

@@ -1,6 +1,6 @@
 """python -m harness push FOLDER USER/NAME, and pull USER/NAME FOLDER: records through the Hub.
 
-What travels, in a dataset, is the archive of harness pack: it holds JSON alone, and is read so.
+A dataset holds archives of harness pack: these contain JSON alone, and are read as such.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.read.labels import counted
 from harness.read.records.packing import pack_into, runs_in
 
 NAME = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")
-# Of whichever HTTP library the installed client uses.
+# The base error of the HTTP library that the installed client uses.
 HTTP_ERROR: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 CARD = """---
 tags: [training-records]
@@ -117,7 +117,7 @@ def _token() -> str:
 
 @contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
-    """Turn what the Hub answers into one line."""
+    """Turn an error of the Hub or the network into a UserError of one line."""
     try:
         yield
     except (HTTP_ERROR, errors.LocalEntryNotFoundError, ConnectionError, ValueError) as error:

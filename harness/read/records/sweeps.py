@@ -52,21 +52,21 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the hypothesis says in numbers of one way to run."""
+    """One statement of the hypothesis in numbers, about one way to run."""
 
     of: dict[str, Any]
     against: dict[str, Any] | None  # None: the baseline
     measure: str
-    at_least: float  # a ratio, or of a share percentage points
+    at_least: float  # a ratio; percentage points for a share
     at_most: float
 
 
-LEFT_OUT = 0.05  # of the samples that are trained on, from which on it is told
+LEFT_OUT = 0.05  # share of the training samples; more are reported
 
 
 @dataclass(frozen=True)
 class SweepResults:
-    """What was planned, and on demand the runs and groups that were read for it."""
+    """The plan of a sweep; its runs and groups are read when they are first used."""
 
     file: Path
     name: str
@@ -76,7 +76,7 @@ class SweepResults:
     tiny: bool = False
     hypothesis: str | None = None  # written down before the runs
     expect: tuple[Expected, ...] = ()
-    changed_after: str | None = None  # how many runs, where hypothesis or expect was changed then
+    changed_after: str | None = None  # runs that had finished when the hypothesis changed
     command: str | None = None
     baseline: dict[str, Any] | None = None
     target: Target | None = None
@@ -92,7 +92,7 @@ class SweepResults:
 
     @property
     def folder_read(self) -> Path:
-        """What other verbs take: the folder of the sweep, or the one that holds runs of none."""
+        """The folder to name for other verbs: the sweep's, or the root of runs without a sweep."""
         return self.folder.parents[1] if sweep_file(self.folder) is None else self.folder
 
     @property
@@ -101,12 +101,12 @@ class SweepResults:
 
     @property
     def has_question(self) -> bool:
-        """Whether a sweep file asks one; else these are runs beside each other."""
+        """Whether the sweep's file asks a question; runs without a sweep have none."""
         return self.question != self.name
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """All of them, in the order of the plan."""
+        """All runs, in the order of the plan."""
         with working(f"reading {counted(len(self.planned), 'record')} of {self.name}"):
             return tuple(self._read(planned) for planned in self.planned)
 
@@ -121,7 +121,7 @@ class SweepResults:
 
     @cached_property
     def varied(self) -> tuple[str, ...]:
-        """The axes with several values; a strategy with its flags is one thing."""
+        """The axes with several values; a strategy counts as varied if one of its flags does."""
         values = {axis: {str(run.label.get(axis)) for run in self.planned} for axis in self.axes}
         several = {axis for axis, of_axis in values.items() if len(of_axis) > 1}
         if several & {*OF_ONE_STRATEGY}:
@@ -130,12 +130,12 @@ class SweepResults:
 
     @property
     def naming(self) -> tuple[str, ...]:
-        """The axes that distinguish a group from the others; of one group alone, all."""
+        """The axes that tell groups apart; all axes where none varies."""
         return self.varied or self.axes
 
     @property
     def machines(self) -> list[str]:
-        """The kinds of machine: one GPU of a kind and four are of one kind."""
+        """The kinds of machine; the number of GPUs makes no difference."""
         return [*dict.fromkeys(group.machine_kind for group in self.groups if group.machine_kind)]
 
     def text_of(self, group: Group, without: Collection[str] = ()) -> str:
@@ -151,7 +151,7 @@ class SweepResults:
         return short_text(group.label, self.naming, machine)
 
     def only(self, runs: Iterable[Run]) -> SweepResults:
-        """The same with these of its runs alone, which are not read again."""
+        """The sweep with these of its runs alone, which are not read again."""
         kept = {*runs}
         both = [pair for pair in zip(self.planned, self.runs, strict=True) if pair[1] in kept]
         part = replace(self, planned=tuple(planned for planned, _ in both))
@@ -159,7 +159,7 @@ class SweepResults:
         return part
 
     def against(self, baseline: dict[str, Any] | None) -> SweepResults:
-        """The same runs, compared with other ones."""
+        """The same runs, compared with another baseline."""
         other = replace(self, baseline=baseline)
         vars(other).update(runs=self.runs, groups=self.groups)  # they are not read again
         return other
@@ -184,7 +184,7 @@ class SweepResults:
 
     @property
     def shared_cores(self) -> list[str]:
-        """What emulated nodes on one machine do to each other is no property of the set-up."""
+        """A sentence where runs had more processes than cores, which slow each other; else none."""
         shares = [run.launch.get("processes_per_core") or 0.0 for run in self.finished]
         crowded = sum(share > 1 for share in shares)
         if not crowded:
@@ -196,7 +196,7 @@ class SweepResults:
 
     @property
     def left_out_samples(self) -> list[str]:
-        """A sentence where so many fill no batch that batches are not compared on the same data."""
+        """A sentence where so many samples fill no batch that batches trained on unlike data."""
         counts = {
             run: (run.data.get("left_out_samples") or 0, run.data.get("train_samples") or 0)
             for run in self.finished
@@ -219,7 +219,7 @@ class SweepResults:
             return Run(run.label, run.path, UNREADABLE, other, folder)
         if run.state != UNFINISHED:
             return run
-        # A record counts more than the plan: what was skipped here may have run elsewhere.
+        # A record overrides the plan: a run that was skipped here may have run elsewhere.
         if any(map(folder.has, (folder.settings, folder.epochs, folder.attempts))):
             return run
         state = WAITING if planned.skipped is None else SKIPPED
@@ -227,10 +227,10 @@ class SweepResults:
 
 
 def _other_settings(run: Run) -> str | None:
-    """Why the record is not that of the run that was planned here."""
+    """Why the record is of another run than the one planned; None if it is that one."""
     for name, planned in run.label.items():
         value = run.settings.get(name)
-        if name == "setup" and value is not None:  # with a tag that names the link
+        if name == "setup" and value is not None:  # the record's may have a tag that names the link
             same = f"{value}_".startswith(f"{planned}_")
         else:
             same = name == "script" or (is_number(value) and is_number(planned))
@@ -260,7 +260,7 @@ def read_results(path: str | Path) -> SweepResults:
 
 
 def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
-    """Every sweep below a folder, then the runs of none, one part a task; and what is not shown."""
+    """Every sweep below a folder, then other runs, one part per task; and what is left out."""
     root = existing(root)
     if sweep_file(root) is not None:
         return [read_sweep(root)], []
@@ -293,7 +293,7 @@ def read_all(root: str | Path) -> tuple[list[SweepResults], list[str]]:
 
 
 def _without_copies_of_sweeps(sweeps: list[SweepResults]) -> tuple[list[SweepResults], list[str]]:
-    """The sweeps, of those with one name and the same runs one; and a line for each left out."""
+    """The sweeps without copies (same name, runs that another one has), and a line per copy."""
     names = Counter(sweep.name for sweep in sweeps)
     keys = [
         {run_key(run.folder) for run in sweep.runs if run.folder and names[sweep.name] > 1} - {None}
@@ -312,7 +312,7 @@ def _without_copies_of_sweeps(sweeps: list[SweepResults]) -> tuple[list[SweepRes
 
 
 def _readable(root: Path) -> tuple[dict[RunFolder, dict[str, Any]], list[str]]:
-    """Folder -> settings of the runs below, and a line for each run that has none to believe."""
+    """Folder -> settings of the runs below, and a line for each run with none to believe."""
     folders, problems = {}, []
     for folder in find_runs(root):
         try:
@@ -326,7 +326,7 @@ def _without_plan(
     root: Path, name: str, folders: Mapping[RunFolder, dict[str, Any]],
     problems: Iterable[str] = (),
 ) -> SweepResults:  # fmt: skip
-    """What varies between these runs are the axes; one process is what they are compared with."""
+    """These runs as a sweep: its axes are what varies, its baseline is set-up 1_1, if it ran."""
     plain = (str, int, float, type(None))
     named = {
         folder: {
@@ -338,7 +338,7 @@ def _without_plan(
     over = {folder: _requested_link(folder) for folder in folders}
     if len({(named[folder].get("setup"), link) for folder, link in over.items()}) > len(
         {values.get("setup") for values in named.values()}
-    ):  # else the set-up tells which link it is
+    ):  # else the set-up alone tells the links apart
         named = {folder: values | {"link": over[folder]} for folder, values in named.items()}
     names = dict.fromkeys(name for values in named.values() for name in values)
     axes = tuple(n for n in names if len({str(v.get(n)) for v in named.values()}) > 1)
@@ -349,7 +349,7 @@ def _without_plan(
         planned.append(PlannedRun(label, str(folder.path.relative_to(root)), None))
     single = "setup" in axes and any(run.label["setup"] == "1_1" for run in planned)
     return SweepResults(
-        file=root / "sweeps" / "none" / SWEEP,  # where it would lie: nothing is written there
+        file=root / "sweeps" / "none" / SWEEP,  # where it would be: nothing is written there
         name=name,
         question=name,
         axes=axes,
@@ -360,7 +360,7 @@ def _without_plan(
 
 
 def _requested_link(folder: RunFolder) -> str | None:
-    """It is no setting of a run, but of its launch."""
+    """The link that was requested: a fact of the launch, not a setting of the run."""
     launch = (folder.read_environment() or {}).get("launch")
     return link_text(launch.get("link")) if isinstance(launch, dict) else None
 
@@ -377,7 +377,7 @@ def sweep_file(path: Path) -> Path | None:
 
 
 def read_sweep(path: str | Path) -> SweepResults:
-    """The sweep of a folder, checked; errors are one line."""
+    """The sweep of a folder, checked; an error is a single line."""
     file = sweep_file(Path(path))
     if file is None:
         raise UserError(f"{path}: there is no {SWEEP}; a sweep writes it to <output_dir>/sweeps/")
@@ -397,7 +397,7 @@ def _checked(file: Path, content: Mapping[str, Any]) -> SweepResults:
     planned = tuple(_planned(f"runs[{n}]", entry) for n, entry in enumerate(listed))
     if not planned:
         raise UserError("runs: is empty, so there is nothing to show")
-    # The axes named, then whatever else labels hold: no difference between runs goes unseen.
+    # The named axes, then all other names in labels: no difference between runs stays hidden.
     varied = (*(content.get("axes") or ()), *(name for run in planned for name in run.label))
     axes = tuple(dict.fromkeys(axis for axis in varied if axis not in REPETITIONS))
     _check_paths(planned, axes)
@@ -446,7 +446,7 @@ def _planned(where: str, entry: Mapping[str, Any]) -> PlannedRun:
 
 
 def _check_paths(runs: tuple[PlannedRun, ...], axes: tuple[str, ...]) -> None:
-    """One record under two seeds would be a measurement with a spread of nothing."""
+    """UserError for one record twice in a group: its measurements would have no spread."""
     seen = set()
     for run in runs:
         key = (run.path, group_key(run.label, axes))

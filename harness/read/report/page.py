@@ -85,7 +85,7 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def _folded(title: str, lines: Iterable[str], table: Table | None = None) -> Iterator[str]:
-    """Opened by a click; table: its rows are counted, also those that a filter leaves."""
+    """A part that opens by a click; table: its rows are counted, those a filter leaves, too."""
     count = f' <span class="count">{counted(len(table.rows), "row")}</span>' if table else ""
     yield f"<details><summary><h3>{title}</h3>{count}</summary>"
     yield from lines

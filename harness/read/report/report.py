@@ -43,7 +43,7 @@ from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import NotFinished, SweepTable, sweep_table
 
 NO_HYPOTHESIS = "none was written down before the runs."
-MANY_RUNS = 100  # whose figures take longer than another process takes to start
+MANY_RUNS = 100  # from here on, drawing takes longer than starting another process
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,10 +59,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_report(folder: Path, out: Path) -> list[Path]:
-    """Write everything below out; the page and the text are named last, when all is there."""
+    """Write everything below `out`, the page and its text last; return what was written."""
     sweeps, problems = read_all_parts(str(folder))
     warn([*problems, *(line for sweep in sweeps for line in sweep.problems)])
-    sweeps.sort(key=_last_unix, reverse=True)  # what was measured last is asked for first
+    sweeps.sort(key=_last_unix, reverse=True)  # the latest measurements come first
     names = list[str]()
     for sweep in sweeps:
         names.append(file_name(sweep.name, names))
@@ -80,7 +80,7 @@ def make_report(folder: Path, out: Path) -> list[Path]:
 
 
 def _last_unix(sweep: SweepResults) -> float:
-    """When something of it was measured last; 0 where no record says."""
+    """The time of the sweep's latest measurement; 0 where no record says."""
     times = (attempt.get("unix") for run in sweep.runs for attempt in run.attempts)
     return max((time for time in times if time), default=0.0)
 
@@ -88,7 +88,7 @@ def _last_unix(sweep: SweepResults) -> float:
 def _sections(
     sweeps: Sequence[SweepResults], names: Sequence[str], out: Path
 ) -> Iterator[Section | str]:
-    """In several processes where drawing takes longer than starting them."""
+    """The section of each sweep; drawn in several processes where that is faster than in one."""
     styles, sizes = Styles(sweeps), [len(sweep.planned) for sweep in sweeps]
     processes = min(os.cpu_count() or 1, len(sweeps)) if sum(sizes) >= MANY_RUNS else 1
     if processes == 1:
@@ -99,8 +99,8 @@ def _sections(
         return
     try:
         with ProcessPoolExecutor(processes, get_context("spawn"), _end_quietly) as pool:
-            # The largest first, so that none is left alone at the end; without what was read of its
-            # runs, which a process reads faster than it gets it.
+            # The largest first, so that none is left alone at the end. replace() drops the runs
+            # that were read: a process reads them faster than it receives them.
             order = sorted(range(len(sweeps)), key=lambda n: -sizes[n])
             try:
                 with _interrupts_blocked():
@@ -128,8 +128,8 @@ def _drawing(sweep: SweepResults) -> AbstractContextManager[None]:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Also in the processes that are started meanwhile, until they have begun. One that has come
-    takes effect at the end.
+    """Block Ctrl-C, also in processes that are started meanwhile, until they have begun. A pending
+    Ctrl-C takes effect at the end.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -139,8 +139,8 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _end_quietly() -> None:
-    """Ctrl-C reaches all processes of a terminal: the first one says it."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell
+    """Exit silently on Ctrl-C, which reaches all processes of a terminal: the first reports it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in a background shell
         signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -161,8 +161,8 @@ def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section 
 
 
 def _begun(sweep: SweepResults) -> tuple[SweepResults, list[NotFinished]]:
-    """The sweep without groups of which no run began, as those that nobody selected; and a line
-    that counts these runs.
+    """The sweep without the groups of which no run began, such as those that nobody selected; and a
+    line that counts their runs.
     """
     begun = [g for g in sweep.groups if any(run.state != WAITING for run in g.runs)]
     part = sweep.only(run for group in begun for run in group.runs)
@@ -205,7 +205,7 @@ def _section_of(
 
 
 def _repeat(sweep: SweepResults) -> str:
-    """The command that measures it again; "" unless other programs disturbed all runs of a row."""
+    """The command that repeats the sweep; "" unless others disturbed all runs of some group."""
     disturbed = (group.finished and all_beside_others(group) for group in sweep.groups)
     if not sweep.command or not any(disturbed):
         return ""
@@ -222,7 +222,7 @@ def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
 
 
 def _saved(drawn: Drawn, prefix: str, folder: Path, name: str) -> Shown:
-    """The page's drawing, and files in light colours; then the figure is let go."""
+    """Make the page's drawing, write the files in light colours, and then free the figure."""
     shown = Shown(for_page(drawn, prefix), drawn.alt, drawn.notes)
     save(drawn, folder, name, dark=False)
     drawn.figure.clear()

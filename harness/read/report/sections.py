@@ -25,23 +25,23 @@ class Shown:
 class Section:
     """One sweep, or the runs of one task that belong to no sweep."""
 
-    name: str  # of its folder of files
+    name: str  # of the folder with its files
     table: SweepTable
-    hypothesis: str  # or that there is none; nothing for runs of no sweep
+    hypothesis: str  # or a text that there is none; empty for runs of no sweep
     answers: list[Item]
-    next_question: str  # which its records or another sweep answer, with the command
-    repeat: str  # the command, where other programs disturbed what was measured
+    next_question: str  # answered by its records or another sweep, with the command
+    repeat: str  # the command to repeat it, if other programs disturbed it
     results: Table
     nodes: Table
     not_finished: Table
     figures: dict[str, Shown]
-    answering: int  # so many of the figures, the first ones, answer the question
+    answering: int  # as many of the first figures answer the question
     not_drawn: dict[str, str]
     lists: dict[str, list[Item]]  # by title; none is empty
 
 
 def definitions(sections: Sequence[Section]) -> dict[str, str]:
-    """What all tables use, and of the other words those that these sections use."""
+    """Definitions of the words of all tables, and of other words that these sections use."""
     answers = (chain([text], below) for s in sections for text, below in s.answers)
     cells = (row for s in sections for row in s.results.rows)
     shown = "\n".join(chain(*answers, *cells))

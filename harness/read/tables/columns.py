@@ -49,8 +49,8 @@ OTHER_TRAINING, OTHER_LINK, DISTURBED, PAIRS = "†", "‡", "§", "¶"
 FORMS = {GAIN: "{:+.1f}%", POINTS: "{:+.2f}", **dict.fromkeys(RATIOS, "{:.2f}")}
 AGAINST_BASE = (*FORMS, EFFICIENCY)
 
-# Of these two, neither says enough without the other: a device can be busy without computing much,
-# and a strategy that trains fast can lose the time when it evaluates and saves.
+# Pairs of columns of which one alone does not say enough: a device can be busy without computing
+# much, and a strategy that trains fast can lose the time when it evaluates and saves.
 SIDE_BY_SIDE = ((MFU, BUSY), TIMES, RATIOS)
 
 # What a list of columns may name besides the numbers that the records hold.
@@ -60,7 +60,7 @@ OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
 GROUP_FACTS = (*FACTS, "planned", "finished", "reached")
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *GROUP_FACTS)
 
-# Not in every record: a run may have none of them.
+# Numbers that are not in every record: a run may have none of them.
 OPTIONAL = (*QUALITY_FIELDS, "test_loss", "test_accuracy", "test_top5_accuracy", "user_s",
             "system_s", "updates", "samples", "epochs_done", "train_samples_per_s", "epoch_time_s",
             "train_samples_per_s_per_gpu", "train_time_s", "eval_time_s", "save_time_s", "wall_s",
@@ -76,8 +76,8 @@ def usual(known: Collection[str], on_cpu: bool) -> list[str]:
 
 
 def paired(names: list[str], on_cpu: bool) -> list[str]:
-    """The names, each with the one that belongs beside it; no GPU is busy where all runs have
-    trained on CPUs.
+    """The names, each with the one that belongs beside it. GPU utilisation is not added where all
+    runs trained on CPUs.
     """
     pair_of = {
         name: pair for pair in SIDE_BY_SIDE for name in pair if not (on_cpu and BUSY in pair)
@@ -86,7 +86,7 @@ def paired(names: list[str], on_cpu: bool) -> list[str]:
 
 
 def is_on_cpu(devices: Collection[str | None]) -> bool:
-    """Of what runs say that they have trained on; unknown is not a CPU."""
+    """Whether all runs say that they trained on a CPU; an unknown device is not a CPU."""
     return {*devices} == {"cpu"}
 
 
@@ -98,7 +98,7 @@ class Column:
     right: bool = True
     axis: bool = False
     setting: bool = False  # planned, not measured: said once where it is the same for all
-    marks: str = ""  # that may stand here
+    marks: str = ""  # those that may stand in this column
 
     def text(self, row: Row) -> str:
         marks = {
@@ -168,7 +168,7 @@ def _checked(name: str, known: list[str]) -> str:
 
 
 def _axis(name: str, rows: list[Row]) -> Column:
-    """A value as it stands in the plan."""
+    """The column of an axis, with the values of the plan."""
 
     def cell(row: Row) -> str:
         return strategy_text(row) or UNKNOWN if name == STRATEGY else plain_text(row[name])
@@ -179,10 +179,10 @@ def _axis(name: str, rows: list[Row]) -> Column:
 
 
 def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Column:
-    """A number that was measured, written as fits it."""
+    """The column of a measured number, written in the form that fits it."""
     heading = heading_of(name)
     if name == EFFICIENCY:
-        # Which of the two it is stands in each row only where there are both.
+        # Rows say weak or strong only where both occur; otherwise the heading says it.
         kinds = {row["scaling_kind"] for row in rows} - {None}
         one = len(kinds) == 1
         cell = partial(_efficiency_text, with_kind=not one)
@@ -201,7 +201,7 @@ def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Co
 
 
 def _count_text(row: Row, count: str, of: str) -> str:
-    """So many of so many runs: finished/planned."""
+    """How many of how many runs, such as finished/planned."""
     return f"{row[count]}/{row[of]}" if count in row else UNKNOWN
 
 
@@ -259,7 +259,7 @@ def number_text(name: str, value: float | None) -> str:
 
 
 def decimals(name: str, value: float) -> int:
-    """About three digits that count, and four places of a share or a loss."""
+    """Decimal places for about three significant digits, or four places of a share or a loss."""
     size = abs(value)
     if name in COUNTS:
         return 0 if value == round(value) else 1
@@ -273,5 +273,5 @@ def decimals(name: str, value: float) -> int:
         rate = "_per_s" in name
         return 0 if size >= (100 if rate else 1000) else 1 if size >= 10 else 2 if size >= 1 else 3
     if value > 1 and value == round(value) and name not in fields("summary"):
-        return 0  # a count of one's own
+        return 0  # a count among a script's own metrics
     return 4 if size < 10 else 2

@@ -1,4 +1,4 @@
-"""python -m harness table [FOLDER]: what was measured, a row a run, failures included.
+"""python -m harness table [FOLDER]: what was measured, one row per run, failures included.
 
 In the folder of a sweep: a row for each group of runs that differ only in their seed. --write puts
 the table beside sweep.json; --columns and --latex shape what is shown.
@@ -162,9 +162,9 @@ def _strategies(runs: pd.DataFrame) -> list[str | None]:
 
 
 def _other_settings(runs: pd.DataFrame, read: Sequence[Run]) -> tuple[dict[str, str], list[str]]:
-    """Column -> heading of settings, and of the threads where they are known, in which runs differ
-    that no other column tells apart; adds them to the runs. And the headings of others in which
-    runs of one script and dataset differ.
+    """Add a column to `runs` for each setting, and for known threads, in which runs differ that no
+    shown column tells apart; return column -> heading. Also return the headings of other settings
+    in which runs of one script and dataset differ.
     """
     shown = [runs[name].map(str) for name in SHOWN if name in runs]
     identities = [identity_settings(run.settings) for run in read]
@@ -191,7 +191,7 @@ def _other_settings(runs: pd.DataFrame, read: Sequence[Run]) -> tuple[dict[str, 
 
 
 def _name_alike(runs: pd.DataFrame, more: Iterable[str]) -> None:
-    """Adds the folder of each run where two rows would agree in all that tells runs apart."""
+    """Add the folder of each run where two rows would agree in all that tells runs apart."""
     if runs.duplicated([name for name in (*SHOWN, *more, "seed") if name in runs]).any():
         common = os.path.commonpath([*runs["path"]])
         runs["run"] = [os.path.relpath(path, common) for path in runs["path"]]
@@ -201,7 +201,7 @@ def _of_machine(
     runs: pd.DataFrame, machine: Any, everything: pd.DataFrame,
     more: dict[str, str], added: dict[str, list[str]], options: argparse.Namespace,
 ) -> tuple[str, Table]:  # fmt: skip
-    """Columns that were asked for stand in the tables of all machines if one machine has them."""
+    """The title and table of a machine. A column asked for is shown if any machine has it."""
     having = everything if options.columns else runs
     known = [
         name for name in columns.DEVICE_FIELDS if name in having and having[name].notna().any()
@@ -211,7 +211,7 @@ def _of_machine(
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known, on_cpu)}
     usual = [name for column in COLUMNS for name in (*added.get(column, ()), column)]
     shown = [name for name in usual if name in runs and name not in hidden]
-    # What is not known of a run may differ.
+    # A value that is unknown for some run may differ.
     known_alike = (n for n in shown if runs[n].notna().all() and runs[n].nunique() == 1)
     same = [n for n in known_alike if n in SAID_ONCE and len(runs) > 1]
     headings = {name: more.get(name, heading_of(name)) for name in shown}
@@ -232,7 +232,7 @@ def _of_machine(
 
 
 def _cell_of(run: pd.Series[Any], name: str) -> str:
-    """A run whose times are not those of a quiet machine is marked at what became of it."""
+    """The text of a cell; the outcome of a finished run has a mark if it was disturbed."""
     marked = name == "outcome" and run["disturbed"] and run["outcome"] == FINISHED
     return _shown(name, run[name]) + (columns.DISTURBED if marked else "")
 
@@ -300,7 +300,7 @@ def write_files(sweep: SweepResults, shown: SweepTable, rows: list[columns.Row])
 
 
 def csv_text(rows: Any) -> str:
-    """Unknown is empty, a miss is inf, a list is its values with ; between them."""
+    """Rows as CSV: unknown is empty, a miss is inf, a list is its values with ; between them."""
     cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
     return str(pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n"))
 
@@ -312,7 +312,7 @@ def _cell(value: Any) -> Any:
 
 
 def markdown(shown: SweepTable) -> str:
-    """To be pasted into an issue or a README as it is."""
+    """The table as Markdown, to be pasted into an issue or a README as it is."""
     return "\n".join(_markdown(shown)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What the rows of a page's tables are of, so that a reader can filter all tables at once."""
+"""Attributes of the rows of a page, by which a reader can filter all its tables at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from harness.read.labels import STRATEGY, UNKNOWN, plain_text, strategy_text, wi
 from harness.read.records.runs import Run
 
 FILTERS = ("script", "setup", STRATEGY, "link")
-PART = "part"  # of a row that stays below the one before it, as a node below its group
+PART = "part"  # marks a row that stays below the previous one, as a node below its group
 
 Marks = dict[str, str]
 

@@ -18,7 +18,7 @@ from harness.read.tables.marks import marks_of
 
 MOST_VALUES = 6  # named in a sentence
 
-# Name in the sentence -> where environment.json has it; all runs of a part should have one.
+# Name in a sentence -> place in environment.json; all runs of a script should have one value.
 SHOULD_AGREE = {
     "the data (data_checksum)": ("data", "data_checksum"),
     "the training samples": ("data", "train_samples"),
@@ -27,7 +27,7 @@ SHOULD_AGREE = {
     "transformers": ("versions", "transformers"),
     "the commit of this project": ("commit",),
 }
-# What tells trainings apart that are not the same.
+# Numbers that tell different trainings apart.
 TRAININGS: dict[str, Callable[[Group], float | None]] = {
     "updates": lambda group: group.mean("updates"),
     "effective batches": lambda group: group.fact("effective_batch"),
@@ -35,7 +35,7 @@ TRAININGS: dict[str, Callable[[Group], float | None]] = {
 
 
 def fairness(sweep: SweepResults) -> list[str]:
-    """A sentence for each thing that differs, or that disturbed."""
+    """A sentence for each thing that differs between runs, or that disturbed them."""
     runs = [run for run in sweep.runs if run.environment]
     exchanges = (f"{text}." for text in sweep.averaged_exchanges)
     return [*_trainings(sweep), *_machines(sweep), *_idle_cores(sweep), *exchanges, *_differ(runs),
@@ -71,7 +71,7 @@ def _machines(sweep: SweepResults) -> Iterator[str]:
 
 
 def _idle_cores(sweep: SweepResults) -> Iterator[str]:
-    """On CPUs one process with the threads of one of several is not the whole machine."""
+    """A sentence on CPUs where one process was given only the threads of one of several."""
     runs = sweep.finished
     shares = {(run.threads or 0, run.environment.get("cpu_cores") or 0) for run in runs}
     processes = {run.processes for run in runs}
@@ -130,7 +130,7 @@ PERCENT, PLAIN = 100.0, 1.0
 
 
 def results(sweep: SweepResults) -> Table:
-    """A row a group; what no group has is no column."""
+    """A row per group; a column that no group has a value for is left out."""
     columns: list[tuple[str, Callable[[Group], str]]] = [
         ("run", sweep.name_of),
         ("runs", lambda g: f"{len(g.finished)}/{len(g.runs)}"),
@@ -161,7 +161,7 @@ def _time(group: Group, measure: str) -> str:
 
 
 def by_node(sweep: SweepResults) -> Table:
-    """Of groups on several nodes, each node: processor time and accuracy of its own samples."""
+    """Groups on several nodes, a row per node: processor time and accuracy of its own samples."""
     rows, marks = [], []
     for group in sweep.groups:
         if (group.fact("nodes") or 1) > 1:

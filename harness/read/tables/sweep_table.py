@@ -68,14 +68,14 @@ class NotFinished(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepTable:
-    """A table that only has to be drawn."""
+    """The table of a sweep with its texts, which only has to be shown."""
 
     title: str
     hypothesis: str | None
     about: str  # what is the same for all rows
     table: Table
     verdicts: list[str]  # on what the hypothesis says in numbers
-    fastest: list[str]  # of several batches, in one sentence
+    fastest: list[str]  # a sentence about the fastest of several batches
     answers: list[Answer]
     legend: list[str]
     notes: list[str]
@@ -129,7 +129,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
 
 
 def _is_same(column: Column, rows: list[Row]) -> bool:
-    """Known, and written the same in all rows of several; a row without it does not differ."""
+    """Whether several rows show one known value; a row without batch or updates does not differ."""
     texts = {column.text(row) for row in rows} - {UNKNOWN}
     planned = column.name not in ("effective_batch", "updates")
     unknown = any(column.text(row) == UNKNOWN for row in rows)
@@ -244,7 +244,7 @@ def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[s
 
 
 def _of_pairs(rows: Sequence[Row], names: set[str]) -> list[str]:
-    """How many rows are compared by some of their runs alone, and by how many pairs."""
+    """A text on how many rows are compared by only some of their runs, and by how many pairs."""
     pairs = [
         {row[f"{name}_n"] for name in names & {*AGAINST_BASE} if row.get(f"{name}_unpaired")}
         for row in rows
@@ -305,7 +305,7 @@ COMPARED = {
 
 
 def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
-    """Why cells beside those of the baseline are empty: as `compare` and answers say it."""
+    """Why cells of comparisons are empty, in the words of `compare` and of the answers."""
     pairs = compared_groups(sweep)
     for question, (names, what) in COMPARED.items():
         reasons = [refused(*pair, question) for pair in pairs if shown & {*names}]
@@ -316,7 +316,7 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
 
 
 def _not_finished(sweep: SweepResults, runs: Sequence[Run], shown: set[str]) -> list[NotFinished]:
-    """Each failed run with its reason; equal reasons to skip, and waiting runs, are counted."""
+    """Each unfinished run with its reason; skipped and waiting runs are counted."""
     axes = tuple(axis for axis in sweep.axes if column_of(axis) in shown)
     lines = []
     for run in runs:
@@ -341,7 +341,7 @@ def _not_finished(sweep: SweepResults, runs: Sequence[Run], shown: set[str]) -> 
 
 
 def _submitted(sweep: SweepResults) -> Mapping[str, Any]:
-    """The runs that the queue of a cluster has; none where that is not known."""
+    """The runs that are in the queue of a cluster; none where that is not known."""
     try:
         return open_entries(sweep.folder / JOBS)
     except UserError:
@@ -370,7 +370,7 @@ def _distinct(texts: Any) -> str:
 
 
 def _machine(environment: dict[str, Any]) -> str | None:
-    """The label, and what is behind it."""
+    """The label of the machine, with its hardware in brackets."""
     cores, memory = environment.get("cpu_cores"), environment.get("memory_gib")
     gpus = Counter(environment.get("gpus") or ())
     texts = [f"{n} x {name}" for name, n in gpus.items()]

@@ -39,12 +39,12 @@ KEY = "key.json"  # the manifest of an entry: what was prepared, and the checksu
 def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:
     """The folder for this key, built in a draft beside it and renamed when complete.
 
-    One that is not as it was written is built again.
+    A folder that is not as it was written is built again.
     """
     root, text = cache_root(), json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
     folder = root / hashlib.sha256(text.encode()).hexdigest()[:24]
     if folder.exists():
-        # The first process of a node has just compared what the others read (in_turn).
+        # The first process of a node has just checked the contents that the others read (in_turn).
         problem = damage(folder / KEY, contents=world_of(os.environ).local_rank == 0)
         if problem is None:
             return folder
@@ -69,7 +69,7 @@ def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:
 
 
 def _remove_drafts(root: Path) -> None:
-    """What a killed process has left: nothing was written to it for a day."""
+    """Remove the drafts of killed processes: nothing was written to them for a day."""
     for draft in root.glob(".draft-*"):
         with suppress(OSError):  # another process may end it or remove it at this moment
             newest = max(path.stat().st_mtime for path in (draft, *draft.rglob("*")))
@@ -86,7 +86,7 @@ def _put(draft: Path, folder: Path) -> None:
         if folder.exists():
             if damage(folder / KEY) is None:
                 return
-            # Whoever reads it goes on with what it has opened.
+            # A process that reads the damaged folder goes on with the files that it has opened.
             damaged = draft.with_name(f"{draft.name}-damaged")
             folder.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)
@@ -97,8 +97,9 @@ def _put(draft: Path, folder: Path) -> None:
 
 
 def reserve(file: Path) -> None:
-    """Have the disk set aside what a file is long: to write to one that is mapped into memory would
-    kill the process where the disk is full. Some file systems cannot.
+    """Have the disk set aside the whole length of a file; some file systems cannot.
+
+    To write to a file that is mapped into memory would kill the process where the disk is full.
     """
     if hasattr(os, "posix_fallocate"):
         with file.open("r+b") as content:
@@ -114,7 +115,7 @@ def in_turn(world: World) -> Iterator[None]:
     """Rank 0 goes first, then one rank of each other node, then the rest.
 
     What rank 0 downloads or prepares, the others read from the cache; a node that shares no disk
-    with rank 0 prepares its own copy once. What one fails at, those after it do not try.
+    with rank 0 prepares its own copy once. If a rank fails, those after it do not try.
     """
     turn = 0 if world.rank == 0 else 1 if world.local_rank == 0 else 2
     many = dist.is_initialized() and world.size > 1
@@ -130,7 +131,7 @@ def in_turn(world: World) -> Iterator[None]:
         if turn == 1:
             raise NodeError(str(error)) from None
         raise
-    except Exception as error:  # whatever ends this rank is told to those that wait, and goes on
+    except Exception as error:  # any error is told to the ranks that wait, and raised again
         text = str(error) if isinstance(error, DiskError) else f"{type(error).__name__}: {error}"
         done = redacted(" ".join(text.split()))
         raise
@@ -142,8 +143,9 @@ def in_turn(world: World) -> Iterator[None]:
 
 
 def _outcomes(done: bool | str | None) -> list[bool | None]:
-    """Whether each rank has done its part; False where that was refused. A rank that has not failed
-    raises the failure of another one, whose record may lie on another disk.
+    """Whether each rank has done its part; False where a UserError refused it.
+
+    A rank that has not failed raises another rank's failure, whose record may lie on another disk.
     """
     outcomes = gather(done)
     if done is True:

@@ -22,15 +22,15 @@ FEW_VALUES = 100  # of a column that may name classes
 
 
 def is_csv(dataset: str) -> bool:
-    """Whether it is a CSV file, or a folder with one."""
+    """Whether a data set is a CSV file, or a folder with one."""
     path = Path(dataset).expanduser()
     files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
     return any(DATA_FILES.get(file.suffix) == "csv" for file in files)
 
 
 def csv_options(files: list[Path]) -> dict[str, Any]:
-    """How these are read: each value as the text that it is, so that 01 is not 1 and NA is no gap;
-    only what is empty is missing.
+    """Options to read files: each value is its text in the file, so that 01 is not 1 and NA is
+    no gap; only empty values are missing.
     """
     heads = {}
     for file in sorted(files):
@@ -52,8 +52,9 @@ def csv_options(files: list[Path]) -> dict[str, Any]:
 
 
 def options_of_folder(path: Path, config: str | None) -> dict[str, Any]:
-    """The same for the CSV files that datasets takes from a folder, which may hold others. Those of
-    a configuration are read as its README.md says, and checked.
+    """The same for the CSV files that datasets takes from a folder, which may hold others.
+
+    The files of a configuration are read as the folder's README.md says, and checked.
     """
     read = datasets.load_dataset_builder(str(path), config).config
     if not isinstance(read, CsvConfig):
@@ -126,7 +127,7 @@ def _check_rows(file: Path, sep: str, known: str) -> None:
 
 
 class _Lines:
-    """The lines of a file, of which those that have been read can be taken."""
+    """Iterates over the lines of a file; take() gives those read since it was last called."""
 
     def __init__(self, opened: Iterable[str]) -> None:
         self.lines, self.read = iter(opened), list[str]()
@@ -144,8 +145,10 @@ class _Lines:
 
 
 class _Spans:
-    """Rows over several lines. A stray quote swallows the rows up to the next one; then each of its
-    lines has all columns, and in one with few values, such as the class, a value of other rows.
+    """Rows over several lines.
+
+    A stray quote swallows the rows up to the next quote. Then each line of such a row has all
+    columns, and in a column with few values, such as the class, a value that other rows have.
     """
 
     def __init__(self, sep: str, columns: int) -> None:
@@ -164,7 +167,7 @@ class _Spans:
                 del self.values[column]
 
     def swallowed(self) -> tuple[int, int] | None:
-        """The first line of such a row, and how many it has."""
+        """The first line of a row that has swallowed others, and how many lines it has."""
         for first, lines in self.rows:
             if all(map(self._is_row, lines)):
                 return first, len(lines)

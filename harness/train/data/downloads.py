@@ -29,7 +29,7 @@ PAUSES_S = (0.0, 1.0)  # before each try
 def no_network() -> bool:
     """Whether the Hub does not answer; this process then works offline, with what is in the cache.
 
-    The libraries would ask again and again, for a minute a file, before they look there.
+    The libraries would ask again and again, for a minute a file, before they look into the cache.
     """
     if constants.HF_HUB_OFFLINE:
         return False  # chosen
@@ -61,12 +61,12 @@ def check_downloads(kind: str, name: str) -> None:
             checksum = hashlib.file_digest(content, "sha256").hexdigest()
         with suppress(OSError):
             if checksum == blob.name:
-                write_json(mark, stamp)  # it is only slower without
+                write_json(mark, stamp)  # without it, the next check is only slower
             else:
                 wrong.append(file)
                 blob.unlink()
     if wrong:
-        if kind == "dataset":  # what was prepared of it
+        if kind == "dataset":  # what was prepared from the files
             prepared = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
             shutil.rmtree(prepared, ignore_errors=True)
         raise UserError(

@@ -49,7 +49,7 @@ def english() -> datasets.DatasetDict:
 
 
 def digits() -> datasets.DatasetDict:
-    """Return 1,437 training and 360 test images of 8x8, RGB, the test split equally many each."""
+    """Return 1,437 training and 360 test images (8x8, RGB), 36 test images of each digit."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

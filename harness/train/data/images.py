@@ -33,7 +33,7 @@ from harness.train.data.cache import cached, reserve
 from harness.train.data.models import explain
 from harness.train.data.samples import Data, as_data, chunks
 
-# On which prepared pixels depend, beside the processor and its arguments.
+# Libraries on which prepared pixels depend, besides the processor and its arguments.
 LIBRARIES = ("transformers", "pillow", "torchvision", "timm")
 SHARE_OF_FREE = 0.25  # of the device's free memory, at most, for images
 # An image is shifted by at most its side divided by this: 4 of 32 pixels, as is usual for CIFAR.
@@ -142,8 +142,10 @@ class ImageBatches:
 
 
 def _cannot_read(model: nn.Module, shape: tuple[int, ...]) -> str:
-    """Why a model cannot read images of this shape; nothing if it can. Tried without content, which
-    costs nothing; and with it where that fails, as some models look at it.
+    """Why a model cannot read images of this shape; empty if it can.
+
+    Tried on a tensor without content, which costs nothing, and with content if that fails, as some
+    models look at it.
     """
     text = ""
     for device in ("meta", next(model.parameters()).device):
@@ -251,7 +253,7 @@ class Resizer:
             ) from error
 
     def _name(self, stored: dict[str, Any] | None) -> str:
-        """The place below the data folder, else the file in its folder: that may be its class."""
+        """The path below the data folder, else the file and its folder, which may be its class."""
         if not stored or not stored.get("path"):
             return "without a name"
         path = Path(stored["path"])
@@ -270,7 +272,7 @@ def _has_sixteen_bits(image: Any) -> bool:
 
 
 def _eight_bits(image: Any) -> Any:
-    """PIL's own conversion would cut deeper values off at 255."""
+    """The image with 8 bits; PIL's own conversion would cut deeper values off at 255."""
     if _has_sixteen_bits(image):
         return PILImage.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -279,7 +281,7 @@ def _eight_bits(image: Any) -> Any:
 
 
 def _resizer(settings: Settings) -> Resizer:
-    """The model's own, or plain resizing for an architecture that brings none."""
+    """The model's own image processor, or plain resizing for an architecture that brings none."""
     entry = models.named(settings)
     if entry is None and not (settings.from_scratch and settings.image_size):
         check_model(settings)
@@ -296,7 +298,7 @@ def _resizer(settings: Settings) -> Resizer:
             size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3
         )
     resize = _timm_resize(processor) if hasattr(processor, "data_config") else _resize(processor)
-    # Of our own processor nothing comes from the Hub, which explain() asks whether it is there.
+    # Our own processor needs nothing from the Hub, which explain() would ask for an answer.
     with explain("model", str(settings.model)) if entry is None else nullcontext():
         data = Path(str(settings.dataset)).expanduser().resolve()
         resizer = Resizer(processor, resize, *_normalisation(processor), data)
@@ -305,7 +307,7 @@ def _resizer(settings: Settings) -> Resizer:
 
 
 def _set_size(processor: Any, side: int) -> None:
-    """Images of this size, cut out of larger ones in the same proportion as before."""
+    """Make the processor's images this size, cropped in the same proportion as before."""
     size, crop = getattr(processor, "size", None), getattr(processor, "crop_size", None)
     if size is None:  # timm's, which is refused if the size differs
         return
@@ -322,7 +324,7 @@ def _set_size(processor: Any, side: int) -> None:
 def _resize(processor: Any) -> Callable[[Any], np.ndarray]:
     """What a processor does to an image before it changes the range of the values."""
     off = {"do_rescale": False, "do_normalize": False}
-    if hasattr(processor, "include_top"):  # EfficientNet's, which is normalised twice with it
+    if hasattr(processor, "include_top"):  # EfficientNet's normalises twice with it
         off["include_top"] = False
     return lambda image: np.asarray(processor(image, **off, return_tensors="np")["pixel_values"][0])
 
@@ -345,8 +347,9 @@ def _processed(processor: Any, image: Any) -> np.ndarray:
 
 
 def _normalisation(processor: Any) -> tuple[Any, Any]:
-    """(mean, deviation) of each channel, in values from 0 to 1, measured on black and white images:
-    processors have many arguments that change them.
+    """(mean, deviation) of each channel, in values from 0 to 1.
+
+    Measured on black and white images, because processors have many arguments that change them.
     """
     plain = (
         _processed(processor, PILImage.new("RGB", TEST_SIZE, (level,) * 3)) for level in (0, 255)
@@ -393,7 +396,7 @@ def _check_same(settings: Settings, resizer: Resizer) -> None:
 
 
 class Augment:
-    """crop_flip: shifted over a black border and mirrored or not; flip: mirrored or not."""
+    """crop_flip: images shifted over a black border and mirrored or not; flip: mirrored or not."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self.crop, self.seed = kind == "crop_flip", seed
@@ -425,7 +428,7 @@ class Augment:
 def _window(
     side: int, drawn: torch.Tensor | None, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each sample the places along a side that are shown, and which are inside the image."""
+    """For each sample, the positions shown along a side, and which are inside the image."""
     places = torch.arange(side, device=like.device).expand(len(like), side)
     if drawn is not None:
         margin = side // SHIFT_DIVISOR

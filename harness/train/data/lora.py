@@ -1,7 +1,7 @@
-"""--lora R: low-rank adapters by peft, trained with the head in the place of all weights.
+"""--lora R: low-rank adapters by peft, trained with the head instead of all weights.
 
-The adapters stand inside the model, which keeps its class and its inputs. What is saved for others
-has them merged into its weights; a checkpoint has beside it what was trained, to go on from.
+The adapters are inside the model, which keeps its class and its inputs. Weights that are saved for
+others have the adapters merged into them; a checkpoint also holds what was trained, to resume from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.core.rules import INSTALL_PEFT
 from harness.core.settings import UserError
 
 TRAINED = "trained.safetensors"  # in a checkpoint's folder, beside the merged weights
-SCALE = 2  # of what adapters add, whatever their rank: the learning rate need not follow it
+SCALE = 2  # of what adapters add, whatever their rank: the learning rate need not follow the rank
 
 
 def add(model: Any, rank: int, drawn: Collection[str] = ()) -> None:
@@ -42,7 +42,7 @@ def add(model: Any, rank: int, drawn: Collection[str] = ()) -> None:
         )
     adapters = LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=targets)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "fan_in_fan_out")  # found out layer by layer
+        warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft finds it out layer by layer
         inject_adapter_in_model(adapters, model)
     for name, parameter in model.named_parameters():
         if name in head:
@@ -86,8 +86,8 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def merged(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of the plain model that computes the same: under its names, with what the
-    adapters add.
+    """The weights of the plain model that computes the same, under its names: what the adapters add
+    is included.
     """
     weights = dict(model.state_dict())
     for name, layer in _adapted(model):
@@ -116,7 +116,7 @@ def save_trained(model: nn.Module, folder: Path) -> None:
 
 
 def _is_same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """But for rounding: another device multiplies adapters with other last bits."""
+    """Equal up to rounding: another device multiplies adapters with other last bits."""
     if not theirs.is_floating_point():
         return bool(torch.equal(ours, theirs))
     most = float(theirs.abs().max()) if theirs.numel() else 0.0
@@ -125,8 +125,9 @@ def _is_same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def load_trained(model: nn.Module, weights_file: Path) -> None:
-    """What was trained, beside the frozen weights that the model was built with; raises where these
-    are not those of the checkpoint, which has the merged ones.
+    """Load what was trained into the model, which was built with the frozen weights.
+
+    Raises if these are not those of the checkpoint, which is told by its merged weights.
     """
     stored = safetensors.torch.load_file(weights_file.with_name(TRAINED))
     own = _trained(model)

@@ -188,8 +188,8 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
 
 
 def loading(settings: Settings, model: Any, folder: Path, max_length: int | None) -> str:
-    """Python to be pasted that loads the model that was trained from the folder with its weights,
-    and cuts texts as the training did; with --lora these are those of the plain model.
+    """Python code, to be pasted, that loads the trained model from its folder and cuts texts as the
+    training did; with --lora the folder has the weights of the plain model.
     """
     config, name = getattr(model, "config", None), type(model).__name__
     usual = auto_class(settings.script)._model_mapping.get(type(config), ())
@@ -207,7 +207,7 @@ def loading(settings: Settings, model: Any, folder: Path, max_length: int | None
 
 
 def _refuse_other_inputs(settings: Settings, model: Any) -> None:
-    """Some of transformers' classifiers give no loss, or take another input than their task's."""
+    """Refuse classifiers of transformers that give no loss or take another task's input."""
     if not type(model).__module__.startswith("transformers.models."):
         return
     takes = inspect.signature(model.forward).parameters
@@ -223,9 +223,10 @@ def _refuse_other_inputs(settings: Settings, model: Any) -> None:
 
 
 def _drawn(settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]) -> list[str]:
-    """The weights that a checkpoint lacks, to which transformers gives random values. That is right
-    for the head, and for the pooler that heads stand on, which many pretrained checkpoints are
-    without; for others it is refused.
+    """The weights that a checkpoint lacks, to which transformers gives random values.
+
+    That is right for the head, and for the pooler on which heads stand and which many pretrained
+    checkpoints lack; other missing weights are refused.
     """
     names = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
     body = f"{model.base_model_prefix}."
@@ -239,7 +240,7 @@ def _drawn(settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]
 
 
 def _tell_of_head(resized: bool, drawn: bool, saved: list[str], labels: list[str]) -> None:
-    """A line where a checkpoint has a head that was saved for other classes."""
+    """Print a line if a checkpoint has a head that was saved for other classes."""
     ours, theirs = (
         ", ".join([*names[:MOST_NAMED], *["..."][: len(names) > MOST_NAMED]])
         for names in (labels, saved)
@@ -259,7 +260,7 @@ def _classes_of(settings: Settings) -> list[str]:
 
 
 def _order_head(model: nn.Module, saved: list[str], labels: list[str]) -> None:
-    """Where a head was saved with the same classes in another order, put its rows into ours."""
+    """Reorder the rows of a head that was saved with the same classes in another order."""
     if saved == labels or sorted(saved) != sorted(labels):
         return
     rows = torch.tensor([saved.index(name) for name in labels])
@@ -280,7 +281,7 @@ def _order_head(model: nn.Module, saved: list[str], labels: list[str]) -> None:
 
 def code_of(thing: Any) -> str | None:
     """A checksum of the code that a model brings for its tokenizer or image processor; None for
-    that of transformers, whose version is recorded.
+    code of transformers, whose version is recorded.
     """
     if not type(thing).__module__.startswith("transformers_modules."):
         return None
@@ -289,7 +290,7 @@ def code_of(thing: Any) -> str | None:
 
 
 def first_position(model: nn.Module) -> int:
-    """Where a model begins to count positions: RoBERTa and its kin do so behind the number of the
+    """Where a model begins to count positions: RoBERTa and its kin begin after the number of the
     padding token, and so can read fewer tokens than they have positions.
     """
     for name, module in model.named_modules():
@@ -312,8 +313,8 @@ def max_tokens(settings: Settings) -> int | None:
 
 
 def _set_dropout(config: Any, rate: float) -> None:
-    """Every dropout rate of a configuration, whatever the model type calls it; 0 also switches off
-    what skips whole layers or paths at random.
+    """Set every dropout rate of a configuration, whatever the model type calls it; 0 also switches
+    off what skips whole layers or paths at random.
     """
     for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
@@ -363,7 +364,7 @@ def explain(kind: str, name: str) -> Iterator[None]:
         if isinstance(e, ImportError):
             missing = getattr(e, "name", None) or " ".join(str(e).split())[:200]
             raise UserError(f"--{kind} {name} needs a package that is missing: {missing}") from None
-        check_hub_files(kind, name)  # a damaged file raises whatever it leads to
+        check_hub_files(kind, name)  # a damaged file may raise any of these errors
         causes = causes_of(e)
         text = " ".join(str(causes[-1] if isinstance(e, DatasetGenerationError) else e).split())
         template = _template(name, causes, text.lower())
@@ -376,7 +377,7 @@ def explain(kind: str, name: str) -> Iterator[None]:
 
 
 def _template(name: str, causes: list[BaseException], text: str) -> str:
-    """The libraries raise OSError and ValueError for most things: the text tells them apart."""
+    """The message: libraries raise OSError and ValueError for most things; the text decides."""
     if any("complete message body" in str(cause) for cause in causes):  # as HTTP libraries say it
         return BROKEN_OFF
     for kinds, template in BY_CAUSE:
@@ -407,6 +408,6 @@ def from_hub(name: str) -> bool:
 
 
 def check_hub_files(kind: str, name: str) -> None:
-    """The first process of a node checks what the others read, too."""
+    """Check downloads on the first process of a node, which checks for the others, too."""
     if from_hub(name) and world_of(os.environ).local_rank == 0:
         check_downloads(kind, name)

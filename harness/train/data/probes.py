@@ -1,5 +1,6 @@
-"""What a model does, found out by trying. Each trial has a copy of the model: some models change
-with what they read, and the one that is trained stays as it is.
+"""What a model does, found out by trying.
+
+Each trial has a copy of the model, because some models change with what they read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def twin(model: nn.Module, device: Any = None, dtype: torch.dtype | None = None)
 
 
 class _Skipping(TorchFunctionMode):
-    """Every number that is drawn is 0: a layer that may be skipped at random is skipped."""
+    """Makes torch.rand draw 0: a layer that may be skipped at random is skipped."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -73,8 +74,8 @@ def skips_layers(model: nn.Module, batch: Mapping[str, Any]) -> bool:
 def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any]) -> bool:
     """Whether a text has other scores alone than padded; in float64, to see more than rounding.
 
-    Some models compute in float32 all the same: what rounding there makes of a score (3e-7 of it)
-    is not padding, which makes 4e-6 of it or more.
+    Some models compute in float32 all the same: rounding there changes a score by 3e-7 of it, and
+    padding by 4e-6 of it or more.
     """
     exact = twin(model, dtype=torch.float64)
     with torch.no_grad():

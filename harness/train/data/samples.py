@@ -23,7 +23,8 @@ SHAPE = "shape"  # the entry of a batch with its BatchShape, which the model doe
 class BatchShape:
     """Samples of a forward pass, with their tokens and the squares of their lengths in tokens.
 
-    As computed, padding included, and of the texts alone: None if unknown. Images have no tokens.
+    tokens and squares are as computed, padding included; text_tokens and text_squares are of the
+    texts alone. None: unknown. Images have no tokens.
     """
 
     samples: int
@@ -76,12 +77,12 @@ class EpochOrder(Sampler[int]):
     with neighbouring seeds are not independent.
     """
 
-    draws = False  # a random number an epoch, as a loader without workers does
+    draws = False  # whether to draw a random number each epoch, as a loader without workers does
 
     def __init__(self, size: int, seed: int, multiple: int = 1) -> None:
         self.size, self.seed, self.epoch = size, seed, 0
-        self.multiple = multiple  # of samples that are drawn: what is left over is left out
-        self.trained: dict[int, int] = {}  # epoch -> its first samples that have had their turn
+        self.multiple = multiple  # of which the samples drawn are a multiple: the rest is left out
+        self.trained: dict[int, int] = {}  # epoch -> how many of its first samples were trained on
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -129,15 +130,13 @@ def as_data(
 
 
 def check_model(collate: Any, name: str, model: Any) -> None:
-    """Refuse a model that cannot read what was prepared for it; a collator of one's own says no
-    such thing.
-    """
+    """Refuse a model that cannot read what was prepared; a user's collator need not check it."""
     if check := getattr(collate, "check_model", None):
         check(name, model)
 
 
 def cut_tail(settings: Settings, count: int, world: int) -> int:
-    """Training samples used: whole effective batches, so that all are fed once and weigh alike."""
+    """Training samples used; with --tail cut, whole effective batches, so that all weigh alike."""
     batch = batch_of(settings, world)
     if settings.target_batch is not None and count < batch:
         raise UserError(
@@ -154,6 +153,6 @@ def cut_tail(settings: Settings, count: int, world: int) -> int:
 
 
 def chunks(data: Any) -> Iterator[Any]:
-    """The rows of a set, CHUNK at a time, as a column each."""
+    """The rows of a set, CHUNK at a time, one list per column."""
     for start in range(0, len(data), CHUNK):
         yield data[start : start + CHUNK]

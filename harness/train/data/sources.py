@@ -42,8 +42,8 @@ EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.di
 LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
-MOST_ROWS = 10  # named of those that lack something
-FEW = 50  # a column of text with no more values is one of classes
+MOST_ROWS = 10  # named at most, of rows that lack something
+FEW = 50  # a column of text with at most so many values is one of classes
 
 
 @dataclass
@@ -145,7 +145,7 @@ def _read(settings: Settings) -> datasets.DatasetDict:
 
 
 def _refuse_broken_line(file: Path) -> None:
-    """Datasets names the place of an error in the whole file."""
+    """Name the broken line; datasets names the place of an error in the whole file."""
     with file.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             try:
@@ -169,7 +169,7 @@ def _check_header(settings: Settings, data: datasets.Dataset) -> None:
 
 
 def _embedded(name: str) -> datasets.DatasetDict:
-    """Prepared once for each version of its content."""
+    """The embedded data set, prepared once for each version of its content."""
     texts = hashlib.sha256(embedded.ENGLISH.read_bytes()).hexdigest()
     key = {"embedded": name, "texts": texts, "scikit-learn": metadata.version("scikit-learn")}
     folder = cached(key, lambda draft: EMBEDDED[name]().save_to_disk(draft / "data"))
@@ -219,8 +219,9 @@ def _values(data: datasets.Dataset, column: str) -> set[Any]:
 
 
 def _few_valued(settings: Settings, data: datasets.Dataset) -> list[str]:
-    """The columns of few values: words, such as yes and no, beside other text if that is what is
-    read, and small whole numbers, such as 0 and 1 or 1 to 5, but no years, ages or counts.
+    """The columns of few values that may be classes: words, such as yes and no (beside other text
+    if the task reads text), and small whole numbers, such as 0 and 1 or 1 to 5, but no years, ages
+    or counts.
     """
     texts, most = _texts(data), max(2, min(FEW, len(data) // 10))
     few = {c: values for c in _plain(data) if 2 <= len(values := _values(data, c)) <= most}
@@ -232,7 +233,7 @@ def _few_valued(settings: Settings, data: datasets.Dataset) -> list[str]:
 
 
 def _are_small(values: set[Any]) -> bool:
-    """Whether they can be the numbers of classes or of a rating, and not one of many."""
+    """Whether values can be the numbers of classes or of a rating, and not one of many."""
     if not all(map(is_number, values)) or any(map(is_fraction, values)):
         return False
     return len(values) <= 10 and all(-1 <= float(value) <= 10 for value in values)
@@ -385,8 +386,8 @@ def _without(data: datasets.Dataset, column: str) -> list[int]:
 def checksum(
     sets: list[tuple[datasets.Dataset, np.ndarray]], inputs: list[str]
 ) -> tuple[str, list[int]]:
-    """SHA-256 of the classes and the content of all samples, in order; and of how many samples of
-    each set the content stands in the first set, too.
+    """SHA-256 of the classes and the contents of all samples, in order; and for each set, how many
+    of its samples have a content that is in the first set, too.
     """
     digest, first, repeated = hashlib.sha256(), set[int](), [0] * len(sets)
     for number, (data, labels) in enumerate(sets):

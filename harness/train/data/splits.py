@@ -130,7 +130,7 @@ def _named(flag: str, name: str, splits: datasets.DatasetDict, label: str) -> da
 
 
 def _has_labels(splits: datasets.DatasetDict, name: str, label: str) -> bool:
-    """The test split of a benchmark may come without its labels: all of them -1 or null."""
+    """Whether a split has classes: in a benchmark's test split they may all be -1 or null."""
     if label not in splits[name].column_names:
         return False
     labels, trained = (set(splits[of].with_format(None)[label][:]) for of in (name, "train"))
@@ -185,7 +185,7 @@ def classes_of(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str]
             f"column {label}: all training samples are of one class, {columns['training'][0]}: "
             "take more of the data (--train_size all), or name another with --label_column"
         )
-    drawn = min(len(columns["training"]), len(columns["test"]))  # of many classes a few miss most
+    drawn = min(len(columns["training"]), len(columns["test"]))  # few samples miss many classes
     if drawn >= 2 * len(names) and not set(columns["training"]) & set(columns["test"]):
         shown = [names[position[columns[which][0]]] for which in ("test", "training")]
         raise UserError(
@@ -198,8 +198,10 @@ def classes_of(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str]
 def _take_declared_names(
     sets: dict[str, datasets.Dataset], label: str, columns: dict[str, list[Any]]
 ) -> list[str] | None:
-    """The names of the classes if the training set declares them (ClassLabel). Each set numbers its
-    own: the columns become numbers of these names; else words, where a set declares any.
+    """The class names that the training set declares (ClassLabel); None if it declares none.
+
+    Each set has numbers of its own: the columns become numbers of these names; else words, where a
+    set declares any.
     """
     features = {which: data.features[label] for which, data in sets.items()}
     own = {w: f.names for w, f in features.items() if isinstance(f, datasets.ClassLabel)}

@@ -48,8 +48,8 @@ ENCODERS = {
 }
 HALF = (torch.bfloat16, torch.float16)
 KERNEL_DEVICE = "cuda"
-# Tokens. In half precision a CPU's library prepares each product of a shape that it has not met
-# lately, and packed rows have hardly ever the same length.
+# In tokens. In half precision a CPU's library prepares the product for each shape that it has not
+# met lately, and packed rows hardly ever have the same length.
 CPU_ROW_STEP = 32
 
 
@@ -95,7 +95,7 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
 
 
 def model_type(model: Any) -> str:
-    config = getattr(model, "config", None)  # a model of one's own may have none
+    config = getattr(model, "config", None)  # a user's model may have none
     return str(getattr(config, "model_type", "this model"))
 
 
@@ -132,8 +132,8 @@ def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -
 
 
 def encoder_of(model: nn.Module) -> nn.Module | None:
-    """The layers of a model that can read packed texts; None if it cannot. A class of one's own
-    may have another head on layers of this type.
+    """The layers of a model that can read packed texts; None if it cannot. A user's class may have
+    another head on layers of this type.
     """
     config = getattr(model, "config", None)
     path = ENCODERS.get(str(getattr(config, "model_type", None)))
@@ -163,14 +163,14 @@ def has_windows(model: Any) -> bool:
 
 
 def _without_masks(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Leave out masks of all tokens by all tokens of a row: attention gets the texts' bounds."""
+    """Leave out masks of tokens by tokens of a whole row: attention gets the texts' bounds."""
     if kwargs.get("texts") is not None:
         kwargs["attention_mask"] = dict.fromkeys(module.config.layer_types)
     return args, kwargs
 
 
 def _keep_read_rows(mean: bool, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-    """What the head reads of each text, as (texts, 1, width): its first token, or the mean."""
+    """Keep what the head reads of each text, as (texts, 1, width): its first token, or the mean."""
     if (texts := kwargs.get("texts")) is not None:
         row, first = output.last_hidden_state.squeeze(0), texts["first"]
         kept = _means(row, first, texts["lengths"]) if mean else row.index_select(0, first)
@@ -179,7 +179,7 @@ def _keep_read_rows(mean: bool, module: Any, args: Any, kwargs: Any, output: Any
 
 
 def _means(row: torch.Tensor, first: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens of each text; what fills the row up behind them belongs to none."""
+    """The mean over the tokens of each text; tokens that fill up the row belong to no text."""
     begins, order = first.sort()
     places = torch.arange(len(row), device=row.device)
     of = order[torch.bucketize(places, begins, right=True) - 1]
@@ -234,8 +234,8 @@ def _run_attention(
 ) -> torch.Tensor:
     """Adjacent texts of one length are a batch already: nothing is masked or padded.
 
-    Trained in float32 where the rows are in half precision: torch's gradient of attention takes 3
-    to 6 times as long in bfloat16 for texts of 37 to 50 tokens, on a CPU with units for it.
+    In training, rows in half precision are computed in float32: torch's gradient of attention takes
+    3 to 6 times as long in bfloat16 for texts of 37 to 50 tokens, on a CPU with units for it.
     """
     dtype, sizes = rows[0].dtype, [count * length for count, length in runs]
     exact = torch.is_grad_enabled() and dtype in HALF
@@ -260,7 +260,7 @@ def _padded_attention(
 ) -> torch.Tensor:
     shape, places, inside = texts["places"].shape, texts["places"].flatten(), texts["inside"]
     if (near := _near(shape[1], window, inside.device)) is not None:
-        # Padding sees the text all the same: a row without any would be NaN.
+        # Padding attends to the text, too: a row that attends to nothing would be NaN.
         inside = inside & (near | ~inside.transpose(2, 3))
     padded = (r.index_select(0, places).unflatten(0, shape) for r in rows)
     q, k, v = (p.transpose(1, 2) for p in padded)

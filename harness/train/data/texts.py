@@ -55,7 +55,7 @@ def load_texts(settings: Settings, world: int) -> Data:
             encoded = tokenizer(
                 *columns, truncation=True, max_length=length, return_token_type_ids=True
             )
-            # Of an empty text GPT-2 makes no token, and no model reads a row without columns.
+            # GPT-2 makes no token of an empty text, and no model reads a row without columns.
             ids = [ids or [tokenizer.pad_token_id] for ids in encoded["input_ids"]]
             tokens += [np.asarray(of_text, dtype=np.int32) for of_text in ids]
             types += [np.asarray(ids or [0], dtype=np.int8) for ids in encoded["token_type_ids"]]
@@ -74,7 +74,7 @@ def load_texts(settings: Settings, world: int) -> Data:
         "max_length": length,
     }
     folder = cached(key, tokenise)
-    # A model that has no use for them may take them for something else, as GPT-2 does. Of single
+    # A model without use for token types may take them for something else, as GPT-2 does. In single
     # texts, XLNet and Funnel mark one token with a type of its own.
     typed = "token_type_ids" in tokenizer.model_input_names
     typed = typed and bool(np.load(folder / "types.npy", mmap_mode="r").any())
@@ -95,7 +95,7 @@ def load_texts(settings: Settings, world: int) -> Data:
 
 
 def _tokenizer(settings: Settings, source: sources.Source) -> Any:
-    """The model's own, or one trained here for an architecture that brings none."""
+    """The model's own tokenizer, or one trained here for an architecture that brings none."""
     if models.named(settings) is None:
         check_model(settings)
         with explain("model", str(settings.model)):
@@ -110,7 +110,7 @@ def _tokenizer(settings: Settings, source: sources.Source) -> Any:
         )
         tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     if tokenizer.pad_token_id is None:
-        # GPT-2 and its kin come without: padding is masked, and any token of theirs will do.
+        # GPT-2 and its kin have no padding token: padding is masked, and any token will do.
         if tokenizer.eos_token_id is None:
             raise UserError(
                 f"--model {settings.model}: its tokenizer has no padding token, and no end token "
@@ -212,8 +212,8 @@ class TextBatches:
         self.buckets: dict[int, list[int]] = {}  # by the number of texts in a batch
 
     def check_model(self, name: str, model: Any) -> None:
-        """Refuse a model that has no row for a token; on a GPU the first step would end the run
-        without a word of it.
+        """Refuse a model that has no embedding for a token; on a GPU the first step would end the
+        run without naming the cause.
         """
         kinds = getattr(getattr(model, "config", None), "type_vocab_size", None)
         largest_type = -1 if self.types is None else int(self.types.max())
@@ -329,7 +329,7 @@ def tokens_of(model: Any) -> int | None:
     """How many tokens a model has embeddings for; None if it does not tell."""
     try:
         table = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):  # a model of one's own, and few of the library
+    except (AttributeError, NotImplementedError):  # a user's model, and few of transformers
         return None
     return table.num_embeddings if isinstance(table, torch.nn.Embedding) else None
 
@@ -345,8 +345,8 @@ def attention_inputs(
     if attention == "padded":
         columns = np.arange(longest)
         inside = columns < lengths[:, None]
-        # Padding reads the tokens behind a text, each once: where all of it read one token, its
-        # gradient, of zeros, would be added up there one after the other.
+        # Padding reads the tokens behind a text, each once: if all padding read one token, its
+        # gradients, which are zeros, would be added up there one after the other.
         places = ((ends - lengths)[:, None] + columns) % ends[-1]
         return {
             "places": torch.from_numpy(places),
@@ -369,7 +369,7 @@ def _shape(lengths: np.ndarray, tokens: int, squares: int) -> BatchShape:
 
 
 def parts_of(inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a batch, each without the columns in which it has no tokens; [] if it is one."""
+    """The parts of a batch, each without the columns in which it has no tokens; [] if undivided."""
     parts = []
     for rows, width in inputs.get(PARTS, ()):
         chosen = torch.from_numpy(rows)

@@ -1,6 +1,6 @@
-"""--balance: each rank gets a share of the effective batch by its speed, and no rank waits.
+"""--balance: each rank's share of the effective batch follows its speed, so that no rank waits.
 
-Losses are weighted by the shares, so that loss and gradient are those of equal ones.
+Losses are weighted by the shares, so that loss and gradient are the same as with equal shares.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from harness.train.data import probes
 from harness.train.measure.calibration import pass_s
 from harness.train.session import barrier, gather
 
-SECONDS = 1.0  # of passes: a quota of processor time shows in its mean over several periods
+SECONDS = 1.0  # of timed passes: a CPU quota shows in the mean over several of its periods
 
 
 class RankBatches(BatchSampler):
-    """For each step the batches of all ranks, one after the other, as accelerate deals them out."""
+    """Yields, for each step, one batch per rank in rank order, as accelerate deals them out."""
 
     def __init__(self, sampler: Any, shares: Sequence[int]) -> None:
         self.sampler, self.shares = sampler, shares
@@ -47,21 +47,21 @@ class Balance:
     ) -> None:
         equal = context.args.per_device_train_batch_size
         self.shares = _agreed(context, model, samples, equal)
-        # The mean over ranks weighs them alike.
+        # The mean over ranks weights all ranks equally; this factor corrects it for unequal shares.
         self.weight = self.shares[context.args.process_index] / equal if self.shares else 1.0
         self.observed = {"shares": self.shares} if self.shares else {}
 
     def dealt(self, loader: Any) -> Any:
-        """The loader, which accelerate has prepared, with this rank's share in each batch."""
+        """The loader that accelerate has prepared, with batches of this rank's share."""
         if self.shares:
             dealer = loader.batch_sampler
             dealer.batch_sampler = RankBatches(dealer.batch_sampler.sampler, self.shares)
-            dealer.batch_size = None  # of unequal size
+            dealer.batch_size = None  # batches differ in size
         return loader
 
 
 def shares_of(speeds: Sequence[float], samples: int) -> list[int]:
-    """Whole samples for each rank, at least one, with which the last one is ready soonest."""
+    """Whole samples for each rank, at least one, such that the last rank is ready earliest."""
     shares = [1] * len(speeds)
     for _ in range(samples - len(speeds)):
         ready = [(share + 1) / speed for share, speed in zip(shares, speeds, strict=True)]
@@ -72,9 +72,7 @@ def shares_of(speeds: Sequence[float], samples: int) -> list[int]:
 def _agreed(
     context: Context, model: nn.Module, samples: Callable[[int], Mapping[str, Any]], equal: int
 ) -> list[int]:
-    """Samples of each rank in a step, those of the checkpoint if there is one; none if not asked
-    for.
-    """
+    """Samples per rank and step, from the checkpoint if there is one; empty without --balance."""
     if (asked := context.settings.balance) is None:
         return []
     if any(isinstance(m, probes.BATCHNORM) for m in model.modules()):
@@ -88,7 +86,7 @@ def _agreed(
         speeds = [float(number) for number in asked.split(",")]
     else:
         inputs = samples(equal)
-        barrier()  # at the same time, as they will train
+        barrier()  # all ranks are timed at once, as they will train
         speeds = gather(_passes_per_s(context, model, inputs))
     return shares_of(speeds, equal * len(speeds))
 
@@ -102,7 +100,7 @@ def _passes_per_s(context: Context, model: nn.Module, inputs: Mapping[str, Any])
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    one_pass()  # prepares its kernels
+    one_pass()  # a warm-up, which prepares kernels
     passes, began_s = 0, time.perf_counter()
     while (took_s := time.perf_counter() - began_s) < SECONDS or passes < 2:
         one_pass()

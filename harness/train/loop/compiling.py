@@ -14,25 +14,25 @@ from transformers import TrainerCallback
 from harness.core.process import lacks_memory
 from harness.train.measure.clock import MEASURING
 
-# Passes are timed after so many updates without compiling: each way so often, as long as there is
-# time; the first of each is left out.
+# After SETTLED updates without compiling, PASSES passes are timed both compiled and eager, after a
+# first one of each that is left out, within LIMIT_S.
 SETTLED, PASSES, LIMIT_S = 3, 3, 10.0
-NOISE = 1.02  # times as fast: what is less may be none
+NOISE = 1.02  # times as fast: a smaller gain may be noise
 FOR_COMPILING = "to compile"  # ends the reason why texts are padded (data/text_layout.py)
 
 
 class Compiled(TrainerCallback):
-    """The last of all callbacks, as it makes passes when a step has been recorded.
+    """Must be the last callback, because it runs passes after a step has been recorded.
 
-    Compiling takes seconds to minutes. It belongs into the first updates, which are left out of the
-    rates; where texts of a new length or a last short batch set it off later, the record says so.
-    Counts as torch does; made only with the flag, as it loads the compiler.
+    Compiling takes seconds to minutes. It should happen in the first updates, which are left out of
+    the rates; if texts of a new length or a short last batch trigger it later, the record says so.
+    Graphs are counted as torch counts them. Created only with the flag, as it loads the compiler.
     """
 
-    MOST_UPDATES = 50  # that are recorded
+    MOST_UPDATES = 50  # recorded at most
 
     def __init__(self, trainer: Any, model: nn.Module) -> None:
-        """model: as training uses it."""
+        """model: the model that training uses, which must be compiled."""
         from torch._dynamo import OptimizedModule
         from torch._dynamo.utils import counters
 
@@ -43,17 +43,17 @@ class Compiled(TrainerCallback):
             )
         config: Any = getattr(trainer.model, "config", None)
         if getattr(config, "problem_type", "") is None:
-            # The first pass would find out, and the second be compiled again because of it.
+            # The first pass would set it, and because of that the second would be compiled again.
             config.problem_type = "single_label_classification"
         self.trainer, self.model, self.counters = trainer, model, counters
         self.before = self.seen = self._graphs()
         self.updates: list[int] = []
-        self.compiling_s: list[float] = []  # of those updates
+        self.compiling_s: list[float] = []  # seconds of these updates
         self.others_s: list[float] = []
         self.began_s: float | None = None
         self.batch: Any = None
         self.settled = 0
-        # Of several processes the passes would have to agree, and exchange or compile once more.
+        # Several processes would have to make these passes together, and exchange or recompile.
         context = trainer.context
         self.tried = not context.session.alone or context.settings.comm_probe == "off"
         self.pass_s: dict[str, float] = {}
@@ -92,7 +92,7 @@ class Compiled(TrainerCallback):
 
     @MEASURING.counted()
     def _try_both(self) -> None:
-        """Seconds of a pass forward and backward over one batch, compiled and not."""
+        """Time a forward and backward pass over one batch, compiled and eager."""
         self.tried = True
         ways = {"compiled_pass_s": self.model, "eager_pass_s": self.model._orig_mod}
         times: dict[str, list[float]] = {name: [] for name in ways}
@@ -105,10 +105,10 @@ class Compiled(TrainerCallback):
             except (RuntimeError, MemoryError) as error:
                 if not lacks_memory(error):
                     raise
-                # It may fit compiled alone.
+                # The batch may fit into memory only when compiled.
                 times["eager_pass_s"] = []
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # what eager passes took is no part of the record
+                torch.cuda.empty_cache()  # memory of eager passes is no part of the record
         if len(times["eager_pass_s"]) > 1:
             self.pass_s = {name: statistics.median(each[1:]) for name, each in times.items()}
         self.trainer.observations.checked |= self.observed()
@@ -132,7 +132,7 @@ class Compiled(TrainerCallback):
 
 
 def what_it_brings(observed: Mapping[str, Any], passes: float) -> str:
-    """What compiling took and gained, in a line; passes: forward passes of an epoch."""
+    """One line on what compiling took and gained; passes: forward passes per epoch."""
     compile_s, compiled_s = observed["compile_s"], observed["compiled_pass_s"]
     saved_s = observed["eager_pass_s"] - compiled_s
     gain = observed["eager_pass_s"] / compiled_s

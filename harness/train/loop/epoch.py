@@ -1,10 +1,11 @@
 """An epoch's events, its sums, and random numbers that must not be disturbed.
 
-The way of the loss: ExactTrainer.compute_loss() gives each batch's mean loss and its number of
-samples to EpochSums, which keeps them on the device. At the end of the epoch EpochEvents, the first
-of all callbacks, adds up over batches and ranks and leaves the means in Observations.epoch_means
-(and, as epoch_train_loss and so on, in the Trainer's log). LogCallback, a later callback of the
-same event, takes them into the epoch's row, which is written when the evaluation is known.
+How the loss reaches the record: ExactTrainer.compute_loss() gives each batch's mean loss and number
+of samples to EpochSums, which keeps them on the device. At the end of the epoch EpochEvents, the
+first of all callbacks, adds them up over batches and ranks and stores the means in
+Observations.epoch_means (and, as epoch_train_loss and so on, in the Trainer's log). LogCallback, a
+later callback of the same event, copies them into the epoch's row, which is written when the
+evaluation is known.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class EpochEvents(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
-        # accelerate does not reach the sampler of several ranks that resume inside an epoch.
+        # accelerate does not set the sampler's epoch when several ranks resume inside an epoch.
         trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
         trainer.exchange.begin_epoch()
         if hasattr(trainer.to_device, "set_epoch"):
@@ -59,7 +60,7 @@ class EpochEvents(TrainerCallback):
         self.trainer.exchange.after_update(update, last=update >= state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The Trainer has counted an update of its own: make it the run's count."""
+        """Set the Trainer's count of updates and epochs, just raised, to that of the run."""
         trainer, elastic = self.trainer, self.trainer.elastic
         if not trainer.exchange.count_step(state, control) and elastic is not None:
             elastic.count_step(state)
@@ -69,7 +70,7 @@ class EpochEvents(TrainerCallback):
         totals = exchange.end_epoch(state.epoch or 0.0, trainer.sums.total())
         trainer.sums = trainer.empty_sums()
         loss, samples, norm, clipped, updates, overflowed = totals
-        # fp16 looks for the largest scale that fits, and skips the updates in which it does not.
+        # With fp16, the scaler looks for the largest scale that fits, and skips what overflows.
         if not math.isfinite(loss) or (overflowed and not args.fp16):
             where = f"in epoch {state.epoch:.0f}{exchange.caution}"
             raise Diverged(f"loss or gradient is not finite {where}")
@@ -97,9 +98,9 @@ class EpochEvents(TrainerCallback):
 
 
 class EpochSums:
-    """Losses and gradient norms of an epoch: kept as they come in the step, folded now and then."""
+    """Losses and gradient norms of an epoch: a step only stores them, fold() adds them up."""
 
-    FOLD = 64  # values kept before they are added: one small operation then, instead of one each
+    FOLD = 64  # values stored before they are added up: one operation instead of one for each
 
     def __init__(self, device: torch.device, reused: bool = False, apart: bool = False) -> None:
         zeros = torch.zeros(4, dtype=torch.float64, device=device)
@@ -129,7 +130,7 @@ class EpochSums:
     def fold(self) -> None:
         """Add the kept values to the sums."""
         if self.losses:
-            # Out of a pinned page, so that the host does not wait for the device.
+            # From pinned memory, so that the host does not wait for the device.
             device = self.loss.device
             weights = torch.tensor(
                 self.weights, dtype=torch.float64, pin_memory=device.type == "cuda"
@@ -144,8 +145,8 @@ class EpochSums:
         self.losses, self.weights, self.norms = [], [], []
 
     def own(self) -> list[float]:
-        """What this rank has: sum of loss x samples, samples, sum of the norms, clipped updates,
-        all updates, and updates whose gradient was not finite.
+        """This rank's sums: loss x samples, samples, gradient norms, clipped updates, all updates,
+        and updates whose gradient was not finite.
         """
         self.fold()
         updates = torch.full_like(self.loss, self.updates)
@@ -156,8 +157,8 @@ class EpochSums:
         return list(numbers.tolist())
 
     def over_ranks(self, ranks: Sequence[Sequence[float]]) -> list[float]:
-        """What they have of an epoch, added up: of the loss and the samples. The rest is equal on
-        all ranks, or is added up too where ranks train apart, so that each rank's updates count.
+        """The sums of an epoch over all ranks: loss and samples are added up. The other numbers are
+        equal on all ranks, or added up too where ranks train apart: each rank's updates count.
         """
         added = [sum(numbers) for numbers in zip(*ranks, strict=True)]
         return added if self.apart else [*added[:2], *ranks[0][2:]]
@@ -167,7 +168,7 @@ class EpochSums:
         return self.over_ranks(gather(self.own()))
 
     def restore(self, total: list[float], rank0: bool) -> None:
-        """Go on from a checkpoint inside the epoch; sums over ranks are restored on rank 0."""
+        """Restore sums from a checkpoint inside the epoch; sums over ranks go to rank 0 alone."""
         if rank0:
             self.loss += total[0]
             self.samples = int(total[1])
@@ -186,7 +187,7 @@ def seed_from(*numbers: int) -> None:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """An evaluation draws random numbers; with dropout, the training after it would differ."""
+    """Restore the random state afterwards: an evaluation must not change later dropout."""
     cpu = torch.get_rng_state()
     gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:

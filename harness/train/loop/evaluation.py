@@ -1,7 +1,7 @@
-"""Evaluation: each rank counts its own samples on its device; at the end all are put together.
+"""Evaluation: each rank counts its own samples on its device; results are combined at the end.
 
-The Trainer's own loop gathers loss, logits and classes of every batch, asks all ranks for their
-shapes before, and empties the device's cache after. Here it runs with nothing left to gather.
+For every batch, the Trainer's own loop asks all ranks for their shapes, gathers loss, logits and
+classes, and empties the device's cache. Here that loop runs with nothing left to gather.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from harness.train.run.failures import Diverged
 from harness.train.session import gather, gather_rows
 from harness.train.strategy import sharding
 
-# Samples of a batch that keeps a GPU busy, though Python drives it; a processor gains nothing from
-# more than EVAL_BATCH. A small GPU may not hold as many: at most so many for each GiB.
+# A batch of ON_GPU samples keeps a GPU busy although Python drives it; a CPU gains nothing from
+# more than EVAL_BATCH. A small GPU may not hold as many: at most PER_GIB for each GiB it has.
 ON_GPU, PER_GIB = 512, 24
 
 
 def eval_batch(gpu_bytes: int, samples: int, ranks: int) -> int:
-    """The default batch of a rank: never more than its share of the set; 0 bytes: on a CPU."""
+    """The default batch of a rank: on a GPU at most its share of the set; 0 bytes: a CPU."""
     if not gpu_bytes:
         return EVAL_BATCH
     most = min(ON_GPU, max(EVAL_BATCH, PER_GIB * gpu_bytes // 2**30))
@@ -36,7 +36,7 @@ def eval_batch(gpu_bytes: int, samples: int, ranks: int) -> int:
 
 
 def eval_batch_of(args: TrainingArguments, samples: int) -> int:
-    """The same on all ranks (a collective): unlike ones would be dealt out with gaps."""
+    """The default batch, equal on all ranks (a collective): others would be dealt with gaps."""
     own: list[Any] = [*range(args.n_gpu)] if args.n_gpu > 1 else [args.device]
     gpu_bytes = 0
     if args.device.type == "cuda":
@@ -46,17 +46,17 @@ def eval_batch_of(args: TrainingArguments, samples: int) -> int:
 
 
 class Evaluation:
-    """The metrics of the evaluation that goes on, or of the last one."""
+    """The metrics of the evaluation in progress, and of the last one that ended."""
 
     def __init__(self) -> None:
-        self.active: BatchMetrics | None = None  # while it goes on
+        self.active: BatchMetrics | None = None  # during an evaluation
         self.last: BatchMetrics | None = None
 
     @contextmanager
     def counting(self, metrics: BatchMetrics, args: TrainingArguments) -> Iterator[None]:
         metrics.begin()
         self.active, batch_wise = metrics, args.batch_eval_metrics
-        args.batch_eval_metrics = False  # with it, the device's cache is emptied each time
+        args.batch_eval_metrics = False  # True would empty the device's cache at every batch
         try:
             yield
         finally:
@@ -78,7 +78,7 @@ class Evaluation:
 
 
 def in_order(mine: torch.Tensor, samples: int, args: TrainingArguments) -> torch.Tensor:
-    """A row for each sample, in the order of the set, without those that fill up the end.
+    """One row per sample, in the order of the set, without the rows that fill up the end.
 
     The ranks take batches in turn, all of one size.
     """
@@ -96,7 +96,7 @@ def test_metrics(trainer: Any) -> dict[str, Any]:
         sharding.load_weights(trainer.model, trainer.best_weights(), trainer.settings)
     sharding.average_buffers(trainer.model)
     loader = trainer.get_test_dataloader(trainer.test_dataset)
-    # Not evaluate(): this belongs to no epoch, and callbacks would record it as one's evaluation.
+    # Not evaluate(): callbacks would record it as an epoch's evaluation, and it belongs to none.
     metrics = trainer.evaluation_loop(loader, "Test", metric_key_prefix="test").metrics
     if not math.isfinite(metrics["test_loss"]):
         raise Diverged(f"test_loss is {metrics['test_loss']} at update {update}")

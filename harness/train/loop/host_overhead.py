@@ -1,7 +1,7 @@
-"""What the Trainer does on the host at every step and need not do: the numbers stay the same.
+"""Removes host work that the Trainer repeats at every step without need; results stay the same.
 
-A device waits for the host wherever a step is short, and on a CPU the host is the device. Nothing
-here changes what is computed: tests hold losses and weights against the Trainer's, bit for bit.
+Where a step is short, the device waits for the host, and on a CPU the host is the device. Nothing
+here changes what is computed: tests compare losses and weights with the Trainer's, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor
 
 from harness.core.settings import UserError
 
-# Private methods are overridden and one function is replaced: checked with these alone.
+# Private methods are overridden and a function is replaced: checked with these versions alone.
 CHECKED = {"transformers": "5.23", "accelerate": "1.15"}
 
 
 def patch_libraries() -> None:
-    """Change what the Trainer stands on, here alone; fails with versions that were not checked."""
+    """Patch the Trainer's libraries, here alone; fails with versions that were not checked."""
     for library in (transformers, accelerate):
         name, version = library.__name__, library.__version__
         if version.split(".")[:2] != CHECKED[name].split("."):
@@ -34,32 +34,32 @@ def patch_libraries() -> None:
                 f"{name} {version} is installed, but the Trainer's private methods were checked "
                 f"with {CHECKED[name]} only: pip install '{name}=={CHECKED[name]}.*'"
             )
-    # It looks for a package on the disk, twice a step.
+    # accelerate looks for the lomo package on the disk, twice a step.
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
-    # The manifest of a checkpoint has a checksum of each file, at a tenth of the time.
+    # The manifest of a checkpoint has a checksum of each file, made in a tenth of the time.
     torch.serialization.set_crc32_options(False)
 
 
 class Distributed(accelerate.Accelerator):
-    """Wraps a single process in DDP on a GPU, too."""
+    """An Accelerator that wraps a single process in DDP on a GPU, too."""
 
     multi_device = True
 
 
 def settle(model: nn.Module, inner: nn.Module) -> list[nn.Parameter]:
-    """The model is as it will be trained: walks over its modules need not be repeated.
+    """Avoid repeated walks over the modules of a model that is ready to be trained.
 
     Returns its parameters.
     """
     parameters = list(model.parameters())
-    # In the instance, also where a wrapper hands attributes on to the model inside.
+    # Set in the instance itself, also where a wrapper forwards attributes to the inner model.
     model.__dict__["train"] = _train_once(model, inner)
     model.__dict__["zero_grad"] = functools.partial(_forget_gradients, parameters)
     return parameters
 
 
 def clip_gradients(trainer: Any) -> Any:
-    """What accelerate does, without its walk over the modules for the parameters."""
+    """Clip as accelerate does, without its walk over the modules to find the parameters."""
     trainer.accelerator.unscale_gradients()
     if trainer.settings.fsdp_offload:
         return clip_offloaded(trainer.parameters, trainer.args.max_grad_norm, trainer.args.device)
@@ -67,7 +67,7 @@ def clip_gradients(trainer: Any) -> Any:
 
 
 def clip_offloaded(parameters: list[nn.Parameter], most: float, device: torch.device) -> Any:
-    """Shards in CPU memory, which NCCL does not reach: their norms are added up on the GPU."""
+    """Clip shards in CPU memory, which NCCL does not reach: norms are added up on the GPU."""
     gradients: Any = (p.grad for p in parameters if p.grad is not None)
     shards = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
     square = nn.utils.get_total_norm(shards).to(device).square()
@@ -81,9 +81,9 @@ def clip_offloaded(parameters: list[nn.Parameter], most: float, device: torch.de
 
 
 def _train_once(model: nn.Module, inner: nn.Module) -> Callable[..., nn.Module]:
-    """model.train(), but where the model is in training mode already it walks over no module.
+    """model.train() that walks over no module if the model is in training mode already.
 
-    An evaluation puts the inner model into the other mode, whatever it is wrapped in.
+    An evaluation puts the inner model into evaluation mode, whatever it is wrapped in.
     """
     walk = type(model).train
 

@@ -1,4 +1,4 @@
-"""A run while it goes on: lines and a bar for a person, numbers for trackers (--report_to)."""
+"""Progress of a run: lines and a bar for a person, numbers for trackers (--report_to)."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from harness.train.measure.calibration import WORTH_SAYING
 from harness.train.measure.environment import launch
 from harness.train.run.recorder import Recorder
 
-PREFIX = "harness"  # of what trackers receive
+PREFIX = "harness"  # of the names that trackers receive
 TEST_METRICS = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
-MOST_NAMED = 5  # classes in a warning
+MOST_NAMED = 5  # entries that a warning lists
 
 
-# A thread whose core another program has keeps all others of its process busy with waiting.
+# If another program takes one thread's core, all other threads of the process wait for it.
 THREADS_WAIT = "threads wait for each other beside other programs: try OMP_NUM_THREADS=1"
 
 
 class Console(TrainerCallback):
-    """Rank 0 prints; without a terminal whole lines only, and no bar."""
+    """Prints on rank 0; without a terminal, whole lines only and no bar."""
 
     def __init__(self, recorder: Recorder, context: Context) -> None:
         self.recorder, self.context = recorder, context
@@ -182,7 +182,7 @@ class Console(TrainerCallback):
         row = self.recorder.last_row
         if not state.is_world_process_zero or row is None:
             return
-        # --max_steps may end within an epoch, or after more of them than --epochs says.
+        # --max_steps may end training within an epoch, or after more epochs than --epochs says.
         epochs = state.num_train_epochs if args.max_steps > 0 else args.num_train_epochs
         parts = [f"epoch {round(row['epoch'], 2):g}/{epochs:g}"]
         for name in ("train_loss", "eval_loss", "accuracy", "f1", *own_metrics(row)):
@@ -196,7 +196,7 @@ class Console(TrainerCallback):
         parts.append(f"{trained}, evaluation {row['eval_time_s']:.1f} s")
         if (others := row.get("others_cpu_share") or 0.0) > DISTURBING_SHARE:
             parts.append(f"other programs used {others:.0%} of the cores")
-        self.screen.print("  " + "  ".join(parts), markup=False)  # names of own metrics
+        self.screen.print("  " + "  ".join(parts), markup=False)  # user-defined metric names
         observed = self.recorder.observations.observed
         if "eager_pass_s" in observed and not self.said_compiling:
             self.said_compiling = True
@@ -236,7 +236,7 @@ def best_epoch(settings: Settings, rows: Rows) -> str | None:
     hint = "" if kept else "; --save best keeps its weights"
     if kept and not settings.validation_split:
         hint = "; chosen on the test set, which flatters it: --validation_split 0.1 avoids that"
-    # Of a metric of one's own it is easily forgotten (NAME:min).
+    # The direction of a user's own metric is easily forgotten (NAME:min).
     which = "largest" if larger_is_better(settings.best_metric) else "smallest"
     return (
         f"best epoch by {best['best_metric']}: {best['best_epoch']:g} "
@@ -256,8 +256,9 @@ def utilisation(row: dict[str, Any]) -> list[str]:
 
 
 class Trackers(TrainerCallback):
-    """Hands on each epoch's row and, at the end, the summary, on rank 0. The trackers are the
-    Trainer's own callbacks, and receive them as they receive what the Trainer logs.
+    """Sends each epoch's row and, at the end, the summary to the trackers, on rank 0.
+
+    The trackers are the Trainer's own callbacks, and receive both like what the Trainer logs.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """transformers' Trainer without the traps that falsify a comparison (docs/traps.md).
 
-The loop, the optimizer, the schedule and the distribution are the Trainer's. Every method that is
-overridden stands in ExactTrainer, once, with its reason. What takes more than a few lines is done
-by a collaborator: the modules beside this one, and the strategy's Exchange.
+The loop, the optimizer, the schedule and the distribution are the Trainer's. Every overridden
+method is in ExactTrainer, once, with its reason. Work of more than a few lines is done by
+collaborators: the modules beside this one, and the strategy's Exchange.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from harness.train.strategy.weights import arrange_ddp
 
 
 class ExactTrainer(Trainer):
-    """Takes a run's context, a last step for each batch on its device, and a final test set."""
+    """The Trainer with a run's context, a last step per batch on its device, and a test set."""
 
     elastic: ElasticSchedule | None = None  # with --elastic_batch scale
     compiled: Compiled | None = None  # with --torch_compile
     order: EpochOrder
-    share = 1.0  # of the batch's samples that are in the part being fed
+    share = 1.0  # of the batch's samples, in the part being trained on
     rehearsing = False
     late_rng_state: str | None = None  # checkpoint whose random state is still to be loaded
 
@@ -66,8 +66,8 @@ class ExactTrainer(Trainer):
         self.is_apart = is_apart(context.settings)
         args, model, settings = kwargs["args"], kwargs["model"], context.settings
         context.observed.update(verify.own_model(model))  # also of a run that fails from here on
-        # These heads take **kwargs but ignore num_items_in_batch, on which the Trainer relies: it
-        # would multiply loss and gradient by the number of ranks and of accumulation steps.
+        # The models' heads take **kwargs but ignore num_items_in_batch. The Trainer relies on it:
+        # it would multiply loss and gradient by the number of ranks and of accumulation steps.
         model.accepts_loss_kwargs = False
         if settings.batchnorm == "sync":
             kwargs["model"] = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -76,13 +76,13 @@ class ExactTrainer(Trainer):
         kwargs["compute_metrics"] = beside_ours(kwargs.get("compute_metrics"), context)
         super().__init__(**kwargs)
         if isinstance(self.processing_class, PreTrainedTokenizerBase) and hasattr(model, "config"):
-            # The Trainer does so when training begins, and the model is tried out before.
+            # The Trainer aligns them when training begins, but the model is tried out before that.
             align_special_tokens(self.model, self.processing_class)
         if settings.elastic_batch == "scale":
             self.elastic = ElasticSchedule.of(context, len(kwargs["train_dataset"]))
         self.exchange = exchange_of(context)
         self.evaluation = Evaluation()
-        # Before the model is split or wrapped: its shapes are looked at.
+        # Before the model is sharded or wrapped, because its shapes are inspected.
         with untouched_random_state():
             check_before(self.compute_metrics, settings.best_metric)
             check_model(self.data_collator, str(settings.model), self.model)
@@ -97,8 +97,8 @@ class ExactTrainer(Trainer):
                     sharding.refuse_skipped_layers(self.model, self._samples())
         if settings.strategy == "fsdp":
             sharding.shard(self.model, settings, self.args.device)
-            # The Trainer's own name for a model that looks after its placement and gradients: it
-            # is neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
+            # The Trainer's flag for a model that manages its own placement and gradients: it is
+            # neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
             self.is_distributed_loading_by_transformers = True
         self.sums = self.empty_sums()
         self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
@@ -109,7 +109,7 @@ class ExactTrainer(Trainer):
         self._arrange_callbacks()
 
     def create_accelerator_and_postprocess(self) -> None:
-        # accelerate wraps one process in DDP on a CPU, and not on a GPU.
+        # accelerate wraps the model of a single process in DDP on a CPU, but not on a GPU.
         super().create_accelerator_and_postprocess()
         strategy, device = strategy_of(self.settings), self.args.device
         if strategy.processes == "many" and strategy.name != "fsdp" and device.type == "cuda":
@@ -137,12 +137,11 @@ class ExactTrainer(Trainer):
                 callback.close()
 
     def is_world_process_zero(self) -> bool:
-        # Without a process group every process is the Trainer's first; only one of them records.
+        # Without a process group the Trainer takes every process for the first; only one records.
         return bool(super().is_world_process_zero()) and self.context.is_rank0
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
-        # The Trainer's order depends on seed + epoch, so that runs with neighbouring seeds share
-        # orders.
+        # The Trainer shuffles by seed + epoch: runs with neighbouring seeds would share orders.
         data: Any = self.train_dataset if train_dataset is None else train_dataset
         multiple = 1 if self.elastic is None else self.elastic.batch
         order = self.exchange.sampler(len(data))
@@ -151,8 +150,8 @@ class ExactTrainer(Trainer):
         return self.order
 
     def get_train_dataloader(self) -> Any:
-        # Seeds of workers come from a generator of their own: torch's would be drawn from in the
-        # first epoch of a process only, and after a resume dropout would differ. Then --balance.
+        # Workers' seeds come from a generator of their own: they would be drawn from torch's in the
+        # first epoch of a process only, and dropout would differ after a resume. Then --balance.
         loader = super().get_train_dataloader()
         if self.args.dataloader_num_workers > 0:
             loader.base_dataloader.generator = torch.Generator().manual_seed(self.settings.seed)
@@ -167,14 +166,14 @@ class ExactTrainer(Trainer):
         return self._prepare_inputs(self.data_collator([self.train_dataset[i] for i in first]))
 
     def compute_loss_context_manager(self) -> Any:
-        # accelerate casts in the model that it prepares, and it does not prepare DataParallel.
+        # accelerate adds autocast to the models that it prepares; it does not prepare DataParallel.
         stack = super().compute_loss_context_manager()
         if self.settings.strategy == "dp":
             stack.enter_context(autocast(self.settings, self.args.device))
         return stack
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # Measured; and a batch of texts may come in parts of similar length.
+        # The step is measured; and a batch of texts may come in parts of similar length.
         shape, parts = batch_shape(inputs), parts_of(inputs)
         if parts:
             loss = self._training_step_in_parts(model, parts, *args, **kwargs)
@@ -187,8 +186,8 @@ class ExactTrainer(Trainer):
         return loss
 
     def _training_step_in_parts(self, model: Any, parts: Any, *args: Any, **kwargs: Any) -> Any:
-        """The mean loss of a batch is that of its parts, each weighed by its share of the samples,
-        and so is the gradient, which is exchanged with the last part.
+        """Sum the losses and gradients of the parts, each weighted by its share of the samples; the
+        gradients are exchanged with the last part.
         """
         samples, losses = sum(len(part["labels"]) for part in parts), []
         for part in parts[:-1]:
@@ -201,8 +200,8 @@ class ExactTrainer(Trainer):
         return torch.stack(losses).sum()
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # Added up for the epoch's exact loss; the Trainer logs a mean of rounded means.
-        samples = len(inputs["labels"])  # label smoothing takes them out
+        # Losses are added up for the epoch's exact loss; the Trainer logs a mean of rounded means.
+        samples = len(inputs["labels"])  # before label smoothing removes them
         result = super().compute_loss(model, inputs, *args, **kwargs)
         if model.training:
             loss = result[0] if isinstance(result, tuple) else result
@@ -212,7 +211,7 @@ class ExactTrainer(Trainer):
         return result
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        # The parameters are known; the Trainer walks over all modules each time.
+        # The parameters are known; the Trainer would walk over all modules each time.
         if self.exchange.update_norm is not None:
             return self.exchange.update_norm
         norm = host_overhead.clip_gradients(self)
@@ -244,8 +243,8 @@ class ExactTrainer(Trainer):
         """Count nothing: no collective and no waiting at each log entry."""
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-        # The Trainer would not wrap for --strategy dp on one GPU. And the threads of several GPUs
-        # enter autocast without its number format.
+        # The Trainer would not use DataParallel for --strategy dp on one GPU. And the threads of
+        # several GPUs enter autocast without its dtype.
         wrapped = super()._wrap_model(model, training, dataloader)
         dtype = HALF_PRECISION.get(self.settings.precision)
         if self.settings.strategy == "dp" and training and dtype is not None:
@@ -256,8 +255,8 @@ class ExactTrainer(Trainer):
         return wrapped
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        # DDP waits for the gradient of each parameter unless it is told to look for those without;
-        # looking costs time in each update.
+        # DDP waits for every parameter's gradient unless told to search for unused parameters; the
+        # search takes time in each update.
         if self.settings.strategy == "ddp":
             with untouched_random_state(), autocast(self.settings, self.args.device):
                 unused = probes.unused_parameters(self.model, sample := self._samples(), True)
@@ -266,7 +265,7 @@ class ExactTrainer(Trainer):
             self.accelerator.ddp_handler.find_unused_parameters = bool(unused)
         if self.settings.strategy != "fsdp":  # its weights are in shards
             arrange_ddp(self.accelerator, self.model, self.context.world)
-        # The model is as it will be trained: the strategy attaches, and what runs is verified.
+        # From here on the model is as it will be trained: the strategy attaches; all is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
         checked |= verify.observe_decay(self.optimizer) | self.laid_out
@@ -291,7 +290,7 @@ class ExactTrainer(Trainer):
         return model, loader
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        # With updates of changing size the rate falls by samples.
+        # Where updates change in size, the learning rate follows the samples.
         if self.elastic is None:
             return super().create_scheduler(num_training_steps, optimizer)
         return by_samples(
@@ -299,7 +298,7 @@ class ExactTrainer(Trainer):
         )
 
     def set_initial_training_values(self, *args: Any) -> Any:
-        # The Trainer divides updates; processes that come and go make other numbers or sizes.
+        # The Trainer divides updates, whose number or size changes as processes come and go.
         if (values := self.exchange.training_values()) is not None:
             return values
         values = super().set_initial_training_values(*args)
@@ -309,14 +308,14 @@ class ExactTrainer(Trainer):
         return (*values[:-1], self.elastic.updates)
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:
-        # The same where a run is resumed. An elastic run's sampler leaves out what was trained on.
+        # As above, for a resumed run. An elastic run's sampler leaves out samples trained on.
         position: tuple[int, int] = super()._init_training_state(*args)
         if (of_exchange := self.exchange.resume_at(self.state.global_step)) is not None:
             return of_exchange
         return position if self.elastic is None else (self.elastic.position.epoch, 0)
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        # The same for the rest of the epoch in which an elastic run goes on.
+        # As above, for the rest of the epoch in which an elastic run resumes.
         schedule = self.elastic
         if schedule is None or kwargs["epoch"] != schedule.position.epoch:
             super()._run_epoch(**kwargs)
@@ -331,8 +330,8 @@ class ExactTrainer(Trainer):
             self.control.should_training_stop = False
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        # The states of another number of processes are those of other ranks. And in an elastic
-        # run's epoch batches are fetched first, which draws random numbers.
+        # With another number of processes, the saved states belong to other ranks. And an elastic
+        # run fetches the batches of its epoch first, which draws random numbers: then load later.
         if self.context.other_processes:
             own = self.settings.rank_dropout == "own"
             rank = self.args.process_index if own else 0
@@ -352,12 +351,12 @@ class ExactTrainer(Trainer):
         return EpochSums(self.args.device, reused=compiled, apart=self.is_apart)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # A run that diverges ends; and what is not counted is not logged as zero.
+        # A run that diverges ends here; and FLOPs, which are not counted, are not logged as zero.
         logs.pop("total_flos", None)
         if "loss" in logs:
             logs["loss"] = self.exchange.logged_loss(logs["loss"], self.state.global_step)
         super().log(logs, start_time)
-        # A loss is that of all ranks; a norm that only this rank knows would end it alone.
+        # A loss is that of all ranks; a norm that only this rank knows would end this rank alone.
         own = self.args.fp16 or self.is_apart
         for name in ("loss", "eval_loss") if own else ("loss", "grad_norm", "eval_loss"):
             if name in logs and not math.isfinite(logs[name]):
@@ -366,8 +365,8 @@ class ExactTrainer(Trainer):
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Between two updates: batches may be fed and gradients exchanged, and the training goes
-        on as if they had not been.
+        """Allow passes and exchanges between two updates: the training goes on as if there had been
+        none.
         """
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         sums, self.sums = self.sums, self.empty_sums()
@@ -380,10 +379,10 @@ class ExactTrainer(Trainer):
         self.sums, self.rehearsing = sums, False
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        # One model is evaluated, that of all ranks, and the training after it is as without it.
+        # All ranks evaluate the same model, and the training afterwards is as without evaluation.
         sharding.average_buffers(self.model)
         if self.compiled is not None and "dtype" not in self.observations.checked:
-            # A hook would break the graph in two, and without it all would be compiled again.
+            # Not earlier: the hook would split the graph, and its removal would compile all again.
             verify.observe_dtype(self.model, self.settings, self.observations.checked)
         with untouched_random_state(), self.exchange.shared():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
@@ -408,7 +407,7 @@ class ExactTrainer(Trainer):
         return output
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # Counted where it is computed; and a batch of texts may come in parts.
+        # Results are counted where they are computed; a batch of texts may come in parts.
         if parts := parts_of(inputs):
             predict = super().prediction_step
             results = [predict(model, part, *args, **kwargs) for part in parts]
@@ -435,7 +434,7 @@ class ExactTrainer(Trainer):
         return file
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Whole or ignored: the Trainer's would be resumed from half written.
+        # A checkpoint is whole or ignored; the Trainer would resume from a half-written one.
         epoch, epoch_so_far = self.state.epoch or 0, self.recorder.partial_epoch()
         if epoch_so_far and abs(epoch - round(epoch)) < 1e-6:
             return  # a run resumed from here would never write this epoch's row: save after it
@@ -451,7 +450,7 @@ class ExactTrainer(Trainer):
             if not all_finite:  # a loss of this update may not have been logged yet
                 where = f"at update {self.state.global_step}{self.exchange.caution}"
                 raise Diverged(f"weights are not finite {where}")
-            # A rank that does not see it, on a disk of its own, would forget which is the best.
+            # Without the folder, a rank on a disk of its own would forget which checkpoint is best.
             folder.mkdir(parents=True, exist_ok=True)
             with self.exchange.shared():
                 super()._save_checkpoint(model, trial)
@@ -460,7 +459,7 @@ class ExactTrainer(Trainer):
             complete(folder, self.context, self.state, epoch_so_far, own)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        # Shards are put together on every rank, and written by one.
+        # Every rank takes part in gathering the shards, and one rank writes them.
         sharded = self.settings.strategy == "fsdp"
         weights = sharding.full_weights(self.model) if sharded else None
         if self.args.should_save:
@@ -468,31 +467,31 @@ class ExactTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         # Under the names that the weights have in memory: the Trainer saves a ViT under the names
-        # of its first publication, and when it resumes it finds none of them.
+        # of its first publication, and does not find these names when it resumes.
         folder = output_dir or self.args.output_dir
         sharding.save_weights(self.model, Path(folder), state_dict)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        # Strict: a weight that is not found would stay as it was first drawn.
+        # Strict: a weight missing from the file would keep its initial value.
         file = Path(resume_from_checkpoint, sharding.WEIGHTS)
         sharding.load_weights(self.model, file, self.settings, everywhere=True)
 
     def _load_best_model(self) -> None:
-        # Rank 0's on every rank; the Trainer would read it where it may not lie.
+        # Every rank gets rank 0's weights; the Trainer would read a file that may not be there.
         if self.test_dataset is None:  # otherwise test() does it
             sharding.load_weights(self.model, self.best_weights(), self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # Replicas that train apart have their own (exchange.save); shards are put together.
+        # Replicas that train apart save their own (exchange.save); shards are put together.
         if self.settings.strategy == "fsdp":
             sharding.save_optimizer(self, Path(output_dir))
         elif not self.is_apart:
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # As they were saved.
+        # The counterpart of _save_optimizer_and_scheduler().
         if self.settings.strategy == "fsdp":
             if checkpoint is not None:
                 sharding.load_optimizer(self, Path(checkpoint))

@@ -1,6 +1,7 @@
-"""What a processor can do at most, measured anew every few hours, as machines are shared: products
-of matrices in each number format, and memory traffic. And what --precision bf16 would bring a model
-on it.
+"""What a processor can do at most, and what --precision bf16 would bring a model on it.
+
+Products of matrices in each number format, and memory traffic, are measured anew every few hours,
+as machines are shared.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ from harness.train.data import probes
 from harness.train.measure.environment import cpu_name
 
 SIDE = 1024  # of the matrices: larger ones are no faster
-SMALL, SLOW_S = 256, 0.01  # their side where such a product takes longer: no unit for this format
+SMALL, SLOW_S = 256, 0.01  # used if such a product takes longer: no unit for this format
 COPIED = 1 << 27  # bytes, more than caches hold
 SECONDS = 0.3  # of each of the three measurements
-OWN_SHARE = 0.9  # of the processor time of its threads: with less, other programs took some
+OWN_SHARE = 0.9  # of the processor time of its own threads: with less, other programs took some
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# A model is tried in bf16 where products are faster by this, and advised to use it from here on.
+# bf16 is tried on a model if products are WORTH_TRYING times as fast in it, and advised if passes
+# are WORTH_SAYING times as fast.
 WORTH_TRYING, WORTH_SAYING = 1.3, 1.15
 PASSES, LIMIT_S = 3, 3.0
 FRESH_S = 6 * 3600.0  # what is older is measured again: what a shared machine gives changes
 
 
 def calibration() -> dict[str, Any]:
-    """What this process reaches with its threads, from the cache or measured now, which takes a
-    second. What was measured beside other programs is not cached.
+    """What this process reaches with its threads, from the cache or measured now (a second).
+
+    What was measured beside other programs is not cached.
     """
     facts = [cpu_name(), platform.machine(), os.cpu_count(), torch.get_num_threads()]
     key = hashlib.sha256(json.dumps([*facts, torch.__version__]).encode()).hexdigest()[:16]
@@ -51,7 +54,7 @@ def calibration() -> dict[str, Any]:
     lock = Lock(file.with_suffix(".lock"))
     with suppress(OSError, UserError):  # without a cache it is measured again
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock.take(LIMIT_S)  # emulated nodes are one machine, and one after the other measures
+        lock.take(LIMIT_S)  # emulated nodes share a machine, and measure in turn
     try:
         known = _read(file) or _measured()
         if None not in known.values():
@@ -73,8 +76,9 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _measured() -> dict[str, Any]:
-    """A peak is None where others took processor time in each repetition: it would be too low, and
-    what is compared with it too high.
+    """Measure; a peak is None if other programs took processor time in each repetition.
+
+    Such a peak would be too low, and what is compared with it too high.
     """
     peaks: dict[str, float | None] = {}
     for name, dtype in FORMATS.items():
@@ -92,7 +96,7 @@ def _measured() -> dict[str, Any]:
 
 
 def _times_s(work: Callable[[], Any], seconds: float | None = None) -> list[tuple[float, float]]:
-    """The seconds of each repetition, and the share of all threads' time that they really had."""
+    """The seconds of each repetition, and the share of all threads' time that they really got."""
     times: list[tuple[float, float]] = []
     end = time.perf_counter() + (SECONDS if seconds is None else seconds)
     while len(times) < 2 or time.perf_counter() < end:
@@ -106,9 +110,10 @@ def _times_s(work: Callable[[], Any], seconds: float | None = None) -> list[tupl
 def bf16_gain(
     model: nn.Module, batch: Callable[[], Mapping[str, Any]], known: Mapping[str, Any]
 ) -> float | None:
-    """How many times as fast the passes of a batch are in bf16; None where the processor's products
-    are not faster in it, or the model cannot be tried. No pass gains more than its products do: it
-    was measured beside other programs.
+    """How many times as fast the passes of a batch are in bf16; None if it cannot be told.
+
+    It cannot if the processor's products are not faster in bf16 or the model cannot be tried; nor
+    if passes gain more than products do, as other programs then disturbed the measurement.
     """
     bf16, fp32 = known["bf16_tflops"], known["fp32_tflops"]
     if not bf16 or not fp32 or bf16 < WORTH_TRYING * fp32:
@@ -132,7 +137,7 @@ def bf16_gain(
 
 
 def pass_s(model: nn.Module, inputs: Mapping[str, Any], autocast: torch.autocast) -> float:
-    """Forward, in this number format, and backward."""
+    """Seconds of a forward pass, in this number format, and a backward pass."""
     began_s = time.perf_counter()
     with torch.enable_grad(), autocast:
         loss = model(**inputs)["loss"]

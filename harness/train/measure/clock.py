@@ -1,4 +1,4 @@
-"""The times of steps: of the host on a CPU, CUDA events on a GPU, read only at the epoch's end.
+"""Times of steps: the host's clock on a CPU, CUDA events on a GPU, read at the epoch's end only.
 
 A step lasts from the end of one optimizer step to the end of the next, including the loading of its
 data. Evaluation and saving are in no step: after them the clock restarts.
@@ -26,7 +26,7 @@ def stamp(cuda: bool) -> Any:
 
 
 def seconds_between(before: Any, after: Any) -> float:
-    """Between two stamps; on a GPU, once it is done with the later one."""
+    """Seconds between two stamps; on a GPU, once it is done with the later one."""
     is_event = isinstance(before, torch.cuda.Event)
     return float(before.elapsed_time(after) / 1000 if is_event else after - before)
 

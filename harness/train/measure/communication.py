@@ -57,7 +57,7 @@ class Exposure(EpochMeasure):
         self.handles: dict[nn.Parameter, Any] = {}
         self.ready: Any = None
         self.last: nn.Parameter | None = None
-        self.early_s = 0.0  # that one rank may wait less than another for the delay alone
+        self.early_s = 0.0  # how much less one rank may wait than another because of the delay
         self.marks: list[tuple[Any, Any]] = []  # last gradient (None: unknown), end of backward
 
     def watch(self, model: nn.Module, early_s: float = 0.0) -> bool:
@@ -152,8 +152,8 @@ def split_waiting(
     """One rank's exposed seconds, and those that it spent waiting for slower ranks.
 
     At each update the rank that is ready last has the least exposed time and waits for nobody; what
-    the others have beyond it is waiting, but for what the delay alone explains. Over all updates
-    the delay is the same for all: what a rank has beyond the least of these sums is waiting.
+    the others have beyond it is waiting, except for what the delay alone explains. In the sums over
+    all updates the delay is equal for all ranks: what a rank has beyond the least sum is waiting.
     """
     total = math.fsum(exposed)
     least = map(min, zip(*of_ranks, strict=True))
@@ -275,7 +275,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
             torch.cuda.synchronize()
 
     def run_fields(self, ranks: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-        """The step that the exchange is a share of is the median of the epoch after the probe."""
+        """Fill in the exchange's share of a step: the median step of the epoch after the probe."""
         step_s = row["step_time_median_s"]
         if self.result is not None and self.result["step_s"] is None and step_s:
             pairs = zip(self.result["with_s"], self.result["without_s"], strict=True)
@@ -338,7 +338,7 @@ def _too_large(model: nn.Module, context: Context) -> str | None:
 
 @contextmanager
 def without_exchange(model: Any, settings: Settings) -> Iterator[None]:
-    """Gradients are not exchanged, and sharded weights are gathered beforehand."""
+    """Inside, gradients are not exchanged, and sharded weights are gathered beforehand."""
     if settings.strategy == "ddp":
         with model.no_sync():
             yield

@@ -65,7 +65,7 @@ def environment(cuda: bool = True) -> dict[str, Any]:
 
 
 def tcp() -> dict[str, Any] | None:
-    """What decides whether a connection that has rested begins slowly; None where no file says."""
+    """What decides whether an idle TCP connection starts slowly again; None if no file tells."""
     folder = Path("/proc/sys/net/ipv4")
     try:
         control = (folder / "tcp_congestion_control").read_text().strip()
@@ -82,7 +82,7 @@ def launch() -> dict[str, Any]:
 
 
 def _recorded_launch(gpus: int) -> dict[str, Any] | None:
-    """`harness nodes` cannot know how many processes its command starts."""
+    """How the run was launched, with numbers that `harness nodes` cannot know beforehand."""
     facts = launch()
     if facts.get("sweep", "") is None and "WORLD_SIZE" in os.environ and not gpus:
         processes = int(os.environ["WORLD_SIZE"])
@@ -93,7 +93,7 @@ def _recorded_launch(gpus: int) -> dict[str, Any] | None:
 
 
 def processes_per_gpu() -> float | None:
-    """Where emulated nodes share GPUs; None where each process has one of its own."""
+    """Processes per GPU where emulated nodes share GPUs; None where each has one of its own."""
     if SHARED_GPUS not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     return round(int(os.environ["WORLD_SIZE"]) / int(os.environ[SHARED_GPUS]), 3)
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 def machine_label(gpus: int) -> str:
     """A short name for this kind of machine: results of different machines are never averaged.
 
-    gpus: all that it has, since the same machine has one name however many of them a run sees.
+    gpus: all that the machine has, so that it has one name however many of them a run sees.
     """
     if gpus:
         name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(0).lower()).strip("-")
@@ -155,13 +155,13 @@ OF_TRAINER = {
 
 
 def model_name(model: Any) -> str:
-    """What it was loaded from, else its class."""
+    """What a model was loaded from, else its class."""
     config = getattr(inner := getattr(model, "module", model), "config", None)
     return str(getattr(config, "_name_or_path", None) or type(inner).__name__)
 
 
 def _dataset_name(data: Any) -> str:
-    """Its name, else its class, and its size: other data are never averaged with these."""
+    """The data's name, else class, and size: other data are never averaged with these."""
     name = getattr(getattr(data, "info", None), "dataset_name", None) or type(data).__name__
     return f"{name} of {len(data):,} samples" if hasattr(data, "__len__") else str(name)
 

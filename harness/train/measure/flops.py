@@ -41,7 +41,7 @@ LENGTHS = (16, 32, 48)  # of texts, at which a model is counted
 CHECK_LENGTH = 64  # at which the polynomial through these three must hold, or at a longer one
 SAMPLES = 2  # BatchNorm fails on a single sample whose feature map is one pixel
 TERA = 1e12
-# Of each rank, over its timed steps.
+# Fields of each rank: sums over its timed steps.
 SUMS = ("timed_tflop", "timed_tflop_without_padding", "timed_tokens", "timed_padded_tokens")
 # Dense peaks in TFLOP/s from data sheets; the doubled figures advertised for sparsity do not apply.
 # A part of a device's name, the most specific first -> number format -> peak. bf16 and fp16
@@ -81,7 +81,7 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("rtx 3090", {"bf16": 71, "fp16": 71, "tf32": 35.6, "fp32": 35.6}),
     ("rtx 3080", {"bf16": 59.5, "fp16": 59.5, "tf32": 29.8, "fp32": 29.8}),
 )
-# After such a part they name another device.
+# After a part of a name, these words tell of another device.
 OTHER_MODELS = ("ti ", "super ", "laptop ", "d ", "mobile ", "max ")
 
 
@@ -172,8 +172,8 @@ IMAGES: dict[str, Callable[[Any, tuple[int, int]], Work]] = {"vit": _vit}
 def counted(
     model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]], longest: int = 0
 ) -> Work:
-    """For a model without a closed form: on tensors that have a shape and no content or, where the
-    model looks at content, on a text that is computed.
+    """Count a model without a closed form: on tensors that have a shape and no content or, where
+    the model looks at content, by computing a sample.
 
     Raises Uncountable if neither works, or if its FLOPs are no polynomial of the length.
     """
@@ -199,14 +199,14 @@ def _counted(
     if "input_ids" not in batch:
         return Work(_count(model, batch).both, how=COUNTED)
     counts = {length: _count(model, _of_length(batch, length)) for length in LENGTHS}
-    # On content a long text takes time: its forward pass alone is compared, and of one sample.
+    # With content a long text takes time: only the forward pass of one sample is compared.
     forward = _polynomial({length: count.forward for length, count in counts.items()})
     more = _count(model, _of_length(batch, LENGTHS[0]), 2 * SAMPLES, backward=False)
     if abs(more.forward / counts[LENGTHS[0]].forward - 1) > 0.01:
         raise Uncountable("a part of its work is done once for all texts of a batch")
     check = max(longest, CHECK_LENGTH)
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None) or 0
-    if positions > 0:  # RoBERTa and its kin begin to count behind the padding token
+    if positions > 0:  # RoBERTa and its kin begin to count after the padding token
         check = min(check, positions - first_position(model))
     long = _count(model, _of_length(batch, check), 1, backward=False)
     if abs(forward.of(check) / long.forward - 1) > 0.01:
@@ -253,7 +253,7 @@ def _of_length(batch: Mapping[str, torch.Tensor], length: int) -> dict[str, torc
 
 
 def _polynomial(counts: Mapping[int, float]) -> Work:
-    """Through three equidistant points."""
+    """The polynomial through three equidistant points."""
     a, b, c = (counts[length] for length in LENGTHS)
     step = LENGTHS[1] - LENGTHS[0]
     per_pair = (a - 2 * b + c) / (2 * step * step)
@@ -336,8 +336,8 @@ class Utilisation(EpochMeasure):
         self.devices = devices  # how many trained in the epoch that has ended
         self.work: Work | None
         self.missing: str | None  # why the work is not known
-        # Rank 0 counts for all: on content it takes time, and ranks share their machine. The peers
-        # of hivemind have no process group.
+        # Rank 0 counts for all ranks: with content, counting takes time, and ranks share their
+        # machine. Each peer of hivemind counts for itself, as peers have no process group.
         counts = context.is_rank0 or context.world.size == 1
         own, why = self._work(context, model, one_sample) if counts else (None, None)
         numbers, self.missing = broadcast((own and astuple(own), why))
@@ -362,7 +362,7 @@ class Utilisation(EpochMeasure):
             return None, str(error)
 
     def add(self, update: int, shape: BatchShape) -> None:
-        """A forward pass of this update, which may have several."""
+        """Add a forward pass of this update, which may have several."""
         before = self.updates.get(update)
         self.updates[update] = shape if before is None else before + shape
 

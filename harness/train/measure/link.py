@@ -80,7 +80,7 @@ def measure(
     world: World, device: torch.device, sizes: list[int], dtype: torch.dtype = torch.float32,
     budget_s: float = BUDGET_S,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Every pair of nodes, then an all-reduce of each size, beside the link asked for."""
+    """Measure every pair of nodes, then an all-reduce of each size; warn if a link differs."""
     began_s = time.perf_counter()
     pairs = measure_pairs(world, device, began_s + budget_s * PAIRS_SHARE)
     until_s, takes_s = began_s + budget_s, partial(allreduce_s, pairs, world)
@@ -118,9 +118,9 @@ def _longest(pairs: list[dict[str, Any]], name: str) -> float | None:
 
 
 def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
-    """The one named for the backend, else that of this process's connections to other ranks.
+    """The interface named for the backend, else that of this process's connections to ranks.
 
-    Not the one that leads to the master: gloo binds to the address of this host's own name.
+    Not the interface that leads to the master: gloo binds to the address of this host's own name.
     """
     variable = "NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME"
     if named := environ.get(variable):

@@ -49,7 +49,7 @@ class TensorChannel:
     buffer: torch.Tensor | None = None
 
     def finish(self) -> None:
-        """NCCL calls return before the exchange is done."""
+        """Wait for the exchange: NCCL calls return before it is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -60,7 +60,7 @@ class TensorChannel:
         self._pass(dist.irecv, tensor, rank)
 
     def _pass(self, operation: Any, tensor: torch.Tensor, rank: int) -> None:
-        """As a batch of one: NCCL makes another communicator for a send outside of a batch."""
+        """As a batch of one operation: outside of a batch NCCL makes another communicator."""
         for work in dist.batch_isend_irecv([dist.P2POp(operation, tensor, rank, self.group)]):
             work.wait()
         self.finish()
@@ -102,7 +102,7 @@ def climb(
     """(size, median seconds) at the target, or at the largest size that fits into the time, from
     the first size on.
 
-    once(size) makes one exchange and returns the seconds that count; its whole cost is seen here.
+    once(size) makes one exchange and returns the seconds that count; climb() times all of it.
     The first exchange of a size counts only if there is time for no other, because it opens TCP's
     window, and the very first one never.
     """
@@ -129,7 +129,7 @@ def measure_allreduce(
     world: World, device: torch.device, dtype: torch.dtype, sizes: list[int], until_s: float,
     takes_s: Callable[[int], float | None] = lambda size: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row per size, on rank 0; the other ranks reduce as much as it announces. A size is measured
+    """A row per size, on rank 0; other ranks reduce as much as rank 0 announces. A size is measured
     at once where it is known to fit into its time often enough.
     """
     channel = TensorChannel(device, dtype)
@@ -186,14 +186,14 @@ def pairs_of(nodes: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def leaders(world: World, device: torch.device) -> Iterator[TensorChannel]:
-    """gloo has its connections already; NCCL's take memory of the GPU until they are closed."""
+    """A channel of the nodes' first ranks; NCCL's connections take GPU memory until closed."""
     if dist.get_backend() != "nccl":
         yield TensorChannel(device)
         return
     group = dist.new_group([_leader(world, node) for node in range(world.nodes)])
     try:
         if world.rank % world.per_node == 0:
-            # All of a group take part in what NCCL does first in it, and a pair is not all.
+            # NCCL's first operation in a group needs all ranks of it, and a pair is not all.
             dist.all_reduce(torch.zeros(1, device=device), group=group)
         yield TensorChannel(device, group=group)
     finally:

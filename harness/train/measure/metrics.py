@@ -79,10 +79,10 @@ def require(best_metric: str, values: Mapping[str, float], others: Mapping[str, 
 
 
 def check_before(metrics: BatchMetrics, best_metric: str) -> None:
-    """Refuse a --best_metric of the script's own that it will not give, before the training.
+    """Refuse, before training, a --best_metric that the script's compute_metrics will not give.
 
-    Only its compute_metrics knows its names. It is asked with made-up scores, some for each class;
-    where it cannot take these, the first evaluation tells.
+    Only compute_metrics knows its names. It is called with made-up scores, some for each class; if
+    it cannot take these, the first evaluation tells.
     """
     if metric_name(best_metric) in BEST_METRICS:
         return

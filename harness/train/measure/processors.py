@@ -32,7 +32,7 @@ class Processors:
         return time.monotonic(), _busy_s(), _of_trees_s(self.pids)
 
     def edge(self) -> None:
-        """What was read last begins another interval."""
+        """Begin another interval at the last reading."""
         self.before = self.last
 
     def since_edge(self) -> dict[str, Any]:
@@ -49,10 +49,10 @@ class Processors:
 
 
 def others_share(nodes: Iterable[dict[str, Any]]) -> float | None:
-    """The share of their cores' time that others used, of the machine where it was the largest.
+    """The share of the cores' time that other programs used, on the machine where it was largest.
 
-    Emulated nodes share one machine, and what each of them did is not others' work. None over less
-    time than can be told, and where a clock was set back.
+    Emulated nodes share one machine, and the work of each of them is not that of others. None if
+    the time is too short to tell, and where a clock was set back.
     """
     machines: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:
@@ -92,7 +92,7 @@ def _of_trees_s(pids: Sequence[int]) -> float:
 
 
 def _machine() -> str:
-    """Tells machines apart, and does not name them."""
+    """An identifier that tells machines apart and does not name them."""
     try:
         name = BOOT_ID.read_text()
     except OSError:
@@ -101,7 +101,7 @@ def _machine() -> str:
 
 
 def _network() -> str:
-    """Likewise network namespaces; where there are none, a machine has one network."""
+    """The same for network namespaces; where there are none, a machine has one network."""
     try:
         namespace = os.readlink(NETWORK)
     except OSError:

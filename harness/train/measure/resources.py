@@ -36,7 +36,7 @@ class CpuTime:
 
     @classmethod
     def of(cls, context: Context) -> Self:
-        """Since this process opened the run."""
+        """The processor time since this process opened the run."""
         return cls(context.session.alone, since=context.cpu_began)
 
     def restart(self, since: os.times_result | None = None) -> None:
@@ -51,7 +51,7 @@ class CpuTime:
         return {"user_s": round(user_s, 3), "system_s": round(system_s, 3)}  # counted in 0.01 s
 
     def report(self, ranks: list[dict[str, Any]]) -> None:
-        """The rows of all ranks have been gathered."""
+        """Take the times from the rows of all ranks, which have been gathered."""
         self.reported = ranks
 
     def per_rank(self) -> dict[str, list[float] | None]:
@@ -144,8 +144,10 @@ def interfaces_sent() -> int:
 
 
 def counts_network(nodes: int, world: World) -> bool:
-    """Whether this process reads its node's counter. Nodes of a sweep that are all this machine
-    (--launcher local) have none: what its interfaces send is something else.
+    """Whether this process reads its node's counter.
+
+    Nodes of a sweep that are all this machine (--launcher local) have no counter: what its
+    interfaces send is something else.
     """
     local = launch().get("launcher") == "local"
     return nodes > 1 and world.local_rank == 0 and not local

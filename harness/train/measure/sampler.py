@@ -5,7 +5,7 @@ readings since the last edge, and a new interval begins; "peek" is answered like
 interval goes on; "keep FILE" says where readings are to be kept, earlier ones included. It ends
 with the process that started it. It loads no torch, so it starts within a moment.
 
-It also ends the only rank of a run that torchrun started, where that is stopped: "watch".
+With the option "watch" it also ends the only rank of a torchrun launch if that rank is stopped.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ COUNTED_BY = {
     **dict.fromkeys(("cpu_energy_j", "disk_read_bytes", "disk_written_bytes"), "machine"),
     **dict.fromkeys(("network_sent_bytes", "network_received_bytes"), "network"),
 }
-# All that only grow, and lists of names; all others are gauges.
+# Readings that only grow, and lists of names; all others are gauges.
 COUNTERS = ("energy_j", *COUNTED_BY)
 LISTS = ("throttled",)
 MAX_READINGS = 100_000  # of one interval: more than a day at 1 Hz
@@ -130,7 +130,7 @@ def _device(uuid: str) -> tuple[Any, bool]:
 
 def interfaces(only: str | None = None) -> list[Any]:
     """The counters of this interface, or of all that leave this network namespace by themselves:
-    not the loopback, and not bonds, VLANs and bridges, whose traffic passes others.
+    not the loopback, and not bonds, VLANs and bridges, whose traffic passes through others.
     """
     names = psutil.net_io_counters(pernic=True)
     chosen = [only] if only else [
@@ -330,8 +330,9 @@ class Sampler:
 
 
 class OnlyRank:
-    """The process that started this one, whose stop no other rank can notice. It is ended as a
-    failure: on record, and in torchrun's words.
+    """The process that started this one; no other rank can notice that it is stopped.
+
+    It is ended as a failure: on record, and in torchrun's words.
     """
 
     def __init__(
@@ -366,7 +367,7 @@ class OnlyRank:
 
 
 def serve(sampler: Sampler | None, period_s: float, only_rank: OnlyRank | None = None) -> None:
-    """Sample periodically and answer each line of the input, until that ends; or only watch."""
+    """Sample periodically and answer each line of the input, until it ends; or only watch."""
     requests = selectors.DefaultSelector()
     requests.register(0, selectors.EVENT_READ)
     incomplete = b""  # the beginning of a line whose end has not come yet

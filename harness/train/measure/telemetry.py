@@ -36,7 +36,7 @@ Gather = Callable[[dict[str, Any]], list[dict[str, Any]]]  # a row -> those of a
 class SamplerClient:
     """Starts a sampler and asks it at the edges of epochs, never inside a step.
 
-    samples: False for one that only watches.
+    samples: False for a sampler that only watches.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SamplerClient:
             "period_s": period_s,
             "interface": interface,
             "parent": os.getpid(),
-            # Of the run's processes on this node, and of what emulates its network.
+            # Processes of the run on this node, and the one that emulates its network.
             "pids": [*(pids or [os.getpid()]), *map(int, filter(None, [os.environ.get(RELAY)]))],
             "watch": {**watch, "stderr": stderr} if watch else None,  # of sampler.OnlyRank
         }
@@ -130,9 +130,8 @@ def start_sampler(
 ) -> SamplerClient | None:  # fmt: skip
     """The sampler of this node, on its first process, or of a peer.
 
-    It starts before anything is on the devices, so that their idle power is seen. processes: of
-    each rank its UUIDs of GPUs and its process ID. watch: how it ends this process where that is
-    stopped.
+    It starts before anything is on the devices, so that their idle power is seen. processes: GPU
+    UUIDs and process ID of each rank. watch: how the sampler ends this process if it is stopped.
     """
     if not hz:
         return SamplerClient([], 1 / HZ, watch=watch, samples=False) if watch else None
@@ -171,9 +170,9 @@ class Telemetry(EpochMeasure):
         else:
             own = context.sampler
         self.sampler = own if self.hz else None  # without a rate it only watches
-        self.before = _energy_before(context)  # of this node, in this epoch
+        self.before = _energy_before(context)  # of this node in this epoch, before the checkpoint
         self.before_training: list[dict[str, Any]] = []  # of all nodes
-        self.shared: frozenset[str] = frozenset()  # devices that an emulated node before counts
+        self.shared: frozenset[str] = frozenset()  # devices that an earlier emulated node counts
 
     def open(self, folder: RunFolder) -> None:
         """Training is about to begin: gather what all nodes have seen until now."""
@@ -192,7 +191,7 @@ class Telemetry(EpochMeasure):
 
     @property
     def tells_of_all(self) -> bool:
-        """Peers of hivemind have told nothing yet: that of one is not that of all."""
+        """Whether all have reported; peers of hivemind have not, and one does not stand for all."""
         return len(self.before_training) == self.world.size
 
     def facts(self) -> dict[str, Any]:
@@ -287,7 +286,7 @@ def _merge(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _counted(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sums of counters: of nodes that read the same one, what was seen over the longest time."""
+    """Sums of counters: of nodes that read the same counter, the longest reading."""
     sums = {}
     by_time = sorted(nodes, key=lambda node: node["processors"]["seconds"])
     for name, of in COUNTED_BY.items():
@@ -300,7 +299,7 @@ def _counted(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _energy(
     summary: dict[str, Any], sampler: SamplerClient, shared: frozenset[str]
 ) -> float | None:
-    """The energy of a node's devices since the last edge, without those that another counts."""
+    """The energy of a node's devices since the last edge, without those that others count."""
     devices = zip(sampler.uuids, summary["gpus"], strict=False)  # without a driver none is read
     own = [device["energy_j"] for uuid, device in devices if uuid not in shared]
     energy: float | None = 0.0 if summary["gpus"] and not own else total(own)

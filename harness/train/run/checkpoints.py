@@ -1,8 +1,8 @@
-"""Checkpoints of a run: as they were written or ignored, and on the disk of every node.
+"""Checkpoints of a run: unchanged since they were written or ignored, and on every node's disk.
 
-Where nodes share no disk, rank 0's checkpoint is the whole one, and is handed to those that miss
-it. What concerns several nodes is a collective: every rank calls it. Where the nodes share a disk,
-nothing is sent.
+Where nodes share no disk, only rank 0's checkpoint is whole, and nodes that lack it get a copy.
+Where they share a disk, nothing is sent. Functions that concern several nodes are collectives:
+every rank calls them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from harness.train.manifest import FILES, checksum, damage, write_manifest
 from harness.train.session import barrier, broadcast, broadcast_object, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
-RANDOM = "rng_state_{}.pth"  # of a rank, by the Trainer
-ROWS = "row_checksums"  # of a checkpoint: those of the rows that were recorded before it
+RANDOM = "rng_state_{}.pth"  # random state of a rank, written by the Trainer
+ROWS = "row_checksums"  # in a checkpoint: checksums of the rows recorded before it
 FIX = "restore the file, or use --rerun to start afresh; the old record is kept aside"
-ELSEWHERE = "files_elsewhere"  # of a checkpoint: those that lie on the disks of other nodes alone
+ELSEWHERE = "files_elsewhere"  # in a checkpoint: files that only the disks of other nodes hold
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -45,8 +45,9 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def sound_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints whose checksums hold and that the rows fit, oldest first; the others are named
-    and removed. UserError where rows are not those that were written.
+    """The checkpoints that match their checksums and the recorded rows, oldest first.
+
+    The others are reported and removed. Raises UserError if recorded rows have changed.
     """
     require_unchanged(RunFolder(folder))
     checkpoints, rows = complete_checkpoints(folder), _recorded(folder)
@@ -60,7 +61,7 @@ def sound_checkpoints(folder: Path) -> list[Path]:
         if damaged[name]:
             problem = f"{name} is damaged and not used ({damaged[name]})"
         elif len(rows) < len(marks[path].get(ROWS, [])):
-            # A run that went on from there would end without them.
+            # A run that resumed from there would end without these rows.
             problem = f"{name} is not used: epochs.jsonl lacks rows that were written before it"
         elif best is not None and folder / best not in sound and best != name:
             problem = f"{name} is not used: its best epoch is {best}, which is not used either"
@@ -80,7 +81,7 @@ def _recorded(folder: Path) -> list[Any]:
 
 
 def _refuse_changed(file: Path, checkpoint: str, written: list[Any], rows: list[Any]) -> None:
-    """Rows that are lost at the end are made again; others would be believed or in disorder."""
+    """Raise if a row differs from the checkpoint's; rows lost at the end are made again."""
     changed = (n for n, pair in enumerate(zip(written, rows, strict=False), 1) if len({*pair}) > 1)
     if (number := next(changed, None)) is not None:
         raise UserError(
@@ -89,13 +90,13 @@ def _refuse_changed(file: Path, checkpoint: str, written: list[Any], rows: list[
 
 
 def require_unchanged(folder: RunFolder, fix: str = FIX) -> None:
-    """Rows that training would make again are kept, and those before are not made again at all."""
+    """Raise if a row is not as it was written: training keeps recorded rows as they are."""
     if (number := changed_row(folder.read_epochs()[0])) is not None:
         raise UserError(f"{folder.epochs}: row {number} is not as it was written: {fix}")
 
 
 def usable_checkpoint(folder: Path, world: World) -> Path | None:
-    """The last one that is as it was written on every node (a collective); all have it then."""
+    """The last checkpoint that is sound on every node, copied to all nodes (a collective)."""
     names, problem = broadcast(_sound_or_why_not(folder) if world.rank == 0 else ([], None))
     if problem is not None:
         raise UserError(problem)
@@ -119,7 +120,7 @@ def usable_checkpoint(folder: Path, world: World) -> Path | None:
 
 
 def _sound_or_why_not(folder: Path) -> tuple[list[str], str | None]:
-    """For all ranks: the names of checkpoints, and the error with which each of them ends."""
+    """For all ranks: names of the sound checkpoints, and the error with which every rank ends."""
     try:
         return [path.name for path in sound_checkpoints(folder)], None
     except UserError as error:
@@ -127,8 +128,8 @@ def _sound_or_why_not(folder: Path) -> tuple[list[str], str | None]:
 
 
 def _damaged_here(checkpoint: Path, world: World) -> str | None:
-    """A file of this node alone that is not as it was written; whether one may be missing is for
-    the strategy to say.
+    """The name of a changed file that only this node holds; the strategy decides whether such a
+    file may be missing.
     """
     if world.nodes == 1 or world.local_rank or not world.rank:
         return None
@@ -156,18 +157,19 @@ def remove_broken(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """What a rank brings to a checkpoint."""
+    """What a rank contributes to a checkpoint."""
 
-    files: Sequence[Path] = ()  # that it has written beside the Trainer's
-    own_disk: bool = False  # which rank 0 does not see
+    files: Sequence[Path] = ()  # that the rank has written besides the Trainer's
+    own_disk: bool = False  # the rank writes to a disk that rank 0 does not see
 
 
 ONLY_SEEN = Written()
 
 
 def require_space(folder: Path, model: nn.Module) -> None:
-    """Before the first byte of a checkpoint: it is as large as the one before, and holds the
-    weights.
+    """Raise before the first byte of a checkpoint is written if the disk lacks space for it.
+
+    A checkpoint is as large as the one before it, and at least as large as the weights.
     """
     weights = sum(weight.nbytes for weight in model.parameters())
     before = complete_checkpoints(folder.parent)[-1:]
@@ -182,8 +184,9 @@ def require_space(folder: Path, model: nn.Module) -> None:
 
 
 def agree_to_save(folder: Path, world: World, sound: bool, model: nn.Module) -> tuple[bool, bool]:
-    """Whether the weights of all ranks are sound, and whether this one is on a disk of its own: a
-    file that rank 0 has just made is not there (a collective).
+    """(all ranks' weights are sound, this rank has a disk of its own); a collective.
+
+    A rank has a disk of its own if it does not see a file that rank 0 has just made.
     """
     if world.rank == 0:
         require_space(folder, model)
@@ -205,16 +208,16 @@ def complete(
     folder: Path, context: Context, state: TrainerState, epoch_so_far: dict[str, Any],
     own: Written = ONLY_SEEN,
 ) -> None:  # fmt: skip
-    """Mark a checkpoint that is written as whole (a collective: every rank says what it wrote).
+    """Mark a written checkpoint as complete (a collective: every rank reports what it wrote).
 
-    The one before it is kept: should this one turn out to be damaged, the run continues from there.
+    The checkpoint before it is kept: the run continues from there if this one turns out damaged.
     """
     args, world = context.args, context.world
     of_rank = ("sent", "measured", "sums")
     report: dict[str, Any] = {name: epoch_so_far.get(name) for name in of_rank}
     report |= {"files": {}, "random": None}
     if own.own_disk:
-        random = folder / RANDOM.format(world.rank)  # needed where another node takes over
+        random = folder / RANDOM.format(world.rank)  # for a node that takes over
         report["random"] = base64.b64encode(random.read_bytes()).decode()
         for file in own.files:
             sync(file)
@@ -251,9 +254,9 @@ def complete(
 
 
 def keep_model(folder: RunFolder, context: Context, state: TrainerState) -> Path | None:
-    """Training has ended: keep its last checkpoint and the best one (a collective).
+    """After training, keep only the last checkpoint and the best one (a collective).
 
-    Gives the one to use: the best, if there is one, on a process that keeps it.
+    Returns the one to use, the best if there is one, on a process that keeps checkpoints.
     """
     checkpoints = folder.checkpoints()
     on_own = on_own_disk(folder.settings, context.world)
@@ -262,7 +265,7 @@ def keep_model(folder: RunFolder, context: Context, state: TrainerState) -> Path
     last = checkpoints[-1]
     if not on_own and (problem := damage(last / COMPLETE)):
         print(f"harness: {last.name} is damaged ({problem})", file=sys.stderr)
-        return None  # the one before it is not
+        return None  # and keep the one before it
     best = _best(state)
     _keep(last, 1, best)
     return last.with_name(best) if best else last
@@ -273,8 +276,9 @@ def _best(state: TrainerState) -> str | None:
 
 
 def _keep(last: Path, count: int, best: str | None) -> None:
-    """Remove all checkpoints but so many up to the last, and the best one that each of them names:
-    without it a checkpoint is not used.
+    """Remove all checkpoints but `count` up to `last`, and the best one that each of these names.
+
+    Without its best one, a checkpoint is not used.
     """
     others = RunFolder(last.parent).checkpoints()
     kept = [path for path in others if update_of(path) <= update_of(last)][-count:]
@@ -302,8 +306,9 @@ def on_own_disk(written: Path, world: World) -> bool:
 
 
 def hand_out(checkpoints: list[Path], world: World) -> None:
-    """Copy rank 0's checkpoints, just compared with their checksums, to every node whose disk does
-    not have them as they are; the manifest, which vouches for the others, is written last.
+    """Copy rank 0's checkpoints, just verified, to every node whose disk does not have them intact.
+
+    The manifest, which vouches for the other files, is written last.
     """
     if world.nodes == 1:
         return
@@ -320,11 +325,11 @@ def hand_out(checkpoints: list[Path], world: World) -> None:
         takers = [rank for rank, files in enumerate(missing) if file in files]
         if takers:
             _hand(Path(file), unix, takes=world.rank in takers, gives=world.rank == 0)
-    barrier()  # the other ranks of a node read what its first has written
+    barrier()  # the other ranks of a node read what its first rank has written
 
 
 def _content(file: Path) -> str | None:
-    """Its checksum; None if it is missing or cannot be read."""
+    """The checksum of a file; None if the file is missing or cannot be read."""
     try:
         return checksum(file)
     except OSError:
@@ -343,5 +348,5 @@ def _hand(file: Path, time: float, takes: bool, gives: bool) -> None:
             if copy is not None:
                 copy.write(piece)
         if draft is not None and copy is not None:
-            copy.close()  # what it still writes would set the time
+            copy.close()  # before utime(): writing the rest would change the time
             os.utime(draft, (time, time))

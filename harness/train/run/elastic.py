@@ -1,5 +1,7 @@
-"""What a process of an elastic run does besides training (core/topology.py decides), and the store
-in which its nodes meet."""
+"""Elastic runs: what a process does besides training, and the store in which the nodes meet.
+
+core/topology.py makes the decisions.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,9 @@ def warn(settings: Settings) -> None:
 
 
 def limit_collectives(settings: Settings, elastic: bool) -> None:
-    """Give up a rank that is silent for --ddp_timeout: from now on all ranks exchange often.
+    """Give up a rank that is silent for --ddp_timeout, now that all ranks exchange often.
 
-    Not before, as ranks may wait long while rank 0 loads a model for the first time. The Trainer
+    Not earlier, as ranks may wait long while rank 0 loads a model for the first time. The Trainer
     itself ignores the flag on gloo.
     """
     default = topology.COLLECTIVE_TIMEOUT_S if elastic else None
@@ -57,8 +59,8 @@ def limit_collectives(settings: Settings, elastic: bool) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """python -m harness store ADDRESS:PORT: where the nodes of an elastic run meet, so that each
-    may be lost. Without it the first node holds the rendezvous, and the run ends with that node.
+    """python -m harness store ADDRESS:PORT: where the nodes of an elastic run meet, so that any of
+    them may be lost. Without it the first node holds the rendezvous: the run ends with that node.
     """
     host, port = options.at
     try:

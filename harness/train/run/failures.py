@@ -38,7 +38,7 @@ from harness.train.run.watchdog import Hung, is_beside_steps
 from harness.train.session import OtherFailed, end_group
 from harness.train.strategy.base import Exchange
 
-PREEMPTION = "HARNESS_PREEMPTION"  # names the file that announces it, in the environment
+PREEMPTION = "HARNESS_PREEMPTION"  # environment variable: the file that announces a preemption
 LOOK_EVERY_S = 1.0
 AHEAD = 2  # updates, beyond those that ranks may be apart
 READY_RANKS, UPDATE = "harness/preemption/ranks", "harness/preemption/update"  # in the store
@@ -49,7 +49,7 @@ class Diverged(RuntimeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has come, by itself or through whoever runs the machines."""
+    """A signal has come, or whoever runs the machines has announced a preemption."""
 
     def __init__(self, signum: int, why: str | None = None) -> None:
         super().__init__(why or signal.Signals(signum).name)
@@ -75,7 +75,7 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
 
 
 def what_ended(error: BaseException | None, context: Context) -> BaseException | None:
-    """It, or what is behind it: damaged code of a compiled step, or the disk of the run, where that
+    """The error, or its cause: damaged code of a compiled step, or the disk of the run, if that
     refused a write of any library.
     """
     if context.args.torch_compile and (damaged := of_compiled_code(error)):
@@ -89,10 +89,10 @@ def what_ended(error: BaseException | None, context: Context) -> BaseException |
 
 
 def of_compiled_code(error: BaseException | None) -> UserError | None:
-    """Removes a library that torch has compiled and cannot load, as a kill while it was written
+    """Remove a library that torch compiled and cannot load, as a kill while it was being written
     leaves it: torch would find it again each time.
     """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # seconds, where it is not used
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds, so only here
 
     for cause in causes_of(error):
         if not isinstance(cause, ImportError) or lacks_memory(cause) or cause.path is None:
@@ -108,9 +108,9 @@ def of_compiled_code(error: BaseException | None) -> UserError | None:
 
 
 def was_at_step(error: BaseException) -> bool | None:
-    """Whether it was raised neither evaluating nor saving; None where another thread has found it.
+    """Whether the error came from neither evaluation nor saving; None if another thread found it.
 
-    Loading has no attempt.
+    Errors of loading come before any attempt.
     """
     if error.__traceback__ is None:
         return None
@@ -148,13 +148,13 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     hang = error if isinstance(error, Hung) else None
     if not (hang.records if hang else context.is_rank0):
         if not restarts:
-            # After a hang the one that records may have read the verdict later than this one.
+            # After a hang, the rank that records may have read the verdict later than this rank.
             settle_s = hang.settle_s if hang else 0.0
-            # From another thread the main one still waits in the group.
+            # In another thread, the main thread still waits in the process group.
             waits = threading.current_thread() is not threading.main_thread()
             _let_rank0_record(folder, leave_group=not waits, within_s=5.0 + settle_s)
         return
-    # A rank whose peer is gone fails too, or is stopped, a moment after the one that began it.
+    # A rank whose peer is gone fails too, or is stopped, a moment after the rank that began it.
     follows = isinstance(error, Stopped) or attempts.only_follows(str(error))
     first = _first_failure(context, wait_s=2.0 if follows and many else 0.0)
     if first is not None and hang is None:
@@ -194,9 +194,9 @@ def _write_environment(context: Context) -> None:
 
 
 def _restarts(launch: Launch | None, error: BaseException) -> bool:
-    """Whether torchrun is about to go on with the run, as far as a process can know.
+    """Whether torchrun is about to start the run again, as far as a process can know.
 
-    It stops the others with SIGTERM when a node joins or leaves, which costs no restart. Whoever
+    torchrun stops ranks with SIGTERM when a node joins or leaves, which costs no restart. Whoever
     stops torchrun itself with SIGTERM sees an attempt that has ended and a run without outcome.
     """
     if launch is None:
@@ -207,7 +207,7 @@ def _restarts(launch: Launch | None, error: BaseException) -> bool:
 
 
 def _let_rank0_record(folder: RunFolder, leave_group: bool, within_s: float) -> None:
-    """Rank 0 may be waiting for this one: let it see that it is gone, and write the record."""
+    """Let rank 0, which may wait for this rank, see that it is gone and write the record."""
     if leave_group and dist.is_initialized() and dist.get_backend() == "gloo":
         end_group()
     until = time.monotonic() + within_s
@@ -216,9 +216,9 @@ def _let_rank0_record(folder: RunFolder, leave_group: bool, within_s: float) -> 
 
 
 def _first_failure(context: Context, wait_s: float) -> FailureRecord | None:
-    """The failure of another rank that came first, if one comes within this time."""
+    """The first failure of any rank, after waiting up to wait_s for one of another rank."""
     until = time.monotonic() + wait_s
-    while True:  # not told by clocks, which differ between nodes
+    while True:  # new failures are not told by clocks, which differ between nodes
         first = attempts.first_failure(
             context.folder, lambda failure: failure not in context.earlier_failures
         )
@@ -229,7 +229,7 @@ def _first_failure(context: Context, wait_s: float) -> FailureRecord | None:
 
 
 class Preemption(TrainerCallback):
-    """Preemption is announced: write a checkpoint while there is time, and exit.
+    """Write a checkpoint when a preemption is announced, and exit while there is time.
 
     Whoever started the run names a file, and creates it when the time has come. All ranks write the
     checkpoint at the same update, on which they agree through the store in which they met: no step
@@ -247,10 +247,10 @@ class Preemption(TrainerCallback):
         if not self.announced and not self._look():
             return
         if args.device.type == "cuda":
-            # A host that runs ahead of its device is held by no exchange.
+            # No exchange holds back a host that runs ahead of its device.
             torch.cuda.synchronize(args.device)
         update = self._agreed_update(args.process_index, args.world_size, state.global_step)
-        # At the end of an epoch its row comes first.
+        # At the end of an epoch, the epoch's row is recorded first.
         inside = abs(state.epoch - round(state.epoch)) > 1e-6
         if update is not None and state.global_step >= update and inside:
             control.should_save = self.saving = True
@@ -274,7 +274,7 @@ class Preemption(TrainerCallback):
             return update
         apart = self.exchange.updates_apart()
         if apart is None:
-            return None  # no update is known that none has passed
+            return None  # no update is known that no rank has passed
         store = _get_default_store()
         if not self.ready:
             self.ready = store.add(READY_RANKS, 1) > 0
@@ -287,8 +287,8 @@ class Preemption(TrainerCallback):
 
 
 def preemption(settings: Settings, exchange: Exchange) -> Preemption | None:
-    """The callback; None where no file announces preemptions, and where a run does not save inside
-    an epoch: peers of hivemind have the same weights only at its end, and one of them saves.
+    """The callback; None if no file announces preemptions, or if the run does not save inside an
+    epoch: hivemind peers have equal weights only at its end, and one of them saves.
     """
     file = os.environ.get(PREEMPTION)
     saves = settings.save != "none" and settings.strategy != "hivemind"

@@ -37,7 +37,7 @@ from harness.train.session import OtherFailed, barrier, end_group
 from harness.train.stopped import UntilMet
 from harness.train.strategy import verify
 
-DEAF_S = 3.0  # within which the main thread handles a signal
+DEAF_S = 3.0  # within which the main thread must handle a signal
 
 
 @dataclass
@@ -50,11 +50,11 @@ class Lifecycle:
     recorder: Recorder = field(default_factory=Recorder)  # of the training, once there is one
     watchdog: Watchdog | None = None  # from __enter__() on
     previous_handlers: dict[int, Any] = field(default_factory=dict)
-    # Of the thread that ends the run, the main one or the watchdog's: it is never released.
+    # Taken by the thread that ends the run, the main one or another, and never released.
     ending: threading.Lock = field(default_factory=threading.Lock)
     over: bool = False
     heard: threading.Event = field(default_factory=threading.Event)  # that a signal has come
-    wakeup: int = -1  # where Python's own handler writes its number at once
+    wakeup: int = -1  # file descriptor to which Python writes a signal's number at once
     previous_wakeup: int = -1
 
     def resume(self, data_facts: dict[str, Any]) -> Context:
@@ -114,7 +114,7 @@ class Lifecycle:
             self.lock.release()
 
     def _end_hung(self, error: Hung | Stopped) -> None:
-        """From a thread of its own: the main one waits for what does not come."""
+        """End the run from a thread of its own: the main thread waits for what does not come."""
         self.ending.acquire()
         try:
             if isinstance(error, Hung):
@@ -122,13 +122,13 @@ class Lifecycle:
             record_failure(self.context, self.recorder, error)
             self.unlock()
         finally:
-            for pid in forked():  # a loader of data that is stopped would stay
+            for pid in forked():  # a data loader that is stopped would stay
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             end_at_once(1 if isinstance(error, Hung) else 128 + error.signum)
 
     def _listen(self, signals: int) -> None:
-        """A main thread that waits in native code, as for NCCL, never comes to handle a signal."""
+        """End the run if the main thread waits in native code (NCCL), and handles no signal."""
         while signum := os.read(signals, 1):
             if signum[0] in self.previous_handlers and not self.heard.wait(DEAF_S):
                 self._end_hung(Stopped(signum[0]))
@@ -176,8 +176,8 @@ class Lifecycle:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # What ends the run is known. Signals come too late, also those with which a launcher stops
-        # the other ranks as soon as one fails: not while this one records and unlocks.
+        # The cause of the end is known. Later signals are ignored while this rank records and
+        # unlocks, also those with which a launcher stops the other ranks as soon as one fails.
         self.over = True
         self._ignore_signals()
         error = what_ended(error, self.context)
@@ -188,7 +188,7 @@ class Lifecycle:
         try:
             if context.sampler is not None:
                 context.sampler.close()  # which takes its time
-            # Once training has begun, a mistake is an outcome as any other, of whichever rank.
+            # Once training has begun, a user's mistake is an outcome like any other, of any rank.
             refusals = SystemExit if begun else (SystemExit, UserError)
             if error is not None and not isinstance(error, refusals):
                 record_failure(context, self.recorder, error)
@@ -204,7 +204,7 @@ class Lifecycle:
             # A hivemind peer has a terminal of its own.
             refuse(context.settings.script, error, context.is_rank0 or not context.world.launched)
         if isinstance(error, (DiskError, OtherFailed, UserError)):
-            # The line that says it has been printed.
+            # The line that states the error has been printed.
             sys.exit(2 if isinstance(error, UserError) else 1)
         if error is None:
             self._end_together()
@@ -213,8 +213,8 @@ class Lifecycle:
             self._start_again()
 
     def _start_again(self) -> None:
-        """With --auto_batch, in place of this process if it is the script's; torchrun and sweeps
-        start theirs, and a notebook goes on with its next cell.
+        """With --auto_batch, start again in place of this process if it is the script's own;
+        torchrun and sweeps restart their processes, and a notebook goes on with its next cell.
         """
         context = self.context
         program = getattr(sys.modules["__main__"], "__file__", None) or ""

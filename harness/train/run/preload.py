@@ -11,12 +11,12 @@ from harness.core.process import PARENT, end_with_parent
 # because loading takes seconds.
 end_with_parent(int(os.environ[PARENT]))
 
-gc.disable()  # a fifth of what follows would go to collecting
+gc.disable()  # collecting would take a fifth of the time that follows
 warm = importlib.import_module("harness.train.run.warm")
 for script in os.environ.get(warm.SCRIPTS, "").split():
     try:
         importlib.import_module(script)
-    except Exception:  # of a user's script: a process that needs it fails with the same
+    except Exception:  # of a user's script: a process that needs it fails with the same error
         traceback.print_exc()
 for module in warm.LOADED_LATER:
     importlib.import_module(module)

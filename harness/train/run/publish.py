@@ -61,7 +61,7 @@ Download it and name its folder: `python -m harness table FOLDER`.
 
 
 def check_hub(settings: Settings) -> None:
-    """Say now what would fail at the end."""
+    """Fail now where the upload at the end would fail."""
     if not settings.passed.get("push_to_hub"):
         return
     if settings.save == "none":
@@ -75,7 +75,7 @@ def check_hub(settings: Settings) -> None:
 
 
 def publish(context: Context) -> None:
-    """Upload a finished run once, if asked to. What fails is one line, and the record stays."""
+    """Upload a finished run once, if asked to; a failure is one line, and the record stays."""
     if not (context.settings.passed.get("push_to_hub") and context.is_rank0):
         return
     try:
@@ -100,7 +100,7 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
     name = passed.get("hub_model_id") or folder.path.name
     created = api.create_repo(name, private=passed.get("hub_private_repo"), exist_ok=True)
     repo, revision = str(created.repo_id), passed.get("hub_revision")
-    if revision and not str(revision).startswith("refs/"):  # else of a pull request that is open
+    if revision and not str(revision).startswith("refs/"):  # refs/ is an open pull request
         api.create_branch(repo, branch=revision, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         card = card_of(settings, folder, model, repo.rpartition("/")[2])
@@ -118,8 +118,8 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
 
 
 def _without_places(folder: RunFolder, settings: Settings) -> Files:
-    """The record as anyone may read it: of the paths that settings and command name, absolute or
-    below the home, their last part.
+    """The record for publication: the paths that settings and command name, absolute or below the
+    home folder, are cut to their last part.
     """
     command = shlex.split(str(dict(folder.read_environment() or {}).get("command") or ""))
     named = [settings.model, settings.dataset, settings.strategy, settings.output_dir,
@@ -143,7 +143,7 @@ def _kept(folder: Path) -> Path:
 
 
 def card_of(settings: Settings, folder: RunFolder, model: Path, name: str) -> str:
-    """Drawn from the record; what is unknown is left out."""
+    """The model card, made from the record; what is unknown is left out."""
     summary: dict[str, Any] = dict(folder.read_summary() or {})
     environment: dict[str, Any] = dict(folder.read_environment() or {})
     update = update_of(model)
@@ -177,7 +177,7 @@ def card_of(settings: Settings, folder: RunFolder, model: Path, name: str) -> st
 
 
 def _quality(summary: dict[str, Any], row: dict[str, Any]) -> dict[str, float]:
-    """The quality of the uploaded weights: on the test set of its own, or else in their epoch."""
+    """The quality of the uploaded weights: on a separate test set, or else of their epoch."""
     tested = {name.removeprefix("test_"): summary[name] for name in summary if name[:5] == "test_"}
     metrics = tested or row | {"loss": row.get("eval_loss")}
     names = (*HUB_METRICS, str(summary.get("best_metric")))
@@ -211,7 +211,7 @@ def _table(rows: dict[str, Any]) -> str:
 
 
 def _is_public(name: str | None) -> bool:
-    """Whether the Hub may know it: no folder of this machine, nor what comes with this package."""
+    """Whether the Hub may know this name: neither a local folder nor part of this package."""
     listed = any(name in task.architectures for task in TASKS.values())
     return bool(name and HUB_NAME.fullmatch(name) and not listed and from_hub(name))
 

@@ -30,7 +30,7 @@ class Observations:
     link: dict[str, Any] | None = None  # between nodes, measured before the first step
     epoch_means: dict[str, float] = field(default_factory=dict)  # of the epoch that has ended
     test_metrics: dict[str, Any] = field(default_factory=dict)  # of the one test at the end
-    model: Path | None = None  # that was trained, where this process has kept it
+    model: Path | None = None  # the trained model, if this process has kept it
 
     @property
     def observed(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Observations:
 
     @property
     def devices(self) -> int:
-        """How many train, or did in the epoch that has ended where processes come and go."""
+        """How many devices train, or trained in the last epoch where processes come and go."""
         if self.exchange is not None and self.exchange.devices is not None:
             return self.exchange.devices
         return int(self.checked.get("devices", self.world_size))
@@ -65,7 +65,7 @@ class Recorder(TrainerCallback):
 
     observations: Observations  # set by ExactTrainer
     attempt = 0  # number of the attempt, once its training has begun
-    update: int | None = None  # the last one made in it
+    update: int | None = None  # the last update made in the attempt
     cpu: CpuTime | None = None
     last_row: dict[str, Any] | None = None  # of the epoch recorded last
 

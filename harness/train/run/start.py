@@ -62,9 +62,9 @@ def quiet(bars: bool) -> None:
     if not bars:
         datasets.disable_progress_bars()
         disable_hub_progress_bars()
-    # accelerate then takes as many threads as the node has cores, which stand in the record.
+    # accelerate then takes as many threads as the node has cores; the record has their number.
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
-    # The Trainer passes it on by its older name; it means what it did.
+    # The Trainer passes this argument by its older name, which means the same.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
 
 
@@ -87,14 +87,14 @@ def arguments_of(settings: Settings, folder: Path, session: Session) -> Training
     if args.device.type not in ("cpu", "cuda"):
         raise UserError(f"a run is on CUDA or the CPU, not on {args.device.type}: use --use_cpu")
     if trains_on_one(settings) and args.n_gpu > 1:
-        args._n_gpu = 1  # where the driver does not tell which there are, the others are visible
+        args._n_gpu = 1  # the others stay visible if the driver does not tell which GPUs there are
     return args
 
 
 def remove_log_folder() -> None:
-    """torchrun makes a folder for what each rank prints, and leaves it: empty if that is not kept.
+    """Remove the folder that torchrun makes for each rank's output and leaves, if it is empty.
 
-    At the start, so that nothing is left of a rank that is killed, either; a rank that is forked
+    Done at the start, so that no folder is left of a rank that is killed, either; a forked rank
     tells its errors there.
     """
     if multiprocessing.parent_process() is not None:
@@ -134,7 +134,7 @@ def training_arguments(settings: Settings, folder: Path, world: int) -> Training
             "leave out --use_cpu and --ddp_backend"
         )
     args.push_to_hub = False  # publish() uploads once, at the end; the Trainer would at every save
-    # Copies out of pinned pages go on while the host does.
+    # Copies from pinned memory run while the host goes on.
     args.accelerator_config.non_blocking = cuda and args.dataloader_pin_memory
     if isinstance(trackers, tuple):
         args.report_to = list(trackers)
@@ -178,14 +178,14 @@ def _our_arguments(
     if settings.num_workers > 0:
         ours["dataloader_persistent_workers"] = True
         if sys.platform == "linux":
-            # Also in a process that a fork server started: it would start workers as well, each
-            # with imports of its own, and they would outlive this process.
+            # Also in a process that a fork server started: the fork server would start the workers,
+            # too, each with imports of its own, and they would outlive this process.
             ours["dataloader_multiprocessing_context"] = "fork"
     return ours
 
 
 def _check_trackers(names: list[str]) -> None:
-    """Check now: the Trainer would only after the data and the model have been loaded."""
+    """Check now; the Trainer would check only after the data and the model have been loaded."""
     for name in names:
         if name not in INTEGRATION_TO_CALLBACK:
             raise UserError(f"--report_to {name}: expected {', '.join(INTEGRATION_TO_CALLBACK)}")
@@ -261,7 +261,7 @@ def _finished_or_set_aside(context: Context) -> bool:
 
 
 def _require_one_strategy(context: Context) -> None:
-    """Each node reads the file of a strategy of one's own from its own disk."""
+    """Refuse a user's strategy whose file differs: each node reads it from its own disk."""
     if not own_strategy(context.settings.strategy):
         return
     first, *others = gather(strategy_code(context.settings))
@@ -288,7 +288,7 @@ def _refuse_changed_inputs(context: Context) -> None:
         if of_cpu and threads not in (None, torch.get_num_threads()):
             unlike += f"measured with OMP_NUM_THREADS={threads}, "
         asked, recorded = context.settings, read_json(folder.settings) or {}
-        # Both are no part of a run's name unless they choose the weights that are tested.
+        # Both are part of a run's name only if they choose the weights that are tested.
         if (metric := recorded.get("best_metric", asked.best_metric)) != asked.best_metric:
             unlike += f"its best epoch is by --best_metric {metric}, "
         if asked.save == "best" != recorded.get("save", "best"):
@@ -311,7 +311,7 @@ def start(settings: Settings) -> Lifecycle | None:
         gc.enable()
     remove_log_folder()
     context, lock, meeting = _open(settings)
-    if context.is_rank0:  # as they are now, before they are read
+    if context.is_rank0:  # the inputs as they are now, before they are read
         earlier = attempts.failures_of(context.folder)
         context = replace(context, inputs=inputs(context.settings), earlier_failures=earlier)
     settings, world, args = context.settings, context.world, context.args
@@ -333,14 +333,16 @@ def start(settings: Settings) -> Lifecycle | None:
     # Nothing is written before the ranks exchange again.
     follow_rank0(context.folder, world, ranks[0]["folder_gone"])
     _take_smaller_batch(context)
-    # Before the model is made: the head's weights are drawn from it, on every rank alike.
+    # Before the model is made: its head's weights are drawn with this seed, equal on all ranks.
     (enable_full_determinism if args.full_determinism else set_seed)(settings.seed)
     return Lifecycle(replace(context, sampler=sampler), lock, meeting)
 
 
 def _watch(context: Context) -> dict[str, Any] | None:
-    """How the sampler ends the only rank of a run where it is stopped: by torchrun, since a shell
-    may stop what it started and go on with it, and launchers of sweeps look themselves.
+    """How the sampler ends the only rank of a torchrun launch if that rank is stopped; else None.
+
+    A shell may stop a process and go on with it later, and launchers of sweeps watch their ranks
+    themselves.
     """
     settings, world = context.settings, context.world
     alone = world.launched and world.size == 1 and context.session.ends_when_silent
@@ -353,7 +355,7 @@ def _watch(context: Context) -> dict[str, Any] | None:
 
 
 def _take_smaller_batch(context: Context) -> None:
-    """After a lack of memory, with --auto_batch: all ranks take what rank 0 has on record."""
+    """After a lack of memory, with --auto_batch: all ranks take rank 0's recorded batch."""
     args, settings = context.args, context.settings
     if not settings.auto_batch:
         return
@@ -374,8 +376,10 @@ def _take_smaller_batch(context: Context) -> None:
 
 
 def _locked(folder: RunFolder, wait_s: float) -> Lock:
-    """Two processes that write one record would spoil it. One that was just killed needs a moment
-    to end; one that is cut off from the network ends when its collectives time out.
+    """Lock the folder, because two processes that write one record would spoil it.
+
+    wait_s: a process that was just killed needs a moment to end; one that is cut off from the
+    network ends when its collectives time out.
     """
     lock = Lock(folder.lock("run"))
     if not lock.take_again(wait_s):

@@ -43,7 +43,7 @@ from harness.core.records import SERVER_KILLED, log_of
 from harness.core.tasks import TASKS, module_from, script_file
 
 SCRIPTS = "HARNESS_PRELOAD"  # names, in the environment: a fork server takes no arguments
-# What the libraries load when they first need it: each run of a fork server would do so anew.
+# Modules that libraries load on first use: each run of a fork server would load them anew.
 LOADED_LATER = (
     "torch.profiler", "transformers.masking_utils", "transformers.models.bert.modeling_bert",
     "transformers.models.vit.modeling_vit", "rich._emoji_codes", "PIL.BmpImagePlugin",
@@ -55,9 +55,9 @@ BEAT_S = 1.0  # between two signs of life
 sending = threading.Lock()
 hang_after_s = 0.0  # of the run in progress; 0: never
 running = threading.Event()  # set while a run is in progress
-asked = threading.Event()  # set before, from the moment that it is asked for
-early = threading.Event()  # set where it is to stop before it begins
-changing = threading.Lock()  # held while one of these is looked at and another changed
+asked = threading.Event()  # set from the moment that a run is asked for until it begins
+early = threading.Event()  # set if the run is to stop before it begins
+changing = threading.Lock()  # held while one of these events is checked and another changed
 
 
 def serve(scripts: list[str], events: Any) -> None:
@@ -76,7 +76,7 @@ def serve(scripts: list[str], events: Any) -> None:
 
 
 def beat(events: Any) -> None:
-    """Say that this process is there; end a fork server that is stopped, so that it is replaced."""
+    """Send signs of life; end a fork server that is stopped, so that it is replaced."""
     stopped_s = 0.0
     while True:
         time.sleep(BEAT_S)
@@ -89,7 +89,7 @@ def beat(events: Any) -> None:
 
 
 def receive(requests: queue.Queue[dict[str, Any]]) -> None:
-    """A stop comes as a message, because signals do not reach other machines."""
+    """Queue requests; a stop is a message, because signals do not reach other machines."""
     for line in sys.stdin:
         message = json.loads(line)
         if message["do"] == "stop":
@@ -132,7 +132,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     over = False
 
     def stop(signum: int, frame: Any) -> None:
-        if not over:  # it may come while the run ends
+        if not over:  # a signal may come while the run ends
             raise SignalException("asked to stop", signal.Signals(signum))
 
     # Elastic sets its own handlers later; these hold before and after.
@@ -148,7 +148,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         host, _, port = request["rendezvous"].rpartition(":")
         if request["node"] and (reason := unreachable(host, int(port))):
             return {"code": 1, "failures": [], "error": reason}
-        own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # torch would leave one
+        own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # torch would leave its own
         within_s = request["exit_barrier_s"]  # None: torch's five minutes
         barrier = {} if within_s is None else {"exit_barrier_timeout": within_s}
         with ending_stopped_ranks(hang_after_s, **barrier) as stopped, own as logs:
@@ -223,7 +223,7 @@ def _launch_config(request: dict[str, Any], logs: str) -> Any:
 def free_port(outgoing: Path = OUTGOING_PORTS) -> int:
     """A port that nobody listens on, and that the system gives to no outgoing connection.
 
-    One that the system picks may be that of a connection when the store comes to listen on it.
+    A port that the system picks may belong to a connection by the time the store listens on it.
     """
     with contextlib.suppress(OSError):  # not on Linux
         ports = range(10_000, int(outgoing.read_text().split()[0]))
@@ -268,7 +268,7 @@ def rank_main(request: dict[str, Any]) -> None:
 
 
 def imported(script: str) -> Any:
-    """The module of a script: one of ours is loaded already, one of its user's has any name."""
+    """The module of a script: ours is loaded already, a user's is loaded from its file."""
     if script in TASKS:
         return importlib.import_module(script)
     file = script_file(script)
@@ -316,7 +316,7 @@ def main(scripts: list[str]) -> None:
     os.dup2(2, 1)  # keep what libraries print apart from the events
     os.environ |= {SCRIPTS: " ".join(scripts), PARENT: str(os.getpid())}
     multiprocessing.set_forkserver_preload(["harness.train.run.preload", "harness.train.run.warm"])
-    # It loads what the ranks need, while this process loads what starts them.
+    # The server loads what the ranks need while this process loads what starts them.
     multiprocessing.forkserver.ensure_running()
     importlib.import_module("torch.distributed.launcher.api")
     importlib.import_module("harness.train.rendezvous").harden()

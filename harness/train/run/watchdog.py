@@ -1,7 +1,7 @@
 """Finds a run that stalls: a rank, a launcher or a link that gives no sign of life.
 
-Two threads of every rank. One tells the others, through the store in which the ranks met, how far
-this rank is, and reads it of some of them. The other judges by a clock that stops when this process
+Every rank has two threads. One publishes this rank's progress in the store in which the ranks met,
+and reads the progress of some other ranks. The other judges by a clock that stops when this process
 is stopped. The first verdict counts for all: each rank prints its stacks and ends. A step costs two
 assignments.
 """
@@ -32,13 +32,13 @@ from harness.train.session import gather
 WATCHED = 8  # ranks that one rank looks at; all, where there are fewer
 LONGEST_S = 10.0  # between two messages of a rank
 SLOW_STEPS = 3  # a step may take so many times the longest so far
-# What takes as long as it takes, by the functions and files that a thread is in.
+# Work without a time limit, known by the functions and files that a thread is in.
 TRAINER = "/harness/train/loop/trainer.py"
 LONG = {"evaluate", "test", "_save_checkpoint", "save_model"}  # of the trainer
 COMPILING = ("/_dynamo/convert_frame.py", "/_inductor/compile_fx.py")
 VERDICT = "verdict"
-# Bytes on the links of a node that are more than the watchdogs' own messages, which take some
-# hundred bytes a rank and period: an exchange over a slow link gets on, however long it takes.
+# A node whose traffic exceeds this exchanges more than the watchdogs' own messages (some hundred
+# bytes a rank and period): an exchange over a slow link gets on, however long it takes.
 MOVED_BYTES = 2**18  # and as much for each process of the node
 MOVED_BYTES_PER_RANK = 2**16
 
@@ -79,10 +79,10 @@ class Watchdog(TrainerCallback):
         self.seen: dict[int, tuple[Any, float]] = dict.fromkeys(self.watched, (None, 0.0))
         self.known: dict[int, dict[str, Any]] = {}  # what the ranks have published
         self.loaders: dict[int, float] = {}  # processes of data loaders, and when they were stopped
-        self.answered = False  # the store, since it was last looked at
-        self.declared: dict[str, Any] | None = None  # by this rank
+        self.answered = False  # whether the store has answered since the last look
+        self.declared: dict[str, Any] | None = None  # the verdict that this rank proposes
         self.verdict: dict[str, Any] | None = None
-        self.traffic = traffic() if world.nodes > 1 else None  # when it was last seen to move
+        self.traffic = traffic() if world.nodes > 1 else None  # bytes, when last seen to move
         self.closed = threading.Event()
         self.done = False  # this rank has nothing left to train, and may end before the others
         tasks = [self._judge] if store is None else [self._judge, self._exchange]
@@ -92,9 +92,9 @@ class Watchdog(TrainerCallback):
 
     @classmethod
     def of(cls, context: Context, end: Callable[[Hung], None]) -> Watchdog:
-        """It sleeps where it is switched off, or where silence is no failure."""
+        """The watchdog of a run, idle where it is switched off or where silence is no failure."""
         hang_after_s = context.settings.hang_after if context.session.ends_when_silent else 0.0
-        # Not torchrun's count of restarts, which is another one on a node that has come back.
+        # Not torchrun's count of restarts, which differs on a node that has come back.
         tokens, pids = zip(*gather([secrets.token_hex(8), os.getpid()]), strict=True)
         connected = hang_after_s and dist.is_initialized()
         store = _get_default_store() if connected else None
@@ -105,7 +105,7 @@ class Watchdog(TrainerCallback):
             thread.start()
 
     def close(self, done: bool = False) -> None:
-        """done: the run has ended well here; this rank's silence is none from now on."""
+        """done: the run has ended well here; from now on this rank's silence is no failure."""
         self.done = done
         self.closed.set()
 
@@ -127,7 +127,7 @@ class Watchdog(TrainerCallback):
         return f"rank {rank} (node {rank // self.per_node})"
 
     def _exchange(self) -> None:
-        """Publish how far this rank is, and read it of those that it watches."""
+        """Publish this rank's progress, and read that of the ranks that it watches."""
         number = 0
         try:
             # A connection of its own: the main thread may wait on the other one. Made here, as over
@@ -172,10 +172,10 @@ class Watchdog(TrainerCallback):
             last_s = now_s
 
     def _look(self, passed_s: float) -> bool:
-        """Judge once, so long after the last time; whether the run was ended."""
+        """Judge once, passed_s after the last time; returns whether the run was ended."""
         # A longer pause means that this process itself was stopped: no time of the run.
         self.clock_s += min(passed_s, self.period_s)
-        # Of any thread: on a GPU autograd compiles the backward pass in one of its own.
+        # All threads: on a GPU autograd compiles the backward pass in a thread of its own.
         if any(map(takes_long, sys._current_frames().values())):
             self.moved_s = self.clock_s
         if self._link_moves():
@@ -234,7 +234,7 @@ class Watchdog(TrainerCallback):
         return {"reason": what + why, "silent": [rank]}
 
     def _stalled(self) -> dict[str, Any] | None:
-        """All ranks answer, and none gets on: rank 0 judges it, so that one rank reads of all."""
+        """Why the run ends, if all ranks answer and none progresses; only rank 0 reads of all."""
         limit_s = max(self.hang_after_s, SLOW_STEPS * self.slowest_s)
         if self.rank != 0 or self._idle_s() <= limit_s:
             return None
@@ -246,7 +246,7 @@ class Watchdog(TrainerCallback):
         return {"reason": f"no update for {limit_s:g} s: {', '.join(places)}", "silent": []}
 
     def _of_loaders(self) -> dict[str, Any] | None:
-        """A process that loads data for this one, and is stopped: before the first update, too."""
+        """Why the run ends, if a data loader of this rank is stopped, also before any update."""
         stopped = [*filter(is_stopped, forked())]
         self.loaders = {pid: self.loaders.get(pid, self.clock_s) for pid in stopped}
         for pid, since_s in self.loaders.items():
@@ -281,7 +281,7 @@ def main_frame() -> FrameType | None:
 
 
 def takes_long(frame: FrameType | None) -> bool:
-    """Whether it compiles, evaluates or saves."""
+    """Whether a thread that is in this frame compiles, evaluates or saves."""
     while frame is not None:
         if is_beside_steps(frame) or frame.f_code.co_filename.endswith(COMPILING):
             return True
@@ -290,7 +290,7 @@ def takes_long(frame: FrameType | None) -> bool:
 
 
 def is_beside_steps(frame: FrameType) -> bool:
-    """Whether it evaluates or saves."""
+    """Whether this frame evaluates or saves."""
     return frame.f_code.co_name in LONG and frame.f_code.co_filename.endswith(TRAINER)
 
 

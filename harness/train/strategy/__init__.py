@@ -49,7 +49,7 @@ def own_exchange(strategy: str) -> type[Exchange]:
 
 def session_of(settings: Settings, world: World, folder: RunFolder) -> Session:
     if own_strategy(settings.strategy):
-        own_exchange(str(settings.strategy))  # a mistake in it is told before anything is loaded
+        own_exchange(str(settings.strategy))  # a mistake in the class is told before any loading
     if settings.strategy == "hivemind":
         # Imported here, since it needs a package that other strategies do not.
         from harness.train.strategy.hivemind.session import Peers

@@ -22,9 +22,9 @@ class Exchange:
     This one adds nothing: it serves FSDP, DataParallel and a single process.
     """
 
-    # Weights differ between processes from one exchange to the next; save() then keeps whatever is
-    # needed to go on, optimizer and schedule (self.states) included. Without it, the harness keeps
-    # these, and takes every update's gradient for the same on all ranks.
+    # True: weights differ between processes from one exchange to the next, and save() keeps what is
+    # needed to go on, optimizer and schedule (self.states) included. False: the harness keeps
+    # these, and takes every update's gradient to be the same on all ranks.
     apart = False
     # Printed beside a loss or a gradient that is not finite.
     caution = ""
@@ -36,10 +36,10 @@ class Exchange:
         # For the record: what was exchanged and how, and what is added to an epoch's row.
         self.observed: dict[str, Any] = {}
         self.epoch_fields: dict[str, Any] = {}
-        self.way = "backend"  # that sums take, see --exchange: set before attach()
-        # How many trained in the epoch that has ended; None: all ranks.
+        self.way = "backend"  # how sums are exchanged, see --exchange: set before attach()
+        # How many devices trained in the epoch that has ended; None: all ranks.
         self.devices: int | None = None
-        # Norm of the last update's gradient where the exchange clips it itself, as the average of
+        # Norm of the last update's gradient where the exchange itself clips the average gradient of
         # all processes; each norm is then handed to record_norm.
         self.update_norm: torch.Tensor | None = None
         self.record_norm: Callable[[torch.Tensor], None] = lambda norm: None
@@ -55,7 +55,7 @@ class Exchange:
         return verify.observe(model, self.context.settings, self.context.world)
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
-        """Before the first step, with the model as training uses it (wrapped in DDP) and the
+        """Called before the first step, with the model as training uses it (wrapped in DDP) and the
         optimizer; both have the state of the checkpoint if there is one.
         """
 
@@ -66,7 +66,7 @@ class Exchange:
         return None if self.apart else 1
 
     def begin(self, updates: int) -> None:
-        """Training begins or goes on, and ends after this update."""
+        """Training begins or goes on, and ends after update number `updates`."""
 
     def after_update(self, update: int, last: bool) -> None:
         """After each update, on every rank, inside the measured time of the step."""
@@ -87,18 +87,18 @@ class Exchange:
         return None
 
     def count_step(self, state: Any, control: Any) -> bool:
-        """After a step of the Trainer: set its count to that of the run; False: it is right."""
+        """After a step of the Trainer: set its count to the run's; False: it is right already."""
         return False
 
     def logged_loss(self, loss: float, update: int) -> float:
-        """The mean loss since the last log entry, from the Trainer's."""
+        """The mean loss since the last log entry, computed from the Trainer's mean."""
         return loss
 
     def begin_epoch(self) -> None:
         """Before the first batch of an epoch is drawn."""
 
     def end_epoch(self, epoch: float, totals: list[float]) -> list[float]:
-        """The sums of an epoch over everything that trained; the ranks' have been added up."""
+        """The sums of an epoch over everything that trained; totals: the sums over all ranks."""
         return totals
 
     def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -112,11 +112,11 @@ class Exchange:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """The model holds the weights that all ranks share, to be evaluated or saved."""
+        """Inside, the model holds the weights that all ranks share, to be evaluated or saved."""
         yield
 
     def save(self, folder: Path) -> Sequence[Path]:
-        """Write to a checkpoint what this rank needs besides the shared weights: these files."""
+        """Write to a checkpoint what this rank needs beside the shared weights; returns files."""
         return ()
 
     def load(self, folder: Path) -> None:

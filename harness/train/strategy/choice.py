@@ -1,4 +1,4 @@
-"""--exchange auto: the way that sums take, chosen by the link that was measured before."""
+"""--exchange auto: how sums are exchanged, chosen by the link that was measured before."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from harness.train.strategy.coded import CODECS
 
 
 def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any]:
-    """For the record: the way that is taken, the same on all ranks, with auto what it was chosen
-    by, and on rank 0 by how much ranks may differ for the delay alone. An attempt that goes on
-    keeps the way of the attempt before, to whose bits it adds.
+    """Set the way of the exchange, the same on all ranks; returns what the record says about it.
+
+    With auto, the record says by what the way was chosen; on rank 0 also by how much ranks may
+    differ because of the delay alone. An attempt that goes on keeps the way of the attempt before,
+    to whose bits it adds.
     """
     context, settings = exchange.context, exchange.context.settings
     if not strategy_of(settings).direct or context.world.size == 1:
@@ -45,10 +47,10 @@ def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def early_s(exchange: Exchange, link: Mapping[str, Any] | None) -> float:
-    """How much less one rank may wait than another for the delay alone, on rank 0.
+    """How much less one rank may wait than another because of the delay alone, on rank 0.
 
-    What is sent directly is under way while its receiver still computes: a rank that is ready later
-    by up to the delay waits for that much less, and the other for as much longer.
+    A direct message is under way while its receiver still computes: a rank that is ready later, by
+    up to the delay, waits that much less, and the other rank that much longer.
     """
     known = link is not None and exchange.way in SENT_DIRECTLY
     return (link["rtt_min_ms"] or 0.0) / 1000 if link is not None and known else 0.0
@@ -82,15 +84,15 @@ def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
 def estimates(
     link: Mapping[str, Any], world: World, size: float, coded: bool = False, apart: bool = False
 ) -> dict[str, float]:
-    """Seconds by way, of so many bytes, at the delay and the rate of the slowest pair. One process
-    of each node sends; of the backend all do, unless nodes train apart.
+    """Estimated seconds by way to exchange `size` bytes, at the slowest pair's delay and rate.
 
-    Where nothing tells the rate, bytes cost nothing.
+    One process of each node sends; with the backend all do, unless nodes train apart. Where the
+    rate is unknown, bytes cost nothing.
     """
     rate = link["bandwidth_mbit"] or least_rate_of(link)
     wire = Wire(link["rtt_min_ms"] / 2000, (rate or math.inf) * 1e6 / 8)
     processes, nodes = Shape(world.nodes, world.per_node), Shape(world.nodes)
-    # Emulated nodes have a link to each other node; of real ones all bytes leave by one.
+    # An emulated node has a link to each other node; a real node sends all bytes over one link.
     of_pairs = link["asked"] is not None
     measured = allreduce(GLOO, link["allreduce_bytes"], processes, wire)
     longer = None if coded else link["allreduce_s"] / measured.alone_s

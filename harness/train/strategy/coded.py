@@ -1,9 +1,9 @@
-"""Means of rows that are sent in fewer bits: what the codes miss is added to the next row.
+"""Means of rows that are sent in fewer bits: the error of the codes is added to the next row.
 
-That error feedback (Seide et al. 2014) works in both directions, as in DoubleSqueeze (Tang et al.
-2019): each rank keeps what its own row lacked, and the rank that adds a part keeps what its sum
-lacked. The means given so far, the mean over ranks of what their rows owe, and what is owed of the
-sums, add up to the true means.
+This error feedback (Seide et al. 2014) works in both directions, as in DoubleSqueeze (Tang et al.
+2019): each rank keeps the error of its own row, and the rank that adds up a part keeps the error of
+its sum. The means given so far, the mean over ranks of the errors owed of rows, and the errors owed
+of sums add up to the true means.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def part_size(values: int, parts: int, codec: Codec) -> int:
 
 
 class Coded:
-    """Rows as codes, with what is owed, by slot. Values that are not finite stay so, with their
-    whole block.
+    """Rows as codes, with the errors still owed, by slot.
+
+    Values that are not finite stay so, with their whole block.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -90,7 +91,7 @@ class Coded:
     def encode(
         self, row: torch.Tensor, slot: int, count: int
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """(the whole, its parts)"""
+        """(the whole coded row, its parts)."""
         size = part_size(row.numel(), count, self.codec)
         padded = torch.zeros(count * size, dtype=torch.float32, device=row.device)
         padded[: row.numel()] = row
@@ -100,7 +101,7 @@ class Coded:
 
     def _code(self, values: torch.Tensor, name: str) -> torch.Tensor:
         if (owed := self.owed.get(name)) is not None:
-            # Of another number of processes it may be filled up to another length, with zeros.
+            # Saved by another number of processes, it may be padded with zeros to another length.
             both = min(len(owed), values.numel())
             values.view(-1)[:both] += owed[:both].to(values.device)
         coded = self.codec.encode(values)
@@ -142,8 +143,8 @@ class Coded:
 class CollectiveMean:
     """Means of coded rows over a group, the same to the bit on each rank, by the backend.
 
-    Its all-reduce would add codes. As in a ring, each rank reduces one part of the row and hands
-    the result to all: two collectives send 2(n-1)/n of the row.
+    The backend's all-reduce would add codes. As in a ring, each rank reduces one part of the row
+    and hands the result to all: two collectives send 2(n-1)/n of the row.
     """
 
     def __init__(self, form: Coded, group: Any = None) -> None:
@@ -166,9 +167,10 @@ class CollectiveMean:
 
 
 class GradientRow:
-    """A DDP communication hook: all gradients of an update as one row, in the order of the
-    parameters, since the buckets of a run that goes on are others at first. This one exchange
-    begins after the backward pass.
+    """A DDP communication hook: exchanges all gradients of an update as one row.
+
+    The row is in the order of the parameters, since a run that goes on has other buckets at first.
+    This one exchange begins after the backward pass.
     """
 
     def __init__(

@@ -125,9 +125,9 @@ def memory_file(kind: str, rank: int) -> str:
 
 
 def _mean_state(folder: Path, kind: str) -> dict[str, torch.Tensor]:
-    """For another number of processes than saved it: the residuals of all are spread evenly, so
-    that their mean over ranks, which is what the weights lack, stays the same. The residual of a
-    node that is gone with its disk is lost.
+    """The state for another number of processes than saved it: the residuals of all are spread
+    evenly, so that their mean over ranks, which is what the weights lack, stays the same. The
+    residual of a node that is gone with its disk is lost.
     """
     files = [folder / memory_file(kind, rank) for rank in range(mark_of(folder)["processes"])]
     read = {file: safetensors.torch.load_file(file) for file in files if file.is_file()}
@@ -136,7 +136,7 @@ def _mean_state(folder: Path, kind: str) -> dict[str, torch.Tensor]:
         name: sum(s[name] for s in states) / len(files) if name.startswith("owed ") else first
         for name, first in states[0].items()
     }
-    if (owed := result.pop("sum 0", None)) is not None:  # each rank has that of its own part
+    if (owed := result.pop("sum 0", None)) is not None:  # each rank has the error of its part
         parts = [read[f]["sum 0"] if f in read else torch.zeros_like(owed) for f in files]
         result["owed 0"] += torch.cat(parts)
     return result
@@ -212,7 +212,7 @@ class PowerSGD:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """Gradients that belong to no update pass through; DDP has built its last buckets."""
+        """Inside, gradients belong to no update; DDP has built its last buckets before."""
         updates, sent, right = self.state.iter, self.sent, self.state.q_memory_dict
         # As large as the gradient: kept in host memory, since the GPU's may be full.
         residual = {i: error.to("cpu") for i, error in self.state.error_dict.items()}
@@ -228,7 +228,7 @@ class PowerSGD:
         return sent
 
     def _fill_torch_memory(self, index: int, parameters: list[torch.Tensor]) -> None:
-        """torch's memory of this bucket, from the memory by parameter."""
+        """Fill torch's memory of this bucket from the memory by parameter."""
         names = [self.names[id(p)] for p in parameters]
         if self.buckets.get(index) == names:
             return

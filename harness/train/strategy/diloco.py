@@ -3,8 +3,8 @@ with Nesterov momentum makes a step with the mean.
 
 --fragments: the weights are exchanged in parts, one after the other, evenly over sync_every
 updates. --overlap T: an exchange begins after an update and takes effect T updates later; what a
-replica has learned in between is kept. The exchange at the last update, if the schedule has none
-there, averages the weights: an outer step would be momentum without work.
+replica has learned in between is kept. After the last update, the weights of all fragments that the
+schedule does not exchange there are averaged: an outer step would be momentum without work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.train.strategy.local_sgd import PendingMean, ReplicaExchange
 @dataclass
 class FragmentInFlight:
     fragment: int
-    update: int  # after which it was sent
+    update: int  # after which the change was sent
     sent_weights: torch.Tensor  # this replica's weights then
     change: PendingMean
 
@@ -77,7 +77,7 @@ class Diloco(ReplicaExchange):
         outer.grad = None
         new = outer.detach()
         if sent.update < self.update:
-            # The updates since then are not in what was sent: they are added once.
+            # The updates since then are not part of the change that was sent: they are added once.
             new = self.weights.row(fragment) + (new - sent.sent_weights)
         self.weights.put(new, fragment)
 
@@ -88,7 +88,7 @@ class Diloco(ReplicaExchange):
         largest = 4 * max(self._row_sizes())
         rows = 2 * in_flight * largest
         apart = int(self.anchor.nbytes) + momentum + rows
-        # Together: the anchor, and the row of all gradients.
+        # While replicas train together: the anchor, and the row of all gradients.
         together = 2 * int(self.anchor.nbytes) if self.first else 0
         return max(apart, together) + self._owed_bytes()
 

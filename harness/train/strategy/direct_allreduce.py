@@ -1,11 +1,11 @@
 """All-reduce (mean) with direct sends: every part goes straight to the rank that adds it up.
 
 gloo's own all-reduce keeps two segments of 1 MB in flight and then waits for a round trip. Here the
-whole row is in flight at once. Two ranks exchange everything, in one latency; with more ranks each
-one reduces a part and sends the result to all, in two, and no rank sends more bytes than in a ring.
-With all_to_all any number of ranks exchange everything, in one latency.
+whole row is in flight at once. Two ranks exchange everything, in one latency. With more ranks each
+one reduces a part and sends the result to all, in two latencies, and no rank sends more bytes than
+in a ring. With all_to_all any number of ranks exchange everything, in one latency.
 
-Of nodes with several ranks one each exchanges, what it has added up for its node.
+If nodes have several ranks, one rank of each node exchanges what it has added up for its node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.train.direct import Direct, Units
 from harness.train.strategy.coded import Coded, CollectiveMean
 
 ALL_TO_ALL = "all_to_all"  # of --exchange
-NUMBERS = 1 << 16  # of messages: two for each slot
+NUMBERS = 1 << 16  # numbers of messages of a group: two for each slot
 Parts = dict[int, torch.Tensor]  # by the rank that sends them
 Receives = tuple[Parts, list[Any]]  # the buffers, and the pending receives into them
 
@@ -61,12 +61,12 @@ class Plain:
 class DirectAllreduce(Direct):
     """Means over the ranks of a group, several at a time: every rank begins the same ones.
 
-    No other operation of the group may use the numbers of its slots: a receive that was posted for
-    a row that never came would take the message. So those of the group of all ranks, of which a
-    process may make several one after the other, have numbers of their own.
+    No other operation of the group may use the message numbers of its slots: a receive that was
+    posted for a row that never came would take the message. A process may create several of these
+    over the group of all ranks, one after the other: each of them has numbers of its own.
     """
 
-    of_all_ranks = itertools.count(1)  # the same on each of them; 0 is what others send with
+    of_all_ranks = itertools.count(1)  # the same on each rank; other operations send with 0
 
     def __init__(
         self, group: Any, form: Plain | Coded | None = None, all_to_all: bool = False
@@ -127,7 +127,7 @@ class DirectAllreduce(Direct):
         return finish
 
     def _post_receives(self, own: torch.Tensor, slot: int) -> Receives:
-        """The others' parts are each as large as this rank's own."""
+        """Post receives for the others' parts, each as large as this rank's own."""
         parts = self.spare.pop(slot, None) or {of: torch.empty_like(own) for of in self.others}
         number = self.first_number + 2 * slot
         return parts, [self.receive(part, of, number) for of, part in parts.items()]

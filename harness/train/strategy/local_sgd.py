@@ -4,11 +4,11 @@ DiLoCo (diloco.py) shares with it.
 A replica is a node, whose ranks average gradients at every update as in DDP, or a single rank
 (--sync_scope rank). DDP still wraps the model over all ranks, which starts them with equal weights;
 a hook restricts its exchange to the replica. Every rank keeps a copy of the weights of the last
-exchange, the anchor: this is what is evaluated and saved. BatchNorm's statistics, which no training
-step reads, are averaged at these points as with ddp.
+exchange, the anchor, which is evaluated and saved. BatchNorm's statistics, which no training step
+reads, are averaged before evaluating and saving, as with ddp.
 
---sync_first: so many updates are made together, with the mean gradient of all replicas. The anchor
-is then the weights that all have in common.
+--sync_first: the first updates are made together, with the mean gradient of all replicas. Until
+then, the anchor is the weights that all replicas have in common.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class PendingMean:
 
 
 class BackgroundTask:
-    """Work in a daemon thread, begun after the previous task: in the same order on all ranks.
+    """Work in a daemon thread that begins after the previous task: in the same order on all ranks.
 
-    On a GPU it is work of a stream, for which the host does not wait. There a thread would start
-    exchanges of two groups in another order on each rank, with which NCCL may never end.
+    On a GPU the work runs in a stream, for which the host does not wait: threads would start
+    exchanges of two groups in different orders on different ranks, with which NCCL may never end.
     """
 
     def __init__(
@@ -137,13 +137,14 @@ class FlatWeights:
 
 
 def checksum(row: torch.Tensor) -> int:
-    """Equal for equal bits, on any device."""
+    """A checksum of a row, equal for equal bits, on any device."""
     return int(row.contiguous().view(torch.int32).sum(dtype=torch.int64))
 
 
 class ReplicaExchange(Exchange):
-    """Gradients stay inside a replica; there are two sets of weights, the replica's own and the
-    anchor. What is exchanged, and when, a subclass says.
+    """Keeps gradients inside a replica, and two sets of weights: the replica's own and the anchor.
+
+    A subclass decides what is exchanged, and when.
     """
 
     apart = True
@@ -198,7 +199,7 @@ class ReplicaExchange(Exchange):
 
     @property
     def together(self) -> bool:
-        """Replicas are still equal, bit for bit: they have not trained apart yet."""
+        """Whether replicas are still equal, bit for bit: they have not trained apart yet."""
         return self.update <= self.first
 
     def _average_gradients(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads it
@@ -218,13 +219,13 @@ class ReplicaExchange(Exchange):
         return work.get_future().then(lambda future: future.value()[0])
 
     def _begin_mean_of_all(self, row: torch.Tensor, again: bool) -> Callable[[], Any]:
-        """Average the gradients of an update over all ranks, of which one in each replica sends."""
+        """Average an update's gradients over all ranks; one rank of each replica sends."""
         replicas = self.replicas
         if replicas.inside is not None:
             self.count_sent(row.nbytes)
             dist.all_reduce(row, group=replicas.inside)
             row.div_(replicas.size)
-        # In a slot of its own: what codes of gradients owe is not owed to weights.
+        # In a slot of its own: the errors of coded gradients are not added to weights.
         pending = self._begin_mean(row, self.fragments, again=self.update + 1 < self.first)
 
         def finish() -> None:
@@ -237,8 +238,10 @@ class ReplicaExchange(Exchange):
     def _begin_mean(
         self, row: torch.Tensor, number: int, wait: bool = True, again: bool = True
     ) -> PendingMean:
-        """Begin to average a row, of this fragment, over replicas; _finish_mean() ends it. wait: it
-        will be awaited at once, and needs no thread. again: another row of this number follows.
+        """Begin to average a row over replicas, in slot (or fragment) `number`; see _finish_mean().
+
+        wait: the mean is awaited at once, and needs no thread. again: another row of this number
+        follows.
         """
         replicas = self.replicas
         if replicas.count == 1 or not replicas.leads:
@@ -270,8 +273,9 @@ class ReplicaExchange(Exchange):
         return pending.row
 
     def _average_weights(self, number: int) -> None:
-        """Average the weights of all replicas; each continues with the mean. Codes are of changes,
-        which are smaller than weights.
+        """Average the weights of all replicas; each continues with the mean.
+
+        Codes are of changes, which are smaller than weights.
         """
         fragment = self.weights.fragments[number]
         row = self.weights.row(fragment)
@@ -285,7 +289,7 @@ class ReplicaExchange(Exchange):
 
     def after_update(self, update: int, last: bool) -> None:
         self.update = update
-        if self._is_ddp:  # whose own exchange tells nobody
+        if self._is_ddp:  # DDP does not report what it exchanges
             self.count_sent(self.gradient_bytes)
         if not self.together:
             self._exchange(last)
@@ -303,7 +307,7 @@ class ReplicaExchange(Exchange):
     def updates_apart(self) -> int | None:
         if self._is_ddp:
             return 1
-        # The next exchange holds all; one in the background when it takes effect.
+        # The next exchange stops all ranks; one in the background does when it takes effect.
         return self.every // self.fragments + int(self.context.settings.overlap or 0)
 
     def begin(self, updates: int) -> None:
@@ -318,7 +322,7 @@ class ReplicaExchange(Exchange):
             print(f"warning: {warning}", file=sys.stderr, flush=True)
 
     def _warning(self, apart: int) -> str | None:
-        """Where a run exchanges otherwise than its flags suggest; apart: updates of replicas."""
+        """A warning if a run exchanges otherwise than its flags suggest; apart: updates apart."""
         if self._is_ddp:
             return (
                 f"--strategy {self.context.settings.strategy} on one node: gradients are exchanged "
@@ -362,12 +366,12 @@ class ReplicaExchange(Exchange):
         return [fragment.stop - fragment.start for fragment in self.weights.fragments]
 
     def _kept_bytes(self) -> int:
-        """The most memory that a rank needs for it, in addition to DDP's."""
+        """The most memory that a rank needs for this strategy, in addition to DDP's."""
         # The anchor, and the row that is being averaged.
         return 2 * int(self.anchor.nbytes) + self._owed_bytes()
 
     def _owed_bytes(self) -> int:
-        """What is owed: of each row, and of the sum that this rank adds if rows are in parts."""
+        """Bytes of errors owed: of each row, and of this rank's own sum if rows are in parts."""
         if self.coded is None:
             return 0
         parts = self.mean.parts if self.mean else self.replicas.count
@@ -404,7 +408,7 @@ class ReplicaExchange(Exchange):
     def _own_state(self) -> dict[str, Any]:
         return {
             "own": self.weights.row().cpu(),
-            # The weights beside the file hold it, unless they are coarser.
+            # The weights saved beside the file hold the anchor, unless their dtype is coarser.
             "anchor": None if self.weights.exact else self.anchor.cpu(),
             "owed": self.coded.state_dict() if self.coded else {},
             "states": {n: s.state_dict() for n, s in self.states.items() if s is not None},

@@ -50,7 +50,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def refuse_skipped_layers(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Ranks that skip different layers would wait for each other: all gather a layer's weights."""
+    """Refuse layers skipped at random: all ranks gather a layer's weights, and would wait."""
     if skips_layers(model, batch):
         raise UserError(
             f"--strategy fsdp: {type(model).__name__} skips layers at random, different ones on "
@@ -84,8 +84,9 @@ def full_weights(model: nn.Module) -> dict[str, Any]:
 
 
 def save_weights(model: nn.Module, folder: Path, weights: dict[str, Any] | None = None) -> None:
-    """The model's own weights, or those of its shards put together, under the names that they have
-    in memory; with --lora those of the plain model, and beside them what was trained.
+    """Save the model's weights, or `weights` put together from shards, under their names in memory.
+
+    With --lora, these are the plain model's weights, and what was trained is saved beside them.
     """
     if adapted := lora.is_adapted(model):
         weights = lora.merged(model)
@@ -102,7 +103,7 @@ def save_weights(model: nn.Module, folder: Path, weights: dict[str, Any] | None 
 
 
 def _in_memory_of_their_own(weights: dict[str, Any]) -> dict[str, Any]:
-    """Tied weights as copies: a file of tensors holds none twice."""
+    """Copies of tied weights: a file of tensors holds no memory twice."""
     seen: set[int] = set()
     own = {}
     for name, weight in weights.items():
@@ -139,7 +140,7 @@ def load_weights(
 
 
 def save_optimizer(trainer: Any, folder: Path) -> None:
-    """Save it in one piece, so that any number of processes can go on with it (a collective)."""
+    """Save the optimizer in one piece, for any number of processes to go on (a collective)."""
     optimizer = _torch_optimizer(trainer.optimizer)
     state = get_optimizer_state_dict(trainer.model, optimizer, options=FULL)
     if trainer.args.should_save:
@@ -173,9 +174,9 @@ def has_finite_weights(model: nn.Module) -> bool:
 
 
 def average_buffers(model: nn.Module) -> None:
-    """The mean of BatchNorm's statistics over ranks, each of which has seen its share of the data.
+    """Average BatchNorm's statistics over ranks, each of which has seen its share of the data.
 
-    Without this each rank would evaluate with its own, and the metric would mix several models.
+    Otherwise each rank would evaluate with its own, and the metric would mix several models.
     """
     if is_alone():
         return

@@ -35,7 +35,7 @@ UNFIT = {
 
 @contextmanager
 def explained(model: nn.Module, settings: Settings) -> Iterator[None]:
-    """One line for a model that a strategy cannot train, as its first step shows."""
+    """Explain, in one line, that a strategy cannot train a model, as its first step shows."""
     try:
         yield
     except RuntimeError as error:
@@ -98,7 +98,8 @@ def _device_of(parameter: torch.Tensor) -> torch.device:
 def _strategy_of(model: nn.Module, settings: Settings, sharded: bool) -> str:
     """The strategy that trains a model which is wrapped or sharded like this one."""
     if isinstance(model, DistributedDataParallel):
-        # The exchanges of such a strategy are counted, and the count is verified at the end.
+        # local_sgd and diloco verify their count of exchanges at the end; a user's strategy has to
+        # end with equal weights.
         own = is_apart(settings) or own_strategy(settings.strategy)
         return str(settings.strategy) if own else "ddp"
     if isinstance(model, DataParallel):
@@ -164,7 +165,7 @@ def observe_dtype(model: nn.Module, settings: Settings, observed: dict[str, Any]
     layers = (nn.Linear, nn.Conv2d)
     first = next((m for m in model.modules() if isinstance(m, layers)), None)
     if first is None:
-        return  # of one's own, without such layers
+        return  # a user's model without such layers
 
     def record(module: Any, inputs: Any, output: torch.Tensor) -> None:
         handle.remove()

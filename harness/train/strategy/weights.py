@@ -22,9 +22,11 @@ class EqualStart(DistributedDataParallelKwargs):
 
 
 def arrange_ddp(accelerator: accelerate.Accelerator, model: nn.Module, world: World) -> None:
-    """Before the model is wrapped; all ranks call this. Rank 0 would send every other rank all its
-    weights, frozen ones too: on CPUs of several nodes it does so only where they differ, as the
-    link may be slow. With NCCL it always does, which takes less than to compare them.
+    """Prepare DDP's arguments before the model is wrapped; all ranks call this.
+
+    DDP would send all weights of rank 0, frozen ones too, to every other rank: on CPUs of several
+    nodes it does so only if weights differ, as the link may be slow. With NCCL it always does,
+    which takes less time than comparing them.
     """
     arguments = {**vars(accelerator.ddp_handler), "gradient_as_bucket_view": True}
     far = world.nodes > 1 and dist.get_backend() == "gloo"
@@ -34,7 +36,7 @@ def arrange_ddp(accelerator: accelerate.Accelerator, model: nn.Module, world: Wo
 
 
 def checksum_of(model: nn.Module) -> str:
-    """Of all weights, their names and shapes, and whether they are trained."""
+    """A checksum of all weights, their names and shapes, and whether they are trained."""
     checksum = hashlib.sha256()
     for name, weight in model.named_parameters():
         about = (name, tuple(weight.shape), weight.dtype, weight.requires_grad)
@@ -45,7 +47,7 @@ def checksum_of(model: nn.Module) -> str:
 
 
 def require_equal_weights(model: nn.Module, strategy: object) -> None:
-    """After the last update: what one rank saves and evaluates is what all have trained."""
+    """Raise if ranks have different weights after the last update: one model is recorded."""
     first, *others = gather(checksum_of(model))
     if unlike := sum(checksum != first for checksum in others):
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """Peers that find each other and average, without a process group: hivemind.
 
-Here is what all modules of this strategy need of the library: it is silenced, its version is
-checked, and it is patched in three places.
+This package prepares the library for all modules of the strategy: the library is silenced, its
+version is checked, and it is patched in three places.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from harness.core.settings import UserError
 
 VERSION = "1.1.12"  # with which everything here, private methods included, was checked
 
-# Their messages would bury the one line that matters: hivemind's and its daemon's, which reads the
-# same variable, and asyncio's about connections that a killed peer leaves behind.
+# These messages would bury the one line that matters: those of hivemind and of its daemon, which
+# reads the same variable, and those of asyncio about connections that a killed peer leaves behind.
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -43,11 +43,11 @@ except ImportError:
 
 
 def patch_hivemind(version: str = hivemind.__version__) -> None:
-    """The patches of the library, but for private_sockets(), in this process and those it forks.
+    """Patch the library, except for private_sockets(), in this process and those it forks.
 
     The p2p daemon is started so that it does not outlive a peer that is killed: P2P.create() builds
     the command line itself. Tensors in 8 bits are decoded by Int8: receivers find a decoder in a
-    table of the library, and its own one does not work with today's numpy.
+    table of the library, whose own decoder does not work with today's numpy.
     """
     if version != VERSION:
         raise UserError(
@@ -59,7 +59,7 @@ def patch_hivemind(version: str = hivemind.__version__) -> None:
 
 
 _make_process_args = P2P._make_process_args
-LONGEST_TMPDIR = 60  # characters: the address of a socket has 107, and the names below it take 45
+LONGEST_TMPDIR = 60  # characters: a socket's address has 107, of which names below it take 45
 
 
 def private_sockets() -> tempfile.TemporaryDirectory[str]:
@@ -121,7 +121,7 @@ def end_with_peer(parent_pid: int) -> None:
 def forking() -> Iterator[None]:
     """hivemind's processes must be forked, whatever start method this process has.
 
-    Starting them also disables Ctrl-C in this process; it is restored.
+    Starting them also disables Ctrl-C in this process, which is restored afterwards.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     on_ctrl_c = signal.getsignal(signal.SIGINT)

@@ -1,7 +1,7 @@
 """Training among peers: gradients are averaged inside the optimizer's step.
 
-The Trainer's step is a batch of this peer. Its count, its schedule and its epochs are those of the
-updates that all peers have made together: an epoch ends when they make its last update.
+A step of the Trainer is a batch of this peer. The Trainer's count, schedule and epochs are those of
+the updates that all peers have made together: an epoch ends when they make its last update.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from harness.train.strategy.hivemind.session import Peers
 
 ENDLESS = 10**12  # batches in the Trainer's epoch: a peer contributes what it can
 EPOCH_END_S = 10.0  # for all peers to publish what they have done in an epoch
-# In peers.json; what a peer publishes at the end of an epoch, and what of it goes into the record.
-# Between two ends a peer publishes how much it has fed; its loss is of the `loss_samples` only.
+# A peer publishes COUNTS (kept in peers.json) and RESOURCES (for rows) at the end of an epoch.
+# Between two ends it publishes how much it has fed; its loss is of the `loss_samples` only.
 COUNTS = ("samples", "fed", "loss", "loss_samples", "payload", "network", "failed_averages")
 RESOURCES = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
-# Of a row with a part in which this process was not there.
+# Fields of a row that are unknown if this process was away for a part of it.
 NOT_SEEN = (
     "epoch_time_s", "train_samples_per_s", "train_samples_per_s_per_gpu", "timed_samples",
     "energy_j",
@@ -52,8 +52,9 @@ NOT_SEEN = (
 class EndlessOrder(EpochOrder):
     """Permutations drawn from (seed, pass, peer), one after the other.
 
-    The first peer's are those of a run in one process. Peers begin with different samples, and each
-    of them sees all samples equally often; over all peers that holds only on average.
+    The first peer's permutations are those of a run in one process. Peers begin with different
+    samples, and each of them sees all samples equally often; over all peers that holds only on
+    average.
     """
 
     def __init__(self, size: int, seed: int, peer: int) -> None:
@@ -70,7 +71,7 @@ class EndlessOrder(EpochOrder):
 
 
 class _Step:
-    """Stands for torch's optimizer inside accelerate's wrapper: a step is one of all peers."""
+    """Stands in for torch's optimizer in accelerate's wrapper: a step is one of all peers."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> None:
         self._optimizer, self._step = optimizer, step
@@ -90,24 +91,24 @@ class PeersExchange(Exchange):
         self.own_batch = own_batch(self.settings)
         self.target_batch = int(self.settings.target_batch or 1)
         self.updates_per_epoch = context.data_facts["train_samples"] // self.target_batch
-        self.samples = 0  # of this peer, that went into updates
-        self.fed = 0  # of this peer, with those that were dropped
-        self.pending = 0  # accumulated for the next update
+        self.samples = 0  # of this peer that went into updates
+        self.fed = 0  # samples of this peer, including those that were dropped
+        self.pending = 0  # samples accumulated for the next update
         self.loss = 0.0  # sum over what was fed
         self.steps = 0  # of the Trainer
         self.logged = (context.position.update, 0)  # (updates, steps) at the last log entry
         self.order_began_at = 0  # samples fed by earlier attempts
         self.order: EndlessOrder | None = None
-        self.epoch = 0  # that has begun
-        self.away = False  # while others made the first updates of the row to come
-        self.sent_before = 0  # by this node's interfaces, when training began
+        self.epoch = 0  # the epoch that has begun
+        self.away = False  # whether others made the first updates of the next row without this peer
+        self.sent_before = 0  # bytes, by this node's interfaces, when training began
         self.other_rows: list[dict[str, Any]] = []  # of the other peers, for the epoch that ended
-        self.all_reported = True  # those that took part in it
+        self.all_reported = True  # whether all peers of that epoch reported its end
         self.optimizer: Any = None
 
     @property
     def update(self) -> int:
-        """The last one that all peers have made together."""
+        """The last update that all peers have made together."""
         return int(self.optimizer.local_epoch)
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class PeersExchange(Exchange):
             self.optimizer.load_state_from_peers()
 
     def _clip(self, parameters: list[torch.Tensor], bound: float) -> None:
-        """Clip what the step is made with: the average, not one peer's part."""
+        """Clip the average gradient that the step uses, not one peer's part."""
         self.update_norm = nn.utils.clip_grad_norm_(parameters, bound)
         self.record_norm(self.update_norm)
 
@@ -189,7 +190,7 @@ class PeersExchange(Exchange):
             schedule.step()
         state.global_step, state.epoch = update, update / self.updates_per_epoch
         if (epoch := update // self.updates_per_epoch) > self.epoch:
-            # A peer that has caught up may be inside the next epoch: its row is of this edge.
+            # A peer that has caught up may be inside the next epoch: its row is for the last end.
             state.epoch = float(epoch)
             control.should_epoch_stop = True
         if self.peers.over:
@@ -197,7 +198,7 @@ class PeersExchange(Exchange):
         return True
 
     def logged_loss(self, loss: float, update: int) -> float:
-        """The Trainer has divided the sum over this peer's batches by the updates of all."""
+        """The Trainer has divided the sum over this peer's batches by the updates of all peers."""
         updates, steps = self.logged
         self.logged = update, self.steps
         return loss * (update - updates) / max(self.steps - steps, 1)
@@ -208,14 +209,14 @@ class PeersExchange(Exchange):
         if not self.peers.own.get("ready"):
             self.peers.publish(ready=True, update=self.update)
             self.peers.wait_for_all()
-            # A recorder that was killed and goes on: its clock and its sampler have seen a part.
+            # A recorder that was killed and goes on: its clock and sampler have seen only a part.
             self.away = self.peers.newest_update() > self.context.position.update
         self.peers.begin_epoch(self.epoch)
         self.optimizer.resume_after_pause()
         self.order.position = self.order_began_at + self.fed
 
     def end_epoch(self, epoch: float, totals: list[float]) -> list[float]:
-        """The sums over all peers, on the one that records."""
+        """The sums over all peers, on the peer that records."""
         epoch = round(epoch, 6)
         loss, _, *rest = totals
         self.loss += loss
@@ -299,7 +300,7 @@ class PeersExchange(Exchange):
     def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """This peer's row, and what the others published at the end of the epoch.
 
-        The telemetry of all is unknown where one took part and did not report the end.
+        The telemetry of all peers is unknown if a peer took part and did not report the end.
         """
         if not self.all_reported and "telemetry" in row:
             row = {**row, "telemetry": None}
@@ -310,7 +311,7 @@ class PeersExchange(Exchange):
         return ()  # each peer keeps a folder of its own
 
     def load(self, folder: Path) -> None:
-        """The order goes on where it was; counts are those of a new peer."""
+        """Restore the position in the order of samples; counts are those of a new peer."""
         saved = read_json(folder / "peer.json") or {}
         self.order_began_at = int(saved.get("position", 0))
 

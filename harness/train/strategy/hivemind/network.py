@@ -52,7 +52,7 @@ class Dht(hivemind.DHT):
 
 
 def open_dht(host: str, initial_peers: list[str]) -> Dht:
-    """It listens on one address of this machine."""
+    """Start a DHT that listens on one address of this machine."""
     listen = f"/ip4/{host}/tcp/0"
     flag = f"--initial_peers {','.join(initial_peers)}"
     try:
@@ -90,8 +90,10 @@ def own_address(towards: str, port: int = 9) -> str:
 
 
 def listening_address(settings: Settings, join: list[str]) -> str:
-    """Where a peer listens that no launcher has started: on the interface that is named, or that
-    leads to the run, or, for a set-up of several machines, to the outside; else on loopback.
+    """The address on which a peer listens that no launcher has started.
+
+    It is that of the interface that is named, or that leads to the run, or, for a set-up of several
+    machines, to the outside; else loopback.
     """
     if name := os.environ.get("GLOO_SOCKET_IFNAME"):
         known = psutil.net_if_addrs().get(name, [])
@@ -105,7 +107,7 @@ def listening_address(settings: Settings, join: list[str]) -> str:
     return own_address(OUTSIDE) if several else "127.0.0.1"
 
 
-# Those with which one peer's gradient could mean something else than another's.
+# Libraries whose versions could give one peer's gradient another meaning than another's.
 LIBRARIES = ("torch", "transformers", "hivemind")
 
 
@@ -188,7 +190,7 @@ class DhtState:
     def publish_outcome(self, outcome: dict[str, Any]) -> None:
         """Publish how the run has ended, for peers that come too late as well.
 
-        Others hold it on return, so that this peer may go.
+        On return other peers hold the outcome, so that this peer may go.
         """
         self.outcome = outcome
         with suppress(FutureTimeout, OSError, RuntimeError):
@@ -217,7 +219,7 @@ class DhtState:
         if (own := self.published.get((PEERS, self.id))) is not None:
             self.alive[self.id] = own  # the newest may not have reached the DHT
         for peer in self.alive.keys() - self.connected - {self.id}:
-            # libp2p would find a way to it later, or not.
+            # By itself, libp2p would find a way to the peer later, or never.
             self.connected.add(peer)
             at = [address.partition("/p2p/")[0] for address in self.alive[peer].get("at", [])]
             self.dht.run_coroutine(partial(_connect, peer=peer, at=at), return_future=True)
@@ -247,7 +249,7 @@ class DhtState:
                 self.refresh()
 
     def _store(self, key: str, value: Any, subkey: str | None, kept_s: float) -> Any:
-        """The future of whether some peer keeps it."""
+        """Returns a future of whether some peer keeps the value."""
         until = get_dht_time() + kept_s
         return self.dht.store(key, value, until, subkey=subkey, return_future=True)
 

@@ -32,18 +32,19 @@ from torch import nn
 
 from harness.train.strategy.hivemind import Int8, end_with_peer
 
-# To form a group: at 160 ms round trip a peer asks the DHT, connects and asks to join in about ten
-# round trips. Peers that are known to be there end the wait early; this is for those that are gone.
+# Time to form a group: at 160 ms round trip a peer asks the DHT, connects and asks to join in about
+# ten round trips. The wait ends early once all known peers are there; the limit is for peers that
+# are gone.
 MATCH_S = 5.0
 ASK_S = 2.0  # for one answer while a group forms
-CHUNK_S = 5.0  # without a chunk of 512 KiB: slower than 1 Mbit/s, or gone
+CHUNK_S = 5.0  # without a chunk of 512 KiB: the peer is slower than 1 Mbit/s, or gone
 PROGRESS_S = 10.0  # how long a peer that has gone is counted on
 RETRY_S = 0.5
 REFRESH_S = (0.05, 1.0)  # least and most time between two looks at the others' progress
-# For one average: this, and as long as the model takes at the slowest rate.
+# One average may take AVERAGE_S, and as long as the model takes at the slowest rate.
 AVERAGE_S = 60.0
 SLOWEST_BYTES_S = 10e6 / 8
-STATE_EVERY = 16  # updates after which weights, which rounding moves apart, are averaged at most
+STATE_EVERY = 16  # most updates between two averages of weights, which rounding moves apart
 
 
 def learned_buffers(model: nn.Module) -> list[torch.Tensor]:
@@ -79,13 +80,13 @@ class _OneGroupPerUpdate:
 
 class PeerGradients(_OneGroupPerUpdate, GradientAverager):
     def step(self, **kwargs: Any) -> Any:
-        """The own gradients are kept until the update is made: it takes them where the average
+        """Keep this peer's gradients until the update is made: the update uses them if the average
         fails, and hivemind would have emptied them.
         """
         return super().step(**{**kwargs, "reset_accumulators": False})
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
-        """A gradient is not taken over from others."""
+        """Do nothing: a gradient is not taken over from others."""
 
 
 class PeerState(_OneGroupPerUpdate, TrainingStateAverager):
@@ -321,7 +322,7 @@ class PeerOptimizer(hivemind.Optimizer):
         self.tracker.global_state_updated.set()
 
     def resume_after_pause(self) -> None:
-        """All have waited for an evaluation: progress is not extrapolated over it."""
+        """All peers have waited for an evaluation: do not extrapolate progress over the pause."""
         tracker = self.tracker
         tracker.report_local_progress(self.local_epoch, tracker.local_progress.samples_accumulated)
         tracker.global_progress.eta_next_epoch = float("inf")
@@ -341,14 +342,14 @@ def sent_bytes(averager: Any) -> int:
 
 
 def compressions(name: str) -> tuple[CompressionBase, CompressionBase]:
-    """For gradients and weights; in 8 bits weights would lose what an update changes."""
+    """Compression of gradients and of weights; 8-bit weights would lose an update's change."""
     if name == "none":
         return NoCompression(), NoCompression()
     return Int8() if name == "int8" else Float16Compression(), Float16Compression()
 
 
 def create_state(optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer's tensors as if no step had been made, which peers exchange by their position.
+    """Create the optimizer's tensors, which peers exchange by position, as if before any step.
 
     hivemind would make a step with a zero gradient, which decays weights and is counted.
     """

@@ -64,7 +64,7 @@ class Peers(Session):
         self._state: DhtState | None = None
         self.own: dict[str, Any] = {}  # what this peer publishes of itself
         self.optimizer: Any = None  # hivemind's, once training begins
-        self.release_threads: Callable[[], None] = lambda: None  # that would wait for ever
+        self.release_threads: Callable[[], None] = lambda: None  # those that would wait for ever
         self.store: Any = None  # where a launcher's ranks meet
         join = addresses_to_join(settings, os.environ)
         if world.launched:
@@ -78,7 +78,7 @@ class Peers(Session):
             check_requirements(settings, self.state.get(SETTINGS))
             if not self._recorder_is_gone():
                 self.number = self._choose_number()
-        # The Trainer sees one process, and the record the peers that the set-up names.
+        # The Trainer sees one process; the record has the peers that the set-up names.
         self.world = World(rank=self.number, local_rank=world.local_rank, launched=world.launched)
         nodes, per_node, _ = parse_setup(str(settings.setup))
         self.recorded_world = World(nodes=nodes, per_node=per_node, rank=self.number)
@@ -105,7 +105,7 @@ class Peers(Session):
             args.load_best_model_at_end, args.report_to = False, []
 
     def already_finished(self) -> None:
-        """Tell those who wait to join."""
+        """Tell the peers that wait to join."""
         if self.is_recorder and self.launched_world.launched:
             self._meet().set(ADDRESS, ALREADY_FINISHED)
         self.close()
@@ -172,7 +172,7 @@ class Peers(Session):
             time.sleep(SETTLE_S)
             same = {id_: p for id_, p in self._all_peers() if p["number"] == number}
             same.pop(self.state.id, None)
-            # Whoever has published its address has chosen before.
+            # A peer that has published its address has chosen before.
             if all(id_ < self.state.id and "at" not in p for id_, p in same.items()):
                 return number
 
@@ -293,7 +293,7 @@ class Peers(Session):
         closing.join(GOODBYE_S)
 
     def _close(self) -> None:
-        """Each part by itself: what fails at one must not keep the processes of the others."""
+        """Close each part by itself: a failure of one must not keep the others' processes."""
         state, optimizer = self._state, self.optimizer
         parts = [
             *([optimizer.shutdown] if optimizer is not None else []),
