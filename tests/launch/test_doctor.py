@@ -166,7 +166,7 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pynvml, "nvmlInit", updated)
     driver = nvidia_driver()
-    assert driver is not None and driver.gpus == 0 and "Mismatch" in str(driver.problem)
+    assert driver is not None and driver.gpus == 0 and "mismatch" in str(driver.problem)
     monkeypatch.setattr(doctor, "this_machine", lambda: Machine((), (0, 1)))
     check = doctor._devices(FACTS, driver)
     assert check.state == PROBLEM and "driver does not answer: " in check.finding

@@ -20,7 +20,7 @@ from harness.read.records.sweeps import read_results
 PUBLISHED = (
     "sweeps/batch_size-tiny", "sweeps/demo-tiny", "sweeps/learning_rate-tiny", "sweeps/lora-tiny",
     "sweeps/news", "sweeps/pictures", "sweeps/weak_scaling-tiny",
-    "exchange/sweeps/slow_link_ways-tiny",
+    "exchange/sweeps/slow_link_ways-tiny", "exchange/sweeps/start_together-tiny",
 )  # fmt: skip
 
 

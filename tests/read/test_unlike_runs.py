@@ -178,15 +178,15 @@ def test_the_startup_is_that_of_the_runs_that_are_timed(plan: Plan) -> None:
     assert isinstance(group, Group) and len(group.timed) == 2
     parts: dict[str, float | None] = {REST: 0.6, "computing": 0.4}
     breakdown = TimeBreakdown(1, 4, 100, spread([40.0]), 0.4, parts, {}, None, None, None)
-    assert _startup(group, breakdown) == "60.0 s of 100 s"
+    assert _startup(group, breakdown) == "60 s of 100 s"
 
 
 def test_what_is_not_known_of_all_is_not_that_of_all(tmp_path: Path, table: Verb) -> None:
     for name, seed in (("a", "1"), ("b", "2")):
         record(tmp_path / name, "--seed", seed)
-    assert "effective batch 64" in table.in_one_line(tmp_path)
+    assert ", batch 64" in table.in_one_line(tmp_path)
     file = tmp_path / "b" / "environment.json"
     facts = json.loads(file.read_text())
     del facts["effective_batch"]
     file.write_text(json.dumps(facts))
-    assert "effective batch 64" not in table.in_one_line(tmp_path)
+    assert ", batch 64" not in table.in_one_line(tmp_path)

@@ -28,12 +28,13 @@ from harness.read.predict.exchange import joined
 from harness.read.predict.facts import (
     Overrides,
     grad_acc_of,
+    is_timed_like,
     model_of,
     setting_of,
     shape_of,
     step_s,
 )
-from harness.read.predict.fitting import Fitted, is_timed_like, wire_between
+from harness.read.predict.fitting import Fitted, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, predict
 from harness.read.predict.phases import (
     EPOCH_END,

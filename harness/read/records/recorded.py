@@ -184,8 +184,9 @@ def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
 
 def _take_per_cent_for_shares(record: Recorded) -> None:
     """Turn what a script gives in per cent into shares, which all that is shown expects."""
+    rows: Sequence[Mapping[str, Any]] = record.epochs
     most = {
-        name: max((row[name] for row in record.epochs if is_number(row.get(name))), default=0.0)
+        name: max((value for row in rows if is_number(value := row.get(name))), default=0.0)
         for name in quality_of_epochs()
     }
     hundredfold = {name for name, value in most.items() if 1 < value <= 100}
@@ -200,7 +201,7 @@ def _take_per_cent_for_shares(record: Recorded) -> None:
         }
 
     if hundredfold:
-        record.epochs = cast(tuple[EpochRow, ...], tuple(map(as_shares, record.epochs)))
+        record.epochs = cast(tuple[EpochRow, ...], tuple(map(as_shares, rows)))
         if record.summary is not None:
             record.summary = cast(SummaryRecord, as_shares(record.summary))
 

@@ -49,7 +49,6 @@ def folder(tmp_path: Path) -> Path:
 SIZES = [("all", 0.1, 20), ("all", 0.25, 50), (90, 0.1, 10), (150, 0.25, 50), (180, 0.1, 20)]
 
 
-@pytest.mark.parametrize(("size", "share", "held_out"), SIZES)
 def declared(names: list[str] | None, labels: list[Any]) -> Dataset:
     feature = Value("string") if names is None else ClassLabel(names=names)
     texts = [f"text {number} of {names}" for number in range(len(labels))]
@@ -86,6 +85,7 @@ def test_a_class_that_no_split_declares_is_one_line(tmp_path: Path) -> None:
         load(settings(tmp_path))
 
 
+@pytest.mark.parametrize(("size", "share", "held_out"), SIZES)
 def test_a_share_is_held_out(size: int | str, share: float, held_out: int, folder: Path) -> None:
     source = load(settings(folder, train_size=size, validation_split=str(share)))
     train, validation, test = sets(source)

@@ -194,6 +194,8 @@ def test_the_loopback_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
                 for n, s in (("lo", 7), ("eth0", 10), ("eth1", 100))}  # fmt: skip
     monkeypatch.setattr(sensors.psutil, "net_io_counters", lambda pernic: dict(counters))
     assert NodeSensors()._network() == (110, 220)
+    assert NodeSensors(interface="eth1")._network() == (100, 200)
+    assert NodeSensors(interface="lo")._network() == (7, 14)  # where training uses it
 
 
 def test_what_passes_another_interface_is_counted_there(
@@ -207,8 +209,6 @@ def test_what_passes_another_interface_is_counted_there(
     monkeypatch.setattr(sensors.psutil, "net_io_counters", lambda pernic: dict(counters))
     assert NodeSensors()._network() == (20, 20)
     assert NodeSensors(interface="bond0")._network() == (10, 10)
-    assert NodeSensors(interface="eth1")._network() == (100, 200)
-    assert NodeSensors(interface="lo")._network() == (7, 14)  # where training uses it
 
 
 # ---- the process ----
