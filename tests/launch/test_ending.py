@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +15,14 @@ import pytest
 from harness.core import attempts
 from harness.core.records import COMPLETE, read_json, write_json
 from harness.core.records.locks import Lock
+from harness.launch.agents import failures_in
 from harness.launch.ahead import ahead
 from harness.launch.launcher import Exit
 from harness.launch.outcome import ELSEWHERE, Began, State, quality_and_speed, settle
 from harness.launch.places import Local, Machine, Options
 from harness.launch.plan import Job
 from harness.launch.runner import Runner
+from tests.support.ranks import ROOT
 from tests.support.sweeps import Watcher, jobs_of
 
 
@@ -182,3 +187,34 @@ def test_a_finished_run_names_the_metric_that_was_asked_for() -> None:
     for metric, said in (("cost", ", cost 12.5000"), ("accuracy", ""), ("mcc", "")):
         summary = row | {"best_metric": metric, "best_value": 9.0}
         assert quality_and_speed(summary) == f"accuracy 0.8000{said}, 1,234 samples/s"
+
+
+@pytest.mark.process
+def test_the_time_of_a_failed_rank_is_read_wherever_it_ran(tmp_path: Path) -> None:
+    """The clock of a node may be in another zone than that of whoever reads its log."""
+    script, log = tmp_path / "fails.py", tmp_path / "log.txt"
+    script.write_text("raise SystemExit(3)\n")
+    torchrun = [sys.executable, "-m", "harness.train.torchrun", "--standalone"]
+    with log.open("w") as output:
+        done = subprocess.run(
+            [*torchrun, "--nproc_per_node=1", str(script)], cwd=ROOT,
+            env={**os.environ, "TZ": "THERE-9"}, stdout=output, stderr=output, check=False,
+        )  # fmt: skip
+    (failure,) = failures_in(log)
+    assert done.returncode == 1 and failure["exit_code"] == 3
+    assert abs(failure["unix"] - time.time()) < 60
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("given", "code", "told"), [("'no column x'", 1, "no column x\n"),
+                                                     ("3", 3, ""), ("", 0, "")])  # fmt: skip
+def test_a_rank_exits_as_python_does(given: str, code: int, told: str) -> None:
+    request = "{'log': None, 'environment': {}, 'cores': [], 'script': 'mine', 'argv': []}"
+    program = (
+        "import sys; from harness.train.run import warm\n"
+        f"warm.command_line = lambda *_: sys.exit({given})\nwarm.rank_main({request})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, told)
