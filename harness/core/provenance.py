@@ -122,18 +122,24 @@ def nvidia_driver() -> Driver | None:
 
     try:
         pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        newest = pynvml.nvmlSystemGetCudaDriverVersion()
-        gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) for gpu in gpus]
-        pynvml.nvmlShutdown()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
     except pynvml.NVMLError as error:
         return Driver(0, "", (0, 0), (0, 0), str(error))
-    name = version if isinstance(version, str) else version.decode()
-    cuda = (newest // 1000, newest % 1000 // 10)
-    return Driver(len(gpus), name, cuda, min(capabilities, default=(0, 0)))
+    name, cuda = "", (0, 0)
+    try:
+        version = pynvml.nvmlSystemGetDriverVersion()
+        name = version if isinstance(version, str) else version.decode()
+        newest = pynvml.nvmlSystemGetCudaDriverVersion()
+        cuda = (newest // 1000, newest % 1000 // 10)
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) for gpu in gpus]
+        return Driver(len(gpus), name, cuda, min(capabilities, default=(0, 0)))
+    except pynvml.NVMLError as error:  # such as of a GPU that is lost
+        return Driver(0, name, cuda, (0, 0), str(error))
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def visible_gpus(count: int) -> tuple[str, ...]:

@@ -122,12 +122,12 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
     if isinstance(facts, str):
         return Check("devices", PROBLEM, "unknown: see packages")
     cpus = f"{len(machine.cores)} cores, {facts['memory_gib']:g} GiB of memory"
-    if facts["gpus"]:
-        shown = f"driver {driver.version}" if driver else "no NVIDIA driver"
-        return Check("devices", OK, f"{', '.join(facts['gpus'])}; {shown}; {cpus}")
     if driver is not None and driver.problem:
         finding = f"NVIDIA's driver does not answer: {driver.problem}"
         return Check("devices", PROBLEM, finding, "mend that; after an update, restart the machine")
+    if facts["gpus"]:
+        shown = f"driver {driver.version}" if driver else "no NVIDIA driver"
+        return Check("devices", OK, f"{', '.join(facts['gpus'])}; {shown}; {cpus}")
     if driver is None or not driver.gpus:
         if amd := amd_gpus():
             finding = f"{amd} GPU(s) of AMD that torch does not use; training uses {cpus}"

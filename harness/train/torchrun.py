@@ -67,7 +67,7 @@ def main() -> int:
         # in another zone (launch/agents.py).
         os.environ["TZ"] = "UTC0"
         time.tzset()
-        print(failed.format_msg(), file=sys.stderr)
+        print(f"{failed.format_msg()}\n(times are those of UTC)", file=sys.stderr)
         return 1
     except SignalException as stopped:
         print(f"torchrun: stopped by {stopped.sigval.name}", file=sys.stderr)

@@ -171,6 +171,20 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     check = doctor._devices(FACTS, driver)
     assert check.state == PROBLEM and "driver does not answer: " in check.finding
 
+    def lost(number: int) -> None:
+        raise pynvml.NVMLError_GpuIsLost
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lost)
+    driver = nvidia_driver()
+    assert driver is not None and (driver.gpus, driver.version, driver.cuda) == (
+        0,
+        "535.1",
+        (12, 2),
+    )
+    check = doctor._devices({**FACTS, "gpus": ["H"]}, driver)
+    assert check.state == PROBLEM and str(driver.problem) in check.finding
+
 
 @pytest.mark.parametrize(
     ("cuda", "oldest", "words"),

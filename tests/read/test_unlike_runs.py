@@ -46,9 +46,13 @@ def test_links_that_the_set_up_does_not_name_make_groups(tmp_path: Path) -> None
     sweep = read_results(tmp_path)
     assert [group.label["link"] for group in sweep.groups] == ["20ms", "80ms"]
     assert "link" in sweep.axes
-    # Where each set-up has one, it needs no name.
-    changed(tmp_path / "b" / "run", launch=over(20.0))
-    assert "link" not in read_results(tmp_path).axes
+
+
+def test_a_link_that_the_set_up_tells_is_no_axis(tmp_path: Path) -> None:
+    for name, setup, delay_ms in (("a", "1_2", 20.0), ("b", "1_2_far", 80.0)):
+        changed(record(tmp_path / name / "run", "--setup", setup).path, launch=over(delay_ms))
+    sweep = read_results(tmp_path)
+    assert len(sweep.groups) == 2 and sweep.axes == ("setup",)
 
 
 def test_the_end_of_a_curve_is_that_of_finished_runs(plan: Plan) -> None:
@@ -68,7 +72,7 @@ def test_runs_none_of_which_finished_have_no_end(plan: Plan) -> None:
 
 
 def test_per_cent_of_a_script_is_read_as_a_share(tmp_path: Path) -> None:
-    for seed, most in ((1, 91.0), (2, 0.93)):
+    for seed, most in ((1, 91.0), (2, 0.93), (3, 1.0000001192)):
         folder = pair(tmp_path, seed, accuracy=most, f1=0.5, best_metric="accuracy",
                       best_value=most)  # fmt: skip
         with_epochs(folder, epochs(most / 2, most))
@@ -76,7 +80,7 @@ def test_per_cent_of_a_script_is_read_as_a_share(tmp_path: Path) -> None:
         del settings["script"]
         (folder / "settings.json").write_text(json.dumps(settings))
     runs = sorted(read_selected(str(tmp_path), None).runs, key=lambda run: run.seed or 0)
-    assert [run.measures["accuracy"] for run in runs] == pytest.approx([0.91, 0.93])
+    assert [run.measures["accuracy"] for run in runs] == pytest.approx([0.91, 0.93, 1.0])
     assert [row["accuracy"] for row in runs[0].epochs] == pytest.approx([0.455, 0.91])
     assert runs[0].measures["f1"] == 0.5  # is a share already
 
@@ -87,7 +91,9 @@ def fitted_on(root: Path, *, machine: str = "a-cpux2") -> None:
     timed(root, 16, 1, 2, machine=machine)
 
 
-def test_steps_of_another_machine_correct_no_plan(tmp_path: Path) -> None:
+def test_steps_of_another_machine_correct_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fitted_on(tmp_path)
     for machine, step_s in (("a-cpux2", 0.1), ("b-cpux2", 0.7)):
         for delay_ms in (20.0, 40.0):
@@ -99,7 +105,10 @@ def test_steps_of_another_machine_correct_no_plan(tmp_path: Path) -> None:
     here = [run for run in far if run.machine == "a-cpux2"]
     assert len(far) == 4 and len(here) == 2
     assert ratios_of(fitted, far) == ratios_of(fitted, here)
-    # Nor do those of another version of torch.
+    assert '"elsewhere": 2' in Verb("plan", capsys)(
+        tmp_path, "--nodes", "2", "--link", "20ms/200mbit", "--target", "accuracy=0.8", "--json"
+    )
+    # Nor do those of another version of torch, unless one of both is not known.
     other = changed(here[0].recorded_folder.path, versions={"torch": "1.0"})
     (old,) = read_selected(str(other), None).runs
     changed(Path(fitted.first.recorded_folder.path), versions={"torch": "2.13.0"})
@@ -151,8 +160,13 @@ def test_batches_of_unlike_passes_have_no_times(
                           environment={"effective_batch": 2 * own * acc})  # fmt: skip
             with_epochs(folder, epochs(0.5, 0.9))
     text = Verb("batches", capsys).in_one_line(tmp_path, *AT)
-    why = "updates of batch 64 were made in unlike passes (16 x 2, 32 x 1)"
-    assert f"times are not compared: {why}" in text and "least training time" not in text
+    assert "no times of batch 64: its runs made unlike passes (16 x 2, 32 x 1)" in text
+    assert "least training time" not in text  # of one batch alone
+    family = json.loads(Verb("batches", capsys)(tmp_path, *AT, "--json"))["families"][0]
+    small, large = family["batches"]
+    assert (large["train_samples_per_s"], large["tta_train_s"]) == (None, [])
+    assert small["train_samples_per_s"] == 100 and len(small["tta_train_s"]) == 2
+    assert len(large["interpolated_samples"]) == 2
 
 
 def test_a_run_that_does_not_tell_leaves_its_batch_out(

@@ -211,7 +211,8 @@ def received(tar: bytes) -> dict[str, Fetched]:
 
 
 def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict[str, Fetched]:
-    """One record from all nodes: node 0's files of the run, and each node's files of its ranks.
+    """One record from all nodes: node 0's files of the run, each node's files of its ranks, and
+    files in folders that belong to no rank from the first node that has them.
 
     Other files may be left from an earlier run, in which the host was another node.
     """

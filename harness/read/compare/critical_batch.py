@@ -38,7 +38,7 @@ from harness.read.records.groups import Group, by_seed
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, check_target, parse_target
 from harness.read.records.selection import read_selected
-from harness.read.statistics import Estimate, Noise, leaders, spread, student_t
+from harness.read.statistics import Estimate, Noise, is_timed, leaders, spread, student_t
 from harness.read.table import Table, screen, show
 
 BATCHES = 3  # a line goes through any two points
@@ -201,7 +201,7 @@ class Batch:
         if len(passes) < 2:
             return None
         texts = (f"{own} x {acc}" for own, acc in sorted(passes, key=str))
-        return f"updates of batch {self.size} were made in unlike passes ({', '.join(texts)})"
+        return f"no times of batch {self.size}: its runs made unlike passes ({', '.join(texts)})"
 
     @property
     def interpolated_samples(self) -> list[float]:
@@ -209,8 +209,14 @@ class Batch:
         seeds = self.by_seed.values()
         return [statistics.fmean(at.samples for at in repeats) for repeats in seeds]
 
+    @property
+    def rate(self) -> float | None:
+        return None if self.unlike_passes else self.group.mean("train_samples_per_s")
+
     def measured(self, name: str) -> dict[Any, float]:
         """Seed -> time or samples to the end of the first epoch that reached the target."""
+        if self.unlike_passes and is_timed(name):
+            return {}
         return values_of(self.group, name, TARGET)
 
 
@@ -229,8 +235,7 @@ class Family:
         groups = [batch.group for batch in self.batches if batch.group.finished]
         verdicts = [judge(groups[0], group)[TARGET] for group in groups]
         reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
-        own = [reason for reason in reasons if not reason.startswith(MISSES)]
-        return [*own, *(text for batch in self.batches if (text := batch.unlike_passes))]
+        return [reason for reason in reasons if not reason.startswith(MISSES)]
 
     @property
     def has_times(self) -> bool:
@@ -278,7 +283,7 @@ def as_fields(family: Family, target: Target) -> dict[str, Any]:
                 "tta_samples": [*batch.measured("tta_samples").values()],
                 "interpolated_samples": batch.interpolated_samples,
                 "fitted_samples": curve.samples(batch.size),
-                "train_samples_per_s": batch.group.mean("train_samples_per_s"),
+                "train_samples_per_s": batch.rate,
                 "tta_train_s": [*batch.measured("tta_train_s").values()],
             }
             for batch in family.batches
@@ -290,7 +295,11 @@ def as_fields(family: Family, target: Target) -> dict[str, Any]:
 
 def notes(family: Family, curve: Fit, target: Target) -> list[str]:
     runs = [run for batch in family.batches for run in batch.group.finished]
-    return [*left_out(family, target), verdict(family, curve), *fastest(family), *disturbed(runs)]
+    passes = (text for batch in family.batches if (text := batch.unlike_passes))
+    return [
+        *left_out(family, target), verdict(family, curve), *fastest(family), *passes,
+        *disturbed(runs),
+    ]  # fmt: skip
 
 
 def families_of(records: Iterable[Run], target: Target) -> list[Family]:
@@ -361,7 +370,7 @@ def _show(console: Console, family: Family, target: Target) -> None:
 
 def _cells(family: Family, batch: Batch, curve: Fit) -> list[str]:
     fitted = curve.samples(batch.size)
-    rate = batch.group.mean("train_samples_per_s") if family.has_times else None
+    rate = batch.rate if family.has_times else None
     seconds = batch.measured("tta_train_s") if family.has_times and batch.reached else {}
     samples = batch.measured("tta_samples") if batch.reached else {}
     return [

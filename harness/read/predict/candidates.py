@@ -131,6 +131,7 @@ class Candidates:
     reached: list[Candidate]  # the fastest first
     missed: list[str]  # trainings that did not reach the target in every run, or failed in one
     left_out: list[str]  # those that cannot be predicted, with the reason
+    elsewhere: int = 0  # runs whose times do not go with those on one machine
 
 
 def candidates(
@@ -158,7 +159,8 @@ def candidates(
         if not here:
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
-    choices = Candidates([], [], [])
+    elsewhere = sum(not is_timed_like(fitted.first, run) for run in here)
+    choices = Candidates([], [], [], elsewhere)
     trainings = trainings_of([*here, *lost])
     for same, settings in zip(trainings, told_apart(trainings), strict=True):
         _add(choices, fitted, same, settings, wire, target, emulated)

@@ -280,18 +280,14 @@ def _assumptions(
         yield f"a gradient of {overrides.gradient_mb:g} MB (--gradient_mb)"
     if first.identity.get("grad_acc") is None:
         yield "one forward pass an update: the records do not say how many"
-    sizes = {size for run in basis if (size := _train_samples(run)) is not None}
-    if len(sizes) > 1 and overrides.train_size is None:
-        yield (
-            f"an epoch of {_train_samples(first)} samples: those of the runs have "
-            f"{', '.join(map(str, sorted(sizes)))} (--train_size)"
-        )
-    tested = {size for run in runs if is_number(size := run.data.get("test_samples"))}
-    if len(tested) > 1:
-        yield (
-            f"an evaluation of {first.data.get('test_samples')} samples: those of the runs have "
-            f"{', '.join(map(str, sorted(tested)))}"
-        )
+    for what, of, flag in (
+        ("an epoch", _train_samples, " (--train_size)"),
+        ("an evaluation", _test_samples, ""),
+    ):
+        sizes, own = {of(run) for run in basis} - {None}, of(first)
+        if len(sizes) > 1 and own is not None and not (flag and overrides.train_size):
+            theirs = ", ".join(map(str, sorted(filter(None, sizes))))
+            yield f"{what} of {own} samples: those of the runs have {theirs}{flag}"
 
 
 def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
@@ -400,11 +396,13 @@ def _sharing(
 
 def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
     """DDP runs with --compress on one machine, else as `first`: quiet ones if there are any."""
+    facts = (*ALIKE.values(), grad_acc_of)
     coded = [
         run for run in same
         if _is_on_one_machine(run) and shape_of(run).ranks > 1
         and run.identity["strategy"] == "ddp" and run.identity["compress"] not in (None, "none")
-        and is_timed_like(first, run) and grad_acc_of(run) == grad_acc_of(first)
+        and is_timed_like(first, run)
+        and all(fact(run) in (None, fact(first)) for fact in facts)
     ]  # fmt: skip
     by_compress = by_key(coded, lambda run: str(run.identity["compress"]))
     return [run for alike in by_compress.values() for run in with_times_that_count(alike)]
@@ -470,6 +468,10 @@ def _slow_start_after_idle(runs: Iterable[Run]) -> bool:
 def _train_samples(run: Run) -> int | None:
     used = run.data.get("train_samples")
     return None if used is None else int(used) + int(run.data.get("left_out_samples") or 0)
+
+
+def _test_samples(run: Run) -> int | None:
+    return run.data.get("test_samples")
 
 
 def _mean_power_w(runs: Iterable[Run]) -> float | None:

@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"model": fitted.name, "machine": fitted.machine, "choices": fields,
                     "on_one_machine_s": alone and alone.mean(WALL),
                     "missed": choices.missed, "left_out": choices.left_out,
+                    "elsewhere": choices.elsewhere,
                     "assumed": fitted.assumed, "not_read": fitted.not_read})  # fmt: skip
         return 0 if kept else 1
     console = screen()
@@ -82,7 +83,8 @@ def on_one_machine(fitted: Fitted, target: Target) -> Group | None:
     runs = [
         run.toward(target) for run in ended
         if tuple(model_of(run)) == fitted.of_model and run.state in (FINISHED, *NOT_REACHED)
-        and run.machine_kind in (None, fitted.first.machine_kind)
+        and (run.machine_kind == fitted.first.machine_kind
+             or (run.machine_kind is None and run.state != FINISHED))
     ]  # fmt: skip
     groups = [Group(tuple(same)) for same in trainings_of(runs)]
     reached = [
@@ -240,6 +242,11 @@ def _undecided(close: list[Candidate], target: str, link: str) -> str:
 def notes(choices: Candidates) -> list[str]:
     lines = [f"missed the target in some run: {each}" for each in dict.fromkeys(choices.missed)]
     lines += [f"not predicted: {each}" for each in dict.fromkeys(choices.left_out)]
+    if choices.elsewhere:
+        lines.append(
+            f"{counted(choices.elsewhere, 'run')} of another machine, torch or number of threads: "
+            "they count for the epochs to the target, not for the time of a step"
+        )
     if any(not each.between for each in choices.reached):
         lines.append("*: the delay lies outside those that were recorded: extrapolated")
     return lines

@@ -189,7 +189,8 @@ def _take_per_cent_for_shares(record: Recorded) -> None:
         name: max((value for row in rows if is_number(value := row.get(name))), default=0.0)
         for name in quality_of_epochs()
     }
-    hundredfold = {name for name, value in most.items() if 1 < value <= 100}
+    # A share that was rounded in half precision may be a little above 1.
+    hundredfold = {name for name, value in most.items() if 1.01 < value <= 100}
 
     def as_shares(row: Mapping[str, Any]) -> dict[str, Any]:
         best = row.get("best_metric")

@@ -1,6 +1,7 @@
 """What a model does, found out by trying.
 
-Each trial has a copy of the model, because some models change with what they read.
+Each trial has a copy of the model, because some models change with what they read: the model that
+is trained stays as it is.
 """
 
 from __future__ import annotations

@@ -182,7 +182,8 @@ def classes_of(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str]
         position = {kind: i for i, kind in enumerate(kinds)}
     if len(set(columns["training"])) < 2:
         raise UserError(
-            f"column {label}: all training samples are of one class, {columns['training'][0]}: "
+            f"column {label}: all training samples are of one class, "
+            f"{names[position[columns['training'][0]]]}: "
             "take more of the data (--train_size all), or name another with --label_column"
         )
     drawn = min(len(columns["training"]), len(columns["test"]))  # few samples miss many classes
@@ -198,13 +199,15 @@ def classes_of(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str]
 def _take_declared_names(
     sets: dict[str, datasets.Dataset], label: str, columns: dict[str, list[Any]]
 ) -> list[str] | None:
-    """The class names that the training set declares (ClassLabel); None if it declares none.
-
-    Each set has numbers of its own: the columns become numbers of these names; else words, where a
-    set declares any.
+    """The names of the classes if the training set declares them (ClassLabel); the columns become
+    their numbers. Each set numbers its own names; whole numbers of a set that declares none are
+    those of the training set. Without them, declared classes become words if the training set has
+    words.
     """
     features = {which: data.features[label] for which, data in sets.items()}
     own = {w: f.names for w, f in features.items() if isinstance(f, datasets.ClassLabel)}
+    if "training" not in own and not any(isinstance(v, str) for v in columns["training"]):
+        return None
     for which, names in own.items():
         columns[which] = [names[v] if 0 <= v < len(names) else v for v in columns[which]]
     if "training" not in own:
@@ -212,8 +215,11 @@ def _take_declared_names(
     known = [*own["training"]]
     for which in own:
         known += sorted({*columns[which]} & {*own[which]} - {*known}, key=own[which].index)
-    position = {name: number for number, name in enumerate(known)}
+    numbers = range(len(own["training"]))
     for which, values in columns.items():
+        position: dict[Any, int] = {name: number for number, name in enumerate(known)}
+        if which not in own:
+            position |= {number: number for number in numbers}
         if (other := next((v for v in values if v not in position), None)) is not None:
             raise UserError(
                 f"column {label} of the {which} set holds {other!r}, which is none of the classes "

@@ -46,6 +46,7 @@ ENCODERS = {
     "roberta": "encoder",
     "xlm-roberta": "encoder",
 }
+KNOWN = {"transformers", "torch", "peft"}  # whose modules are known to do what they are called
 HALF = (torch.bfloat16, torch.float16)
 KERNEL_DEVICE = "cuda"
 # In tokens. In half precision a CPU's library prepares the product for each shape that it has not
@@ -132,12 +133,13 @@ def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -
 
 
 def encoder_of(model: nn.Module) -> nn.Module | None:
-    """The layers of a model that can read packed texts; None if it cannot. A user's class may have
-    another head on layers of this type.
+    """The layers of a model that can read packed texts; None if it cannot. A user's class, or a
+    user's head in a class of transformers, may read more than the first token of a text.
     """
     config = getattr(model, "config", None)
     path = ENCODERS.get(str(getattr(config, "model_type", None)))
-    is_known = type(model).__module__.startswith("transformers.models.")
+    packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    is_known = type(model).__name__.endswith("ForSequenceClassification") and packages <= KNOWN
     if path is None or not is_known or getattr(config, "is_decoder", False):
         return None
     base = getattr(model, "base_model", model)

@@ -107,8 +107,9 @@ def _in_memory_of_their_own(weights: dict[str, Any]) -> dict[str, Any]:
     seen: set[int] = set()
     own = {}
     for name, weight in weights.items():
-        own[name] = weight.clone() if weight.data_ptr() in seen else weight
-        seen.add(weight.data_ptr())
+        memory = weight.untyped_storage().data_ptr()
+        own[name] = weight.contiguous().clone() if memory in seen else weight.contiguous()
+        seen.add(memory)
     return own
 
 

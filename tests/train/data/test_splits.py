@@ -77,6 +77,21 @@ def test_classes_that_each_split_numbers_for_itself_are_those_of_their_names(
     assert source.labels == ["a", "b", "c", "z"] and source.classes[1].tolist() == [3, 0]
 
 
+def test_whole_numbers_beside_declared_classes_are_their_numbers(tmp_path: Path) -> None:
+    train = declared(["a", "b"], [0, 1] * 5)
+    features = Features({"text": Value("string"), "label": Value("int64")})
+    plain = Dataset.from_dict({"text": ["x", "y"], "label": [1, 0]}, features=features)
+    DatasetDict({"train": train, "test": plain}).save_to_disk(tmp_path)
+    source = load(settings(tmp_path))
+    assert source.labels == ["a", "b"] and source.classes[1].tolist() == [1, 0]
+    numbers = Dataset.from_dict({"text": list("pqrs"), "label": [0, 1] * 2}, features=features)
+    DatasetDict({"train": numbers, "test": declared(["a", "b"], [1, 0])}).save_to_disk(
+        tmp_path / "n"
+    )
+    source = load(settings(tmp_path / "n"))
+    assert source.labels == ["0", "1"] and source.classes[1].tolist() == [1, 0]
+
+
 def test_a_class_that_no_split_declares_is_one_line(tmp_path: Path) -> None:
     train = declared(["a", "b"], [0, 1] * 5)
     DatasetDict({"train": train, "test": declared(None, ["a", "x"])}).save_to_disk(tmp_path)

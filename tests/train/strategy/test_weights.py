@@ -69,7 +69,10 @@ def test_shards_on_two_nodes_are_compared_with_nothing(tmp_path: Path) -> None:
 
 def test_tied_weights_are_written_twice_where_names_are(tmp_path: Path) -> None:
     tied = torch.arange(6.0)
-    weights = _in_memory_of_their_own({"a": tied, "b": tied, "c": torch.ones(2)})
+    weights = _in_memory_of_their_own(
+        {"a": tied, "b": tied, "part": tied[2:], "turned": tied.view(2, 3).T, "c": torch.ones(2)}
+    )
     save_file(weights, tmp_path / "w.safetensors")
     read = load_file(tmp_path / "w.safetensors")
     assert torch.equal(read["a"], tied) and torch.equal(read["b"], tied) and weights["a"] is tied
+    assert torch.equal(read["part"], tied[2:]) and torch.equal(read["turned"], tied.view(2, 3).T)
