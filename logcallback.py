@@ -120,6 +120,7 @@ class LogCallback(Recorder):
             self.cpu.restart()
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; 0 on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
+        self.passes = args.gradient_accumulation_steps
         loader = kwargs.get("train_dataloader")
         self.train_samples, self.workers = rows.size_of(loader), getattr(loader, "num_workers", 0)
         # The Trainer's eval loss is a mean over the samples only with one process and device; its
@@ -364,7 +365,9 @@ class LogCallback(Recorder):
             return None, None  # batches of a stream may be short
         fed = self._fed(state)
         samples = min(fed, self.train_samples or fed)
-        return (samples if self.world.size == 1 else fed), samples  # one process feeds none twice
+        # One process feeds none twice; several fill up their last passes, but make no further ones.
+        per_pass = 1 if self.world.size == 1 else max(1, int(self.batch) // self.passes)
+        return min(fed, -(-samples // per_pass) * per_pass), samples
 
     def _fed(self, state: TrainerState) -> int:
         """Samples of this epoch's updates if every batch were full."""
@@ -396,7 +399,8 @@ class LogCallback(Recorder):
         values = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
         if "loss" in values and not self.eval_loss_is_exact:
             values["trainer_eval_loss"] = values.pop("loss")
-        samples = values.get("samples") or rows.size_of(kwargs.get("eval_dataloader"))
+        counted = values.get("samples") if self.context else None  # else a metric of its user
+        samples = counted or rows.size_of(kwargs.get("eval_dataloader"))
         if self.quality_update != state.global_step:
             self.quality, self.sets = {}, {}  # several test sets share the weights
         self.quality_update = state.global_step

@@ -28,7 +28,8 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None, mark:
     mark: put before each name, such as -- for a flag.
     """
     names = [*known]
-    if near := difflib.get_close_matches(name, names, n=1):
+    swapped = [each for each in names if sorted(each) == sorted(name)]
+    if near := difflib.get_close_matches(name, names, n=1) or swapped:
         return f"did you mean {mark}{near[0]}?"
     return f"there are {', '.join(mark + n for n in names)}" if otherwise is None else otherwise
 

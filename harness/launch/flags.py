@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rerun", type=one_of("failed", "all"), metavar="WHICH",
         help="failed: runs that failed, from where they failed; all: the old records kept aside")
     add("--timeout", type=seconds, metavar="TIME", dest="timeout_s",
-        help="a run that takes longer is ended: 90, 30m, 2h")
+        help="a run that takes longer is ended: 90 (seconds), 30m, 2h")
     switch("--fail_fast", help="stop at the first failure")
     add("--isolation", type=one_of("warn", "error", "off"), metavar="HOW",
         help="warn, error or off: when others use the GPUs or the cores before a run (warn)")
@@ -86,7 +86,7 @@ def _assignment(text: str) -> tuple[str, str]:
 def seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([smh]?)", text)
     if match is None or float(match[1]) == 0:
-        raise BadValue(f"{text}: expected a time such as 90, 30m or 2h")
+        raise BadValue(f"{text}: expected a time such as 90 (seconds), 30m or 2h")
     return float(match[1]) * SECONDS[match[2] or "s"]
 
 

@@ -16,7 +16,14 @@ from transformers import TrainingArguments
 from harness.core.command_line import command_line, help_text, parse, to_argv, trainer_flags
 from harness.core.identity import SHOWN_ONLY, number, run_id
 from harness.core.refused import REFUSED
-from harness.core.settings import Settings, UserError, as_mapping, flag_fields, parse_setup
+from harness.core.settings import (
+    Settings,
+    UserError,
+    as_mapping,
+    flag_fields,
+    nearest,
+    parse_setup,
+)
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.tasks import TASKS
 from tests.support.settings import ALONE, launched, refusal
@@ -348,3 +355,8 @@ def test_a_setup_in_parts() -> None:
     assert parse_setup("2_1_P100far") == (2, 1, "P100far") and parse_setup("1_4") == (1, 4, "")
     with pytest.raises(UserError, match=r"--setup 1_1_a+\.\.\.: 254 characters, 100 are the most"):
         parse_setup(f"1_1_{'a' * 250}")
+
+
+def test_letters_in_another_order_are_the_nearest_name() -> None:
+    assert nearest("tyni", ["timeout", "tiny", "yes"]) == "did you mean tiny?"
+    assert nearest("zzz", ["a", "b"]) == "there are a, b"

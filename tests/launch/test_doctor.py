@@ -177,11 +177,7 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lost)
     driver = nvidia_driver()
-    assert driver is not None and (driver.gpus, driver.version, driver.cuda) == (
-        0,
-        "535.1",
-        (12, 2),
-    )
+    assert driver is not None and (driver.gpus, driver.version) == (0, "535.1")
     check = doctor._devices({**FACTS, "gpus": ["H"]}, driver)
     assert check.state == PROBLEM and str(driver.problem) in check.finding
 

@@ -279,7 +279,10 @@ S = ["--launcher", "slurm"]
         ([*S, "--cpus_per_gpu", "0"], "--cpus_per_gpu 0: must be at least 1"),
         ([*S, "--requeue", "-1"], "--requeue"),
         ([*S, "--requeue", "often"], "--requeue often: expected a whole number"),
-        ([*S, "--timeout", "1:30:00"], "--timeout 1:30:00: expected a time such as 90, 30m or 2h"),
+        (
+            [*S, "--timeout", "1:30:00"],
+            "--timeout 1:30:00: expected a time such as 90 (seconds), 30m or 2h",
+        ),
         ([*S, "--setup_script", "no.sh"], "--setup_script no.sh: there is no such file"),
         ([*S, "--sbatch", "time=3"], "--sbatch time=3: use --timeout"),
         ([*S, "--sbatch", "array=0-9"], "--sbatch array=0-9: the sweep sets it"),

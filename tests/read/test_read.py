@@ -127,8 +127,11 @@ def test_settings_that_cannot_be_read_are_named(records: Path) -> None:
 
 def test_no_records_and_no_folder(tmp_path: Path) -> None:
     assert load(tmp_path).empty and load_runs(tmp_path).empty
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match=r"there is no such folder$"):
         load(tmp_path / "none")
+    (tmp_path / "outputs").mkdir()
+    with pytest.raises(UserError, match=r"there is no such folder: did you mean outputs\?"):
+        load(tmp_path / "output")
 
 
 def test_half_of_a_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

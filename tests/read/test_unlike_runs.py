@@ -76,9 +76,7 @@ def test_per_cent_of_a_script_is_read_as_a_share(tmp_path: Path) -> None:
         folder = pair(tmp_path, seed, accuracy=most, f1=0.5, best_metric="accuracy",
                       best_value=most)  # fmt: skip
         with_epochs(folder, epochs(most / 2, most))
-        settings = json.loads((folder / "settings.json").read_text())
-        del settings["script"]
-        (folder / "settings.json").write_text(json.dumps(settings))
+        without_script(folder)
     runs = sorted(read_selected(str(tmp_path), None).runs, key=lambda run: run.seed or 0)
     assert [run.measures["accuracy"] for run in runs] == pytest.approx([0.91, 0.93, 1.0])
     assert [row["accuracy"] for row in runs[0].epochs] == pytest.approx([0.455, 0.91])
@@ -204,3 +202,32 @@ def test_what_is_not_known_of_all_is_not_that_of_all(tmp_path: Path, table: Verb
     del facts["effective_batch"]
     file.write_text(json.dumps(facts))
     assert ", batch 64" not in table.in_one_line(tmp_path)
+
+
+def without_script(folder: Path) -> Path:
+    """The record as LogCallback alone writes it, in a script of somebody's own."""
+    settings = json.loads((folder / "settings.json").read_text())
+    del settings["script"]
+    (folder / "settings.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_runs_in_per_cent_and_in_shares_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of 1 % and less, of a script that gives per cent, looks like a share."""
+    for name, most in (("high", 5.6), ("low", 0.4)):
+        folder = without_script(pair(tmp_path / name, 1, accuracy=most))
+        with_epochs(folder, epochs(most / 2, most))
+    text = Verb("compare", capsys).in_one_line(tmp_path / "high", tmp_path / "low")
+    assert "unit of the metrics: A has per cent, B has shares" in text
+
+
+def test_metrics_of_several_evaluation_sets_in_per_cent_are_shares(tmp_path: Path) -> None:
+    folder = without_script(pair(tmp_path, 1, accuracy=None))
+    rows = [{"epoch": 1.0, "test_accuracy": 92.0, "dev_accuracy": 91.0, "inaccuracy": 9.0}]
+    with_epochs(folder, rows)
+    (run,) = read_selected(str(tmp_path), None).runs
+    assert run.epochs[0] == {
+        "epoch": 1.0, "test_accuracy": 0.92, "dev_accuracy": 0.91, "inaccuracy": 9.0
+    }  # fmt: skip

@@ -39,7 +39,7 @@ from harness.read.explain.time_breakdown import (
 )
 from harness.read.labels import UNKNOWN, listed, strategy_text
 from harness.read.records.baseline import RATE
-from harness.read.records.comparable import SPEED, all_beside_others, measured_against
+from harness.read.records.comparable import LOAD, SPEED, all_beside_others, measured_against
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, is_ours
 from harness.read.records.runs import Run
@@ -200,7 +200,8 @@ def _broken_down(groups: Sequence[Group]) -> Iterator[tuple[int, TimeBreakdown]]
 
 
 def _alone(run: Group, refused: Group | None) -> str:
-    if all_beside_others(run):
+    reason = None if refused is None else why_not(run, refused)
+    if reason is not None and reason.startswith(LOAD) and all_beside_others(run):
         rerun = " with --rerun added" if is_ours(run.finished[0].settings) else ""
         return (
             "It ran beside other programs, so its times are not compared with quiet runs on one "
@@ -208,10 +209,13 @@ def _alone(run: Group, refused: Group | None) -> str:
         )
     why = ""
     if refused is not None:
-        why = f" ({refused.selector} is not: {why_not(run, refused)})"
+        why = f" ({refused.selector} is not: {reason})"
+    disturbed = ""
+    if all_beside_others(run):
+        disturbed = " It ran beside other programs, so quiet runs would not be compared with it."
     return (
         f"No comparable run on one process was found beside it{why}, so it is unknown whether "
-        "computing is slower than on one process."
+        f"computing is slower than on one process.{disturbed}"
     )
 
 

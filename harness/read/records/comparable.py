@@ -81,6 +81,8 @@ CONDITIONS = (
               why="they trained on other samples"),
     Condition("test set", _test_set, (QUALITY, TARGET)),
     Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
+    Condition("unit of the metrics", lambda r: "per cent" if r.in_per_cent else "shares",
+              (QUALITY, TARGET), why="values in per cent that stay below 1 look like shares"),
     Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
               why="it is another training; a sweep over batches compares them as its question"),
     Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),

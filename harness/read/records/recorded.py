@@ -30,7 +30,7 @@ from harness.core.schema.checks import check_fields, fields, quality_of_epochs
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
-from harness.core.settings import Settings, UserError, flag_fields
+from harness.core.settings import Settings, UserError, flag_fields, nearest
 from harness.core.strategies import SENT_DIRECTLY
 
 # The outcome of a record that is not believed; no file holds this value.
@@ -56,6 +56,7 @@ class Recorded:
     epochs: tuple[EpochRow, ...] = ()
     attempts: Sequence[AttemptStart | AttemptEnd] = ()  # empty if a row is not as declared
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
+    in_per_cent: bool = False  # whether its script gave accuracy, f1 or the like so
     broken_lines: int = 0  # of epochs.jsonl, torn when a process was killed
     problem: str | None = None  # why nothing that it measured is believed
 
@@ -185,9 +186,11 @@ def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
 def _take_per_cent_for_shares(record: Recorded) -> None:
     """Turn what a script gives in per cent into shares, which all that is shown expects."""
     rows: Sequence[Mapping[str, Any]] = record.epochs
+    endings = tuple(f"_{name}" for name in quality_of_epochs())  # of several evaluation sets
+    names = {name for row in rows for name in row if f"_{name}".endswith(endings)}
     most = {
         name: max((value for row in rows if is_number(value := row.get(name))), default=0.0)
-        for name in quality_of_epochs()
+        for name in names
     }
     # A share that was rounded in half precision may be a little above 1.
     hundredfold = {name for name, value in most.items() if 1.01 < value <= 100}
@@ -201,6 +204,7 @@ def _take_per_cent_for_shares(record: Recorded) -> None:
             for name, value in row.items()
         }
 
+    record.in_per_cent = bool(hundredfold)
     if hundredfold:
         record.epochs = cast(tuple[EpochRow, ...], tuple(map(as_shares, rows)))
         if record.summary is not None:
@@ -484,5 +488,8 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def existing(root: str | Path) -> Path:
     if not Path(root).exists() and not is_archived(Path(root)):
-        raise UserError(f"{root}: there is no such folder")
+        beside = Path(root).absolute().parent
+        names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
+        hint = nearest(Path(root).name, names, "")
+        raise UserError(f"{root}: there is no such folder{hint and f': {hint}'}")
     return Path(root)

@@ -157,6 +157,7 @@ class Run:
     epochs: tuple[EpochRow, ...] = ()
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     attempts: Sequence[AttemptStart | AttemptEnd] = ()
+    in_per_cent: bool = False  # whether its script gave metrics so, which are shares here
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
     other_batches: tuple[int, ...] = ()  # per process, those that ran instead of the one asked for
     left_out: tuple[str, ...] = ()  # names of measures that were dropped for that
@@ -411,7 +412,8 @@ def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target
         label=dict(label), path=path, state=record.state, reason=record.reason,
         folder=record.folder, settings=record.shown_settings, environment=environment,
         measures=measures, epochs=record.epochs, ranks=record.ranks, attempts=record.attempts,
-        broken_lines=record.broken_lines, other_batches=other_batches, left_out=left_out,
+        broken_lines=record.broken_lines, in_per_cent=record.in_per_cent,
+        other_batches=other_batches, left_out=left_out,
     )  # fmt: skip
 
 

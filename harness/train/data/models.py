@@ -206,6 +206,16 @@ def loading(settings: Settings, model: Any, folder: Path, max_length: int | None
     return f"from safetensors.torch import load_model; {load}  # {made}"
 
 
+# Packages whose modules are known to compute what their names say.
+KNOWN = {"transformers", "torch", "peft"}
+
+
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether a class of transformers computes with its own parts, not with somebody's own head."""
+    packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    return type(model).__module__.startswith("transformers.models.") and packages <= KNOWN
+
+
 def _refuse_other_inputs(settings: Settings, model: Any) -> None:
     """Refuse classifiers of transformers that give no loss or take another task's input."""
     if not type(model).__module__.startswith("transformers.models."):

@@ -271,6 +271,7 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
         raise UserError(
             f"--dataset {settings.dataset} has no column of {kind} among {columns}, where {label} "
             "is taken for the classes: if another has them, name it with --label_column"
+            f"{_other_script(kind, data, label)}"
         )
     if len(candidates) == 1:
         return candidates
@@ -282,6 +283,11 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
             f"({', '.join(candidates)}): name one with --{flag}{pair}"
         )
     return usual
+
+
+def _other_script(kind: str, data: datasets.Dataset, label: str) -> str:
+    texts = [column for column in _texts(data) if column != label]
+    return f"; {texts[0]} is text, for bert.py" if kind == "images" and texts else ""
 
 
 def _not_one_of(name: str, columns: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 
 from harness.core.settings import Settings, UserError, share_of
+from harness.core.tasks import task_of
 
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -33,12 +34,12 @@ def choose(
         train, validation = _hold_out(rest, share, settings)
         facts["validation_from"] = f"{share:g} of the training samples"
     else:
-        train = _draw(rest, settings.train_size, "train_size", settings.data_seed)
+        train = _draw(rest, settings, settings.train_size, "train_size")
         if split is not None:
             validation = _named("validation_split", split, splits, label)
             facts["validation_from"] = f"split {split}"
             _check_validation(split, validation, facts["validation_from"] == test_from)
-    test = _draw(test, settings.test_size, "test_size", settings.data_seed + 1)
+    test = _draw(test, settings, settings.test_size, "test_size")
     facts["test_samples"] = len(test)
     sets = {"training": train, "test": test}
     if validation is not None:
@@ -101,7 +102,7 @@ def _hold_out(
     validation = data.select(np.sort(order[count - held_out :]))
     if size == "all":
         return data.select(np.sort(order[: count - held_out])), validation
-    return _draw(data, size, "train_size", settings.data_seed), validation
+    return _draw(data, settings, size, "train_size"), validation
 
 
 def _check_validation(name: str, validation: datasets.Dataset, is_test: bool) -> None:
@@ -137,14 +138,18 @@ def _has_labels(splits: datasets.DatasetDict, name: str, label: str) -> bool:
     return not labels <= {None, *({-1, "-1"} - trained)}
 
 
-def _draw(data: datasets.Dataset, size: Any, flag: str, seed: int) -> datasets.Dataset:
-    """A subset, drawn by the seed alone."""
+def _draw(data: datasets.Dataset, settings: Settings, size: Any, flag: str) -> datasets.Dataset:
+    """A subset of the size that a flag gives, drawn by the seed alone: one seed for each flag."""
     if len(data) == 0:
         raise UserError(f"the split for --{flag} is empty: look into the file or folder")
     if size == "all":
         return data
     if size > len(data):
-        raise UserError(f"--{flag} {size}: the data have {len(data)} samples; use --{flag} all")
+        usual = " (the default)" if size == task_of(settings.script).defaults.get(flag) else ""
+        raise UserError(
+            f"--{flag} {size}{usual}: the data have {len(data)} samples; use --{flag} all"
+        )
+    seed = settings.data_seed + (flag == "test_size")
     return data.select(_order(data, seed)[:size])
 
 

@@ -46,7 +46,6 @@ ENCODERS = {
     "roberta": "encoder",
     "xlm-roberta": "encoder",
 }
-KNOWN = {"transformers", "torch", "peft"}  # whose modules are known to do what they are called
 HALF = (torch.bfloat16, torch.float16)
 KERNEL_DEVICE = "cuda"
 # In tokens. In half precision a CPU's library prepares the product for each shape that it has not
@@ -138,8 +137,8 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     """
     config = getattr(model, "config", None)
     path = ENCODERS.get(str(getattr(config, "model_type", None)))
-    packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    is_known = type(model).__name__.endswith("ForSequenceClassification") and packages <= KNOWN
+    is_known = type(model).__name__.endswith("ForSequenceClassification")
+    is_known = is_known and models.is_of_transformers(model)
     if path is None or not is_known or getattr(config, "is_decoder", False):
         return None
     base = getattr(model, "base_model", model)

@@ -26,7 +26,7 @@ from harness.core.records.redact import first_line
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data import lora, probes
-from harness.train.data.models import first_position
+from harness.train.data.models import first_position, is_of_transformers
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.calibration import bf16_gain, calibration
 from harness.train.measure.clock import MEASURING
@@ -117,7 +117,7 @@ def work_of(
     """
     config = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", None))
-    if lora.is_adapted(model):
+    if lora.is_adapted(model) or not is_of_transformers(model):
         return counted(model, one_sample, longest)
     if kind in TEXTS:
         return TEXTS[kind](config)

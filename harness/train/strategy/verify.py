@@ -32,6 +32,9 @@ UNFIT = {
     "their weights: use --strategy ddp or single",
 }
 
+# Packages of classes that a name or folder stands for; the second holds the code of the Hub.
+NAMED = ("transformers", "transformers_modules")
+
 
 @contextmanager
 def explained(model: nn.Module, settings: Settings) -> Iterator[None]:
@@ -155,9 +158,10 @@ def observe_decay(optimizer: Any) -> dict[str, int]:
 
 
 def own_model(model: nn.Module) -> dict[str, str]:
-    """The class of a model of one's own, which has no configuration."""
-    name = type(uncompiled(model)).__name__.removeprefix("FSDP")
-    return {} if hasattr(model, "config") else {"own_model": name}
+    """The class of a model that a script has made, which --model does not name."""
+    made = type(uncompiled(model))
+    is_named = hasattr(model, "config") and made.__module__.partition(".")[0] in NAMED
+    return {} if is_named else {"own_model": made.__name__.removeprefix("FSDP")}
 
 
 def observe_dtype(model: nn.Module, settings: Settings, observed: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from PIL import Image
 
 from harness.core.settings import UserError
+from harness.core.tasks import TASKS
 from harness.train.data import sources
 from harness.train.data.sources import Source, _blank, load
 from tests.support.declared import assert_declared
@@ -230,6 +231,21 @@ def test_labels_of_two_types_are_refused(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(UserError, match="column label holds numbers in one split and text"):
         load(settings(tmp_path))
+
+
+def test_texts_for_a_script_of_images_name_the_other_one(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", rows(20))
+    with pytest.raises(UserError, match=r"name it with --label_column; text is text, for bert\.py"):
+        load(settings(tmp_path, script="vit"))
+
+
+def test_a_size_that_nobody_has_typed_is_called_the_default(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", rows(20))
+    usual = TASKS["bert"].defaults["train_size"]
+    with pytest.raises(UserError, match=rf"--train_size {usual} \(the default\): the data have 16"):
+        load(settings(tmp_path, train_size=usual))
+    with pytest.raises(UserError, match=r"--train_size 17: the data have 16 samples"):
+        load(settings(tmp_path, train_size=17))
 
 
 def test_several_splits_and_no_train(tmp_path: Path) -> None:

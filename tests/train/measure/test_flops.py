@@ -75,6 +75,20 @@ def test_texts_by_closed_form_are_what_is_counted(name: str) -> None:
         assert work.of(length) == pytest.approx(count.of(length), rel=0.02)
 
 
+def test_a_head_of_ones_own_is_counted_whatever_the_configuration_says() -> None:
+    """It may compute many times what the classifier of this configuration does."""
+    model, _ = built("bert", "--model", "bert-nano")
+    plain = work_of(model, never)
+    model.classifier = WideHead(model.config.hidden_size, model.config.num_labels)
+    work = work_of(model, lambda: text(7))
+    assert (work.how, plain.how) == (COUNTED, CLOSED) and work.of(7) > 1.2 * plain.of(7)
+
+
+class WideHead(nn.Sequential):
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__(nn.Linear(width, 2048), nn.GELU(), nn.Linear(2048, classes))
+
+
 VITS = [name for name in TASKS["vit"].architectures if name.startswith("vit")]
 
 

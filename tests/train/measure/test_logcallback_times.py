@@ -17,6 +17,7 @@ from harness.core.records import RunFolder
 from harness.read.records.recorded import recorded
 from harness.train.measure.clock import MEASURING
 from tests.support.broken_runs import attempts_of
+from tests.support.ranks import ranks
 from tests.support.recorded import (
     alone,
     environment_of,
@@ -25,7 +26,7 @@ from tests.support.recorded import (
     train,
     trainer_for,
 )
-from tests.support.toys import Net, Points
+from tests.support.toys import CPU, Net, Points
 
 pytestmark = pytest.mark.process
 
@@ -309,3 +310,29 @@ def test_samples_of_a_stream_are_unknown(workers: int, tmp_path: Path) -> None:
     for row in (*rows, summary):
         assert (row["train_samples_per_s"] is None) == (workers == 1)
     assert summary["samples"] is None and recorded(RunFolder(Path(folder))).problem is None
+
+
+def accumulating(folder: str) -> int:
+    net = Net()
+    trainer_for(folder, net, Points(22), gradient_accumulation_steps=2).train()
+    return sum(map(len, net.fed))
+
+
+def test_passes_that_several_processes_accumulate_are_fed_once(tmp_path: Path) -> None:
+    """Three passes of four samples on each of two ranks: the second update has one of them."""
+    folder = str(tmp_path / "record")
+    fed = ranks(2, accumulating, folder, env=CPU)
+    rows = rows_of(folder)
+    assert [(row["samples"], row["fed_samples"]) for row in rows] == [(22, 24)] * 2
+    assert sum(fed) == sum(row["fed_samples"] for row in rows)
+
+
+def with_a_metric_called_samples(folder: str) -> None:
+    trainer = trainer_for(folder, None, Points(16), Points(13, draw=1), eval_strategy="epoch")
+    trainer.compute_metrics = lambda _: {"samples": 3}
+    trainer.train()
+
+
+def test_a_metric_called_samples_is_not_the_size_of_the_set(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, with_a_metric_called_samples)
+    assert [row["eval_samples"] for row in rows_of(folder)] == [13, 13]
