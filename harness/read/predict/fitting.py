@@ -47,6 +47,7 @@ from harness.read.records.groups import with_times_that_count
 from harness.read.records.recorded import check_links, is_number, uniform_link, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
+    command_into_its_folder,
     parse_selector,
     read_selected,
     selecting,
@@ -492,6 +493,6 @@ def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     # DDP and one process refuse the flags of other strategies.
     drop = ["--setup", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
     drop += [f"--{name}" for name in ("strategy", *STRATEGY_SETTINGS) if name not in SWITCHES]
-    words = [word for word in run.command if word.removeprefix("--") not in SWITCHES]
-    kept = without_flags(words, drop)
+    kept = command_into_its_folder(run, drop) or without_flags(run.command, drop)
+    kept = [word for word in kept if word.removeprefix("--") not in SWITCHES]
     return f"{python} {shlex.join([*kept, *flags])}"

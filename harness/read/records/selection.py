@@ -277,7 +277,7 @@ def command_for_seeds(group: Group, seeds: Iterable[int]) -> str | None:
     for imported runs, or where a script that only calls LogCallback may take no --seed.
     """
     run = group.recorded
-    if (words := _command_of(run, ["--seed"])) is None:
+    if (words := command_into_its_folder(run, ["--seed"])) is None:
         return None
     command = shlex.join([*_launcher(run), *words])
     return (
@@ -292,12 +292,15 @@ def command_on(
     for command_for_seeds(). more: flags that replace those of the run.
     """
     given = [flag for flag in more if flag.startswith("--")]
-    if (words := _command_of(run, ["--setup", "--link", *given])) is None:
+    if (words := command_into_its_folder(run, ["--setup", "--link", *given])) is None:
         return None
     return _threads(run) + shlex.join([*start_on(nodes, per_node, emulated, link), *words, *more])
 
 
-def _command_of(run: Run, without: Sequence[str]) -> list[str] | None:
+def command_into_its_folder(run: Run, without: Sequence[str]) -> list[str] | None:
+    """What measured a run, without these flags, into the folder that the record is in; None where
+    only others can measure it.
+    """
     if not run.command or not is_ours(run.settings):
         return None
     script, *flags = without_flags(run.command, without)
