@@ -459,6 +459,7 @@ def test_a_run_beside_other_programs_is_compared_with_no_other(tmp_path: Path) -
         folder = written(tmp_path / str(busy), environment={"launch": {"cpu_busy_share": busy}})
         sentences = explain(read_group("RUN", str(folder), None)).sentences
         assert sentences[1].startswith("No comparable run on one process") and said in sentences[1]
+        assert ("It ran beside" in sentences[1]) == (busy > 0.5)
 
 
 def test_others_that_come_during_a_run_count_by_time(tmp_path: Path) -> None:

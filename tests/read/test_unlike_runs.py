@@ -220,14 +220,16 @@ def test_runs_in_per_cent_and_in_shares_are_not_compared(
         folder = without_script(pair(tmp_path / name, 1, accuracy=most))
         with_epochs(folder, epochs(most / 2, most))
     text = Verb("compare", capsys).in_one_line(tmp_path / "high", tmp_path / "low")
-    assert "unit of the metrics: A has per cent, B has shares" in text
+    assert "unit: accuracy exceeds 1 in some runs, which is per cent, and in some" in text
+    # Of a script of ours nobody doubts the unit.
+    ours = with_epochs(pair(tmp_path / "ours", 1, accuracy=0.05), epochs(0.02, 0.05))
+    assert "unit: " not in Verb("compare", capsys).in_one_line(tmp_path / "high", ours)
 
 
 def test_metrics_of_several_evaluation_sets_in_per_cent_are_shares(tmp_path: Path) -> None:
     folder = without_script(pair(tmp_path, 1, accuracy=None))
-    rows = [{"epoch": 1.0, "test_accuracy": 92.0, "dev_accuracy": 91.0, "inaccuracy": 9.0}]
-    with_epochs(folder, rows)
+    others = {"epoch": 1.0, "dev_loss": 0.5, "weight_precision": 16.0, "inaccuracy": 9.0}
+    with_epochs(folder, [{**others, "test_accuracy": 92.0, "dev_accuracy": 0.5}])
     (run,) = read_selected(str(tmp_path), None).runs
-    assert run.epochs[0] == {
-        "epoch": 1.0, "test_accuracy": 0.92, "dev_accuracy": 0.91, "inaccuracy": 9.0
-    }  # fmt: skip
+    assert run.epochs[0] == {**others, "test_accuracy": 0.92, "dev_accuracy": 0.005}
+    assert run.in_per_cent == ("accuracy",)

@@ -84,7 +84,7 @@ class ObservedRecord(TypedDict, total=False):
     world: Annotated[Positive, "processes of the group"]
     backend: Annotated[str | None, "its backend; null for one process"]
     device: Annotated[str, "rank 0's device"]
-    own_model: Annotated[str, "class of a model of the script's own, which `--model` does not name"]
+    own_model: Annotated[str, "class of an own model, with `--model` if it has a configuration"]
     devices: Annotated[Positive, "GPUs of one process; for dp only"]
     parameters: Annotated[Count, "tensors of the model"]
     sharded_parameters: Annotated[Count, "how many of them are split"]

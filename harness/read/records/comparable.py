@@ -81,8 +81,6 @@ CONDITIONS = (
               why="they trained on other samples"),
     Condition("test set", _test_set, (QUALITY, TARGET)),
     Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
-    Condition("unit of the metrics", lambda r: "per cent" if r.in_per_cent else "shares",
-              (QUALITY, TARGET), why="values in per cent that stay below 1 look like shares"),
     Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
               why="it is another training; a sweep over batches compares them as its question"),
     Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
@@ -105,6 +103,7 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
             _apply(condition, (one, other), verdicts)
         _apply_load((one, other), verdicts)
         verdicts[TARGET].reasons.extend(_unknown_beside_misses((one, other)))
+        _apply_units((one, other), verdicts)
         _apply_processors(one, other, verdicts)
         _apply_hours(one, other, verdicts)
     return verdicts
@@ -123,6 +122,18 @@ def _apply_hours(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None
         text = f"measured {duration(apart_s)} apart and not in turn: a machine may change meanwhile"
         for question in (SPEED, TARGET):
             verdicts[question].notes.append(text)
+
+
+def _apply_units(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    """Refuse quality where some runs of users' own scripts gave a metric in per cent and some did
+    not: values in per cent that stay below 1 look like shares.
+    """
+    runs = [run for group in groups for run in group.finished if "script" not in run.settings]
+    if len({run.in_per_cent for run in runs}) > 1:
+        some = ", ".join(dict.fromkeys(name for run in runs for name in run.in_per_cent))
+        text = f"unit: {some} exceeds 1 in some runs, which is per cent, and in some it does not"
+        for question in (QUALITY, TARGET):
+            verdicts[question].reasons.append(text)
 
 
 def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:

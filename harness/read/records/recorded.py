@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -56,7 +57,7 @@ class Recorded:
     epochs: tuple[EpochRow, ...] = ()
     attempts: Sequence[AttemptStart | AttemptEnd] = ()  # empty if a row is not as declared
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
-    in_per_cent: bool = False  # whether its script gave accuracy, f1 or the like so
+    in_per_cent: tuple[str, ...] = ()  # the metrics that its script gave so
     broken_lines: int = 0  # of epochs.jsonl, torn when a process was killed
     problem: str | None = None  # why nothing that it measured is believed
 
@@ -184,28 +185,29 @@ def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
 
 
 def _take_per_cent_for_shares(record: Recorded) -> None:
-    """Turn what a script gives in per cent into shares, which all that is shown expects."""
+    """Turn what a script gives in per cent into shares, which all that is shown expects. A metric
+    has one unit in a run, whichever evaluation set it is of.
+    """
     rows: Sequence[Mapping[str, Any]] = record.epochs
-    endings = tuple(f"_{name}" for name in quality_of_epochs())  # of several evaluation sets
-    names = {name for row in rows for name in row if f"_{name}".endswith(endings)}
-    most = {
-        name: max((value for row in rows if is_number(value := row.get(name))), default=0.0)
-        for name in names
-    }
+    every = {name for row in rows for name in row}
+    sets = {"", "test_", *(name.removesuffix("loss") for name in every if name.endswith("_loss"))}
+    most: dict[str, float] = {}
+    metric_of = {f"{of_set}{name}": name for of_set in sets for name in quality_of_epochs()}
+    for name, metric in metric_of.items():
+        values = (value for row in rows if is_number(value := row.get(name)))
+        most[metric] = max(most.get(metric, 0.0), *values, 0.0)
     # A share that was rounded in half precision may be a little above 1.
-    hundredfold = {name for name, value in most.items() if 1.01 < value <= 100}
+    record.in_per_cent = tuple(name for name, value in most.items() if 1.01 < value <= 100)
 
     def as_shares(row: Mapping[str, Any]) -> dict[str, Any]:
-        best = row.get("best_metric")
+        best = str(row.get("best_metric"))
+        metrics = {name: metric_of.get(best if name == "best_value" else name) for name in row}
         return {
-            name: value / 100
-            if is_number(value) and (best if name == "best_value" else name) in hundredfold
-            else value
+            name: value / 100 if is_number(value) and metrics[name] in record.in_per_cent else value
             for name, value in row.items()
         }
 
-    record.in_per_cent = bool(hundredfold)
-    if hundredfold:
+    if record.in_per_cent:
         record.epochs = cast(tuple[EpochRow, ...], tuple(map(as_shares, rows)))
         if record.summary is not None:
             record.summary = cast(SummaryRecord, as_shares(record.summary))
@@ -489,7 +491,9 @@ def is_number(value: Any) -> TypeGuard[float]:
 def existing(root: str | Path) -> Path:
     if not Path(root).exists() and not is_archived(Path(root)):
         beside = Path(root).absolute().parent
-        names = [entry.name for entry in beside.iterdir()] if beside.is_dir() else []
+        names: list[str] = []
+        with suppress(OSError):
+            names = [entry.name for entry in beside.iterdir() if entry.is_dir()]
         hint = nearest(Path(root).name, names, "")
         raise UserError(f"{root}: there is no such folder{hint and f': {hint}'}")
     return Path(root)

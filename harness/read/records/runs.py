@@ -157,7 +157,7 @@ class Run:
     epochs: tuple[EpochRow, ...] = ()
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     attempts: Sequence[AttemptStart | AttemptEnd] = ()
-    in_per_cent: bool = False  # whether its script gave metrics so, which are shares here
+    in_per_cent: tuple[str, ...] = ()  # metrics that its script gave so, which are shares here
     broken_lines: int = 0  # unreadable lines of epochs.jsonl
     other_batches: tuple[int, ...] = ()  # per process, those that ran instead of the one asked for
     left_out: tuple[str, ...] = ()  # names of measures that were dropped for that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import os
@@ -206,14 +207,29 @@ def loading(settings: Settings, model: Any, folder: Path, max_length: int | None
     return f"from safetensors.torch import load_model; {load}  # {made}"
 
 
-# Packages whose modules are known to compute what their names say.
-KNOWN = {"transformers", "torch", "peft"}
+def is_stock(model: nn.Module) -> bool:
+    """Whether it has the layers that its class in transformers makes of its configuration, whatever
+    adapters are in them: not another head, nor fewer layers.
+    """
+    made, config = type(model), getattr(model, "config", None)
+    if not made.__module__.startswith("transformers.models."):
+        return False
+    try:
+        with torch.device("meta"):
+            return _layers(made(copy.deepcopy(config))) == _layers(model)
+    except Exception:  # a class that cannot be made without its weights
+        return False
 
 
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether a class of transformers computes with its own parts, not with somebody's own head."""
-    packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    return type(model).__module__.startswith("transformers.models.") and packages <= KNOWN
+def _layers(model: nn.Module) -> list[tuple[str, type, list[torch.Size]]]:
+    """Name, class and shapes of each layer, without peft's: a wrapper has the plain one inside."""
+    layers = []
+    for name, module in model.named_modules():
+        inside = any(part.startswith("lora_") for part in name.split("."))
+        if not inside and not type(module).__module__.startswith("peft."):
+            shapes = [weight.shape for weight in module.parameters(recurse=False)]
+            layers.append((name.replace(".base_layer", ""), type(module), shapes))
+    return layers
 
 
 def _refuse_other_inputs(settings: Settings, model: Any) -> None:

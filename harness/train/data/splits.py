@@ -34,12 +34,12 @@ def choose(
         train, validation = _hold_out(rest, share, settings)
         facts["validation_from"] = f"{share:g} of the training samples"
     else:
-        train = _draw(rest, settings, settings.train_size, "train_size")
+        train = _draw(rest, settings, "train_size", settings.train_size, settings.data_seed)
         if split is not None:
             validation = _named("validation_split", split, splits, label)
             facts["validation_from"] = f"split {split}"
             _check_validation(split, validation, facts["validation_from"] == test_from)
-    test = _draw(test, settings, settings.test_size, "test_size")
+    test = _draw(test, settings, "test_size", settings.test_size, settings.data_seed + 1)
     facts["test_samples"] = len(test)
     sets = {"training": train, "test": test}
     if validation is not None:
@@ -102,7 +102,7 @@ def _hold_out(
     validation = data.select(np.sort(order[count - held_out :]))
     if size == "all":
         return data.select(np.sort(order[: count - held_out])), validation
-    return _draw(data, settings, size, "train_size"), validation
+    return _draw(data, settings, "train_size", size, settings.data_seed), validation
 
 
 def _check_validation(name: str, validation: datasets.Dataset, is_test: bool) -> None:
@@ -138,18 +138,21 @@ def _has_labels(splits: datasets.DatasetDict, name: str, label: str) -> bool:
     return not labels <= {None, *({-1, "-1"} - trained)}
 
 
-def _draw(data: datasets.Dataset, settings: Settings, size: Any, flag: str) -> datasets.Dataset:
-    """A subset of the size that a flag gives, drawn by the seed alone: one seed for each flag."""
+def _draw(
+    data: datasets.Dataset, settings: Settings, flag: str, size: Any, seed: int
+) -> datasets.Dataset:
+    """A subset of the size that a flag gives, drawn by the seed alone."""
     if len(data) == 0:
         raise UserError(f"the split for --{flag} is empty: look into the file or folder")
     if size == "all":
         return data
     if size > len(data):
-        usual = " (the default)" if size == task_of(settings.script).defaults.get(flag) else ""
+        task = task_of(settings.script)
+        usual = (task.tiny if settings.tiny else task.defaults).get(flag)
+        usual = " (the default)" if size == usual else ""
         raise UserError(
             f"--{flag} {size}{usual}: the data have {len(data)} samples; use --{flag} all"
         )
-    seed = settings.data_seed + (flag == "test_size")
     return data.select(_order(data, seed)[:size])
 
 
@@ -220,11 +223,15 @@ def _take_declared_names(
     known = [*own["training"]]
     for which in own:
         known += sorted({*columns[which]} & {*own[which]} - {*known}, key=own[which].index)
-    numbers = range(len(own["training"]))
+    # Names that are numbers themselves are meant; else the places of the training set's names.
+    are_numbers = all(WHOLE.fullmatch(name) for name in known)
+    numbers = {int(n): p for p, n in enumerate(known)} if are_numbers else {
+        number: number for number in range(len(own["training"]))
+    }  # fmt: skip
     for which, values in columns.items():
         position: dict[Any, int] = {name: number for number, name in enumerate(known)}
         if which not in own:
-            position |= {number: number for number in numbers}
+            position |= numbers
         if (other := next((v for v in values if v not in position), None)) is not None:
             raise UserError(
                 f"column {label} of the {which} set holds {other!r}, which is none of the classes "

@@ -137,9 +137,9 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     """
     config = getattr(model, "config", None)
     path = ENCODERS.get(str(getattr(config, "model_type", None)))
-    is_known = type(model).__name__.endswith("ForSequenceClassification")
-    is_known = is_known and models.is_of_transformers(model)
-    if path is None or not is_known or getattr(config, "is_decoder", False):
+    if path is None or getattr(config, "is_decoder", False):
+        return None
+    if not type(model).__name__.endswith("ForSequenceClassification") or not models.is_stock(model):
         return None
     base = getattr(model, "base_model", model)
     return getattr(base, path, None) if path else base

@@ -65,7 +65,8 @@ class ExactTrainer(Trainer):
         self.test_dataset = test_dataset
         self.is_apart = is_apart(context.settings)
         args, model, settings = kwargs["args"], kwargs["model"], context.settings
-        context.observed.update(verify.own_model(model))  # also of a run that fails from here on
+        own = verify.own_model(model, str(context.settings.model))
+        context.observed.update(own)  # also of a run that fails from here on
         # The models' heads take **kwargs but ignore num_items_in_batch. The Trainer relies on it:
         # it would multiply loss and gradient by the number of ranks and of accumulation steps.
         model.accepts_loss_kwargs = False

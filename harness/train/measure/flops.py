@@ -26,7 +26,7 @@ from harness.core.records.redact import first_line
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data import lora, probes
-from harness.train.data.models import first_position, is_of_transformers
+from harness.train.data.models import first_position, is_stock
 from harness.train.data.samples import SHAPE, BatchShape
 from harness.train.measure.calibration import bf16_gain, calibration
 from harness.train.measure.clock import MEASURING
@@ -110,14 +110,17 @@ def work_of(
     image: tuple[int, int] | None = None,
     longest: int = 0,
 ) -> Work:
-    """The work of a sample: by the closed form if there is one, else counted once, on a batch.
+    """The work of a sample: by the closed form if there is one, which is that of an unaltered model
+    that trains all its weights, else counted once, on a batch.
 
     `image` is the size of the images in a batch, which a configuration may not have, `longest` the
     longest text in tokens. Raises Uncountable if neither works.
     """
     config = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", None))
-    if lora.is_adapted(model) or not is_of_transformers(model):
+    if kind not in (*TEXTS, *IMAGES) or lora.is_adapted(model) or not is_stock(model):
+        return counted(model, one_sample, longest)
+    if not all(weight.requires_grad for weight in model.parameters()):
         return counted(model, one_sample, longest)
     if kind in TEXTS:
         return TEXTS[kind](config)

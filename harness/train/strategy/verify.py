@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from harness.core.records.redact import redacted
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import is_apart, own_strategy
 from harness.core.topology import World
@@ -157,11 +158,15 @@ def observe_decay(optimizer: Any) -> dict[str, int]:
     return {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
 
 
-def own_model(model: nn.Module) -> dict[str, str]:
-    """The class of a model that a script has made, which --model does not name."""
+def own_model(model: nn.Module, named: str) -> dict[str, str]:
+    """The class of a model that a script has made, with what --model names if it has a
+    configuration. Before the model is wrapped or sharded.
+    """
     made = type(uncompiled(model))
-    is_named = hasattr(model, "config") and made.__module__.partition(".")[0] in NAMED
-    return {} if is_named else {"own_model": made.__name__.removeprefix("FSDP")}
+    if not hasattr(model, "config"):
+        return {"own_model": made.__name__}
+    is_named = made.__module__.partition(".")[0] in NAMED
+    return {} if is_named else {"own_model": f"{made.__name__} ({redacted(named)})"}
 
 
 def observe_dtype(model: nn.Module, settings: Settings, observed: dict[str, Any]) -> None:

@@ -90,6 +90,14 @@ def test_whole_numbers_beside_declared_classes_are_their_numbers(tmp_path: Path)
     )
     source = load(settings(tmp_path / "n"))
     assert source.labels == ["0", "1"] and source.classes[1].tolist() == [1, 0]
+    # Names that are numbers are meant by numbers, and not their places.
+    stars = declared(["1", "2", "3"], [0, 1, 2] * 4)
+    DatasetDict({"train": stars, "test": plain}).save_to_disk(tmp_path / "stars")
+    with pytest.raises(UserError, match="column label of the test set holds 0, which is none"):
+        load(settings(tmp_path / "stars"))
+    plain = Dataset.from_dict({"text": ["x", "y"], "label": [1, 3]}, features=features)
+    DatasetDict({"train": stars, "test": plain}).save_to_disk(tmp_path / "stars3")
+    assert load(settings(tmp_path / "stars3")).classes[1].tolist() == [0, 2]
 
 
 def test_a_class_that_no_split_declares_is_one_line(tmp_path: Path) -> None:

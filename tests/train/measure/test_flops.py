@@ -79,14 +79,21 @@ def test_a_head_of_ones_own_is_counted_whatever_the_configuration_says() -> None
     """It may compute many times what the classifier of this configuration does."""
     model, _ = built("bert", "--model", "bert-nano")
     plain = work_of(model, never)
-    model.classifier = WideHead(model.config.hidden_size, model.config.num_labels)
+    width, classes = model.config.hidden_size, model.config.num_labels
+    model.classifier = nn.Sequential(nn.Linear(width, 2048), nn.GELU(), nn.Linear(2048, classes))
     work = work_of(model, lambda: text(7))
     assert (work.how, plain.how) == (COUNTED, CLOSED) and work.of(7) > 1.2 * plain.of(7)
 
 
-class WideHead(nn.Sequential):
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__(nn.Linear(width, 2048), nn.GELU(), nn.Linear(2048, classes))
+def test_layers_that_were_cut_off_or_frozen_are_not_those_of_the_closed_form() -> None:
+    cut, _ = built("bert", "--model", "bert-nano")
+    frozen, _ = built("bert", "--model", "bert-nano")
+    plain = work_of(cut, never)
+    cut.bert.encoder.layer = cut.bert.encoder.layer[:1]
+    frozen.bert.requires_grad_(False)
+    for model in (cut, frozen):
+        work = work_of(model, lambda: text(7))
+        assert work.how == COUNTED and work.of(7) < 0.7 * plain.of(7)
 
 
 VITS = [name for name in TASKS["vit"].architectures if name.startswith("vit")]
