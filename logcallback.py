@@ -397,8 +397,8 @@ class LogCallback(Recorder):
             return  # evaluated before training: belongs to no epoch
         eval_s = time.perf_counter() - (self.clock.last_s if self.clock.running else self.ended_s)
         values = {k.removeprefix("eval_"): v for k, v in (metrics or {}).items()}
-        if "loss" in values and not self.eval_loss_is_exact:
-            values["trainer_eval_loss"] = values.pop("loss")
+        if not self.eval_loss_is_exact:
+            values = rows.with_losses_of_trainer(values)
         counted = values.get("samples") if self.context else None  # else a metric of its user
         samples = counted or rows.size_of(kwargs.get("eval_dataloader"))
         if self.quality_update != state.global_step:

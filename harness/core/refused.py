@@ -68,7 +68,8 @@ _INSTEAD = {
     "use --dataset FOLDER with a file for each split": "validation_file test_file val_file "
     "eval_file",
     "use --dataset NAME, with --dataset_config": "task task_name",
-    "use --label_column": "labels label target target_column label_name",
+    "use --label_column": "labels label target_column label_name",
+    "use --label_column; a metric to reach stands in a sweep file, or with plan": "target",
     "the classes are those of --label_column": "num_labels num_classes n_classes",
     "use --model": "arch backbone pretrained pretrained_model model_path model_dir",
     "the architecture is that of --model": "hidden_size num_layers config_name",

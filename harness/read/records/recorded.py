@@ -190,7 +190,8 @@ def _take_per_cent_for_shares(record: Recorded) -> None:
     """
     rows: Sequence[Mapping[str, Any]] = record.epochs
     every = {name for row in rows for name in row}
-    sets = {"", "test_", *(name.removesuffix("loss") for name in every if name.endswith("_loss"))}
+    losses = (name.removeprefix("trainer_") for name in every if name.endswith("_loss"))
+    sets = {"", "test_", *(name.removesuffix("loss") for name in losses)}
     most: dict[str, float] = {}
     metric_of = {f"{of_set}{name}": name for of_set in sets for name in quality_of_epochs()}
     for name, metric in metric_of.items():

@@ -170,6 +170,14 @@ def quality_of(metrics: dict[str, Any], samples: int | None, eval_s: float) -> d
     }
 
 
+def with_losses_of_trainer(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The losses of an evaluation, of each of several sets too, as those of the Trainer."""
+    names = {"loss": "trainer_eval_loss"}
+    sets = [name.removesuffix("runtime") for name in metrics if name.endswith("_runtime")]
+    names |= {f"{of_set}loss": f"trainer_{of_set}loss" for of_set in sets}
+    return {names.get(name, name): value for name, value in metrics.items()}
+
+
 def no_numbers(metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics of an evaluation that no row can hold."""
     return {name: value for name, value in metrics.items() if not isinstance(value, (int, float))}

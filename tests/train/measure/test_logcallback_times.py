@@ -336,3 +336,17 @@ def with_a_metric_called_samples(folder: str) -> None:
 def test_a_metric_called_samples_is_not_the_size_of_the_set(tmp_path: Path) -> None:
     folder, _ = alone(tmp_path, with_a_metric_called_samples)
     assert [row["eval_samples"] for row in rows_of(folder)] == [13, 13]
+
+
+def two_sets_on_two_ranks(folder: str) -> None:
+    sets = {"one": Points(13, draw=1), "two": Points(11, draw=2)}
+    train(folder, train=Points(22), test=sets, eval_strategy="epoch")
+
+
+def test_losses_of_several_sets_that_ranks_share_are_the_trainers(tmp_path: Path) -> None:
+    """They are means over sets that were filled up, as that of a single one is."""
+    folder = str(tmp_path / "record")
+    ranks(2, two_sets_on_two_ranks, folder, env=CPU)
+    for row in rows_of(folder):
+        assert row["trainer_one_loss"] > 0 < row["trainer_two_loss"]
+        assert not {"one_loss", "two_loss", "eval_loss"} & {*row}
