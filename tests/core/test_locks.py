@@ -6,7 +6,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,27 @@ from harness.core.settings import UserError
 from tests.support.sweeps import ROOT
 
 
-@pytest.mark.process
-def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
-    lock = Lock(tmp_path / "a" / "lock")
+@contextmanager
+def holding(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, which holds this lock until it is killed."""
     code = (
         "import sys, time; from pathlib import Path; from harness.core.records.locks import Lock; "
         "assert Lock(Path(sys.argv[1])).take(); print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(lock.path)], stdout=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=ROOT
     ) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+@pytest.mark.process
+def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "a" / "lock")
+    with holding(lock.path) as holder:
         assert not lock.take() and lock.holder() == f"process {holder.pid}"
         holder.kill()
         assert lock.take(wait_s=5)
@@ -48,8 +59,7 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
 def test_another_process_with_the_same_number_is_another(tmp_path: Path) -> None:
     """Two containers on one volume: each calls its first process 1."""
     path = tmp_path / "lock"
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(Lock(path).take)
+    with holding(path):
         path.write_text(f"{os.getpid()}\n")
         assert not Lock(path).take_again()
     # What this process holds it may take again, until it has given it back, by any name.

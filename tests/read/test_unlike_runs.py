@@ -220,7 +220,11 @@ def test_runs_in_per_cent_and_in_shares_are_not_compared(
         folder = without_script(pair(tmp_path / name, 1, accuracy=most))
         with_epochs(folder, epochs(most / 2, most))
     text = Verb("compare", capsys).in_one_line(tmp_path / "high", tmp_path / "low")
-    assert "unit: accuracy exceeds 1 in some runs, which is per cent, and in some" in text
+    assert "unit: accuracy exceeds 1 in some runs, which is per cent, and not in all" in text
+    # One that gives further metrics differs in none that both have.
+    more = without_script(pair(tmp_path / "more", 1, accuracy=5.6, f1=4.0))
+    with_epochs(more, [{**row, "f1": 4.0} for row in epochs(2.8, 5.6)])
+    assert "unit: " not in Verb("compare", capsys).in_one_line(tmp_path / "high", more)
     # Of a script of ours nobody doubts the unit.
     ours = with_epochs(pair(tmp_path / "ours", 1, accuracy=0.05), epochs(0.02, 0.05))
     assert "unit: " not in Verb("compare", capsys).in_one_line(tmp_path / "high", ours)

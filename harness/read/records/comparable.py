@@ -129,11 +129,11 @@ def _apply_units(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> N
     not: values in per cent that stay below 1 look like shares.
     """
     runs = [run for group in groups for run in group.finished if "script" not in run.settings]
-    if len({run.in_per_cent for run in runs}) > 1:
-        some = ", ".join(dict.fromkeys(name for run in runs for name in run.in_per_cent))
-        text = f"unit: {some} exceeds 1 in some runs, which is per cent, and in some it does not"
-        for question in (QUALITY, TARGET):
-            verdicts[question].reasons.append(text)
+    for name in dict.fromkeys(name for run in runs for name in run.in_per_cent):
+        if {name in run.in_per_cent for run in runs if name in run.measures} == {True, False}:
+            text = f"unit: {name} exceeds 1 in some runs, which is per cent, and not in all"
+            for question in (QUALITY, TARGET):
+                verdicts[question].reasons.append(text)
 
 
 def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:

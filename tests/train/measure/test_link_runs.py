@@ -19,7 +19,7 @@ from tests.support.ranks import ROOT, ran, script
 from tests.support.sweeps import untimed_rows
 
 SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
-LINK = {"delay_ms": 50, "rate_mbit": 100}
+LINK = {"delay_ms": 50, "rate_mbit": 10}  # far from what this machine carries, however busy
 
 
 def agents(
@@ -83,7 +83,7 @@ def test_a_run_on_two_nodes_measures_its_link_and_trains_as_on_one(
     assert result["took_s"] < 10
     # The link that was asked for is not there: said once, in the record, and in the table.
     warning = result["warning"]
-    assert " ms, not 100 and it carries " in warning and warning.endswith(" Mbit/s, not 100")
+    assert " ms, not 100 and it carries " in warning and warning.endswith(" Mbit/s, not 10")
     assert first.stderr.count(warning) == 1 and warning not in second.stderr
     assert main(["table", str(tmp_path / "two")]) == 0
     assert f"warning: {warning}" in capsys.readouterr().out
