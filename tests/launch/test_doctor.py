@@ -186,9 +186,19 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     ("cuda", "oldest", "words"),
     [
         ((13, 0), (9, 0), "install the cu130 build of torch (make install TORCH=cu130)"),
-        ((12, 2), (9, 0), "(make install TORCH=cu126), or a driver of version 580 or newer"),
+        (
+            (12, 2),
+            (9, 0),
+            "install the cu126 build of torch (make install TORCH=cu126), or a driver of version "
+            "580 or newer",
+        ),
         ((13, 0), (7, 0), "install the cu126 build of torch (make install TORCH=cu126)"),
-        ((11, 8), (6, 1), "TORCH=cu126) and a driver of version 560 or newer"),
+        (
+            (11, 8),
+            (6, 1),
+            "the cu126 build of torch (make install TORCH=cu126) and a driver of version 560 or "
+            "newer",
+        ),
         ((11, 8), (8, 0), "install a driver of version 580 or newer"),
     ],
 )

@@ -431,8 +431,8 @@ def test_runs_over_nodes_must_have_the_threads_of_those_of_one_process(
     with_threads(timed(tmp_path, 16, 2, 1, link=measured(20, 200, 1.5)), 1)
     text = predicted.refused(str(tmp_path), *argv)
     assert "threads per process: runs over nodes have 1, those of one process 2: " in text
-    advised = f"--per_gpu_batch 16 --output_dir {tmp_path} --setup 1_1 --rerun, then name "
-    assert f"{advised}{tmp_path}:threads=1" in text
+    command = f"OMP_NUM_THREADS=1 python vit.py --tiny --per_gpu_batch 16 --output_dir {tmp_path}"
+    assert f"{command} --setup 1_1 --rerun, then name {tmp_path}:threads=1" in text
     for batch in (8, 16):
         with_threads(timed(tmp_path, batch, seed=2), 1)
     assert f"for example {tmp_path}:threads=1 (" in predicted.refused(str(tmp_path), *argv)
@@ -496,4 +496,5 @@ def test_what_is_missing_is_measured_without_an_exchange_of_others(
     )
     (folder / "environment.json").write_text(json.dumps(facts))
     text = predicted.refused(str(tmp_path), "--setup", "2_2", *FAR)
-    assert f"--per_gpu_batch 16 --lr 1e-3 --output_dir {tmp_path} --setup 1_1" in text
+    into = f"--output_dir {tmp_path} --setup 1_1"
+    assert f"python vit.py --tiny --per_gpu_batch 16 --lr 1e-3 {into}" in text

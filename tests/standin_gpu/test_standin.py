@@ -324,7 +324,7 @@ def test_env_and_doctor_say_what_is_there() -> None:
     facts = json.loads(command("env", FAKE_GPUS="2").stdout)
     assert facts["machine"] == "h200x2" and facts["gpus"] == ["NVIDIA H200"] * 2
     old = command("doctor", FAKE_OLD_DRIVER="1")
-    assert "the cu126 build of torch (make install TORCH=cu126)" in old.stdout
+    assert "install the cu126 build of torch (make install" in old.stdout
     assert old.returncode == 1
 
 

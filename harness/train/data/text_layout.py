@@ -74,7 +74,7 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
     few_shapes = bool(args.torch_compile)
     if reason := _why_padded(model, settings, args):
         return Layout(few_shapes=few_shapes), reason
-    if encoder_of(model) is None:
+    if not reads_packed(model):
         reason = f"{model_type(model)} reads one text per row"
         if few_shapes:
             return Layout(few_shapes=True), f"{reason}, and parts have many shapes to compile"
@@ -131,15 +131,19 @@ def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -
     return None
 
 
-def encoder_of(model: nn.Module) -> nn.Module | None:
-    """The layers of a model that can read packed texts; None if it cannot. A user's class, or a
-    user's head in a class of transformers, may read more than the first token of a text.
+def reads_packed(model: nn.Module) -> bool:
+    """Whether a model can read packed texts. A user's class, or a user's head in a class of
+    transformers, may read more than the first token of a text.
     """
+    classifies = type(model).__name__.endswith("ForSequenceClassification")
+    return encoder_of(model) is not None and classifies and models.is_stock(model)
+
+
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """The layers that can read packed texts, by the configuration; None if there are none."""
     config = getattr(model, "config", None)
     path = ENCODERS.get(str(getattr(config, "model_type", None)))
     if path is None or getattr(config, "is_decoder", False):
-        return None
-    if not type(model).__name__.endswith("ForSequenceClassification") or not models.is_stock(model):
         return None
     base = getattr(model, "base_model", model)
     return getattr(base, path, None) if path else base

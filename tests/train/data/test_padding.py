@@ -78,13 +78,13 @@ def test_a_class_of_ones_own_is_not_packed_for_its_configuration() -> None:
     own = MeanOfAll(AutoConfig.for_model("bert", **SIZES))
     plain = torch.nn.Module()
     plain.config = AutoConfig.for_model("modernbert", **OWN_SIZES["modernbert"])  # type: ignore[assignment]
-    assert text_layout.encoder_of(own) is None and text_layout.encoder_of(plain) is None
+    assert not text_layout.reads_packed(own) and not text_layout.reads_packed(plain)
     replaced = small("roberta")
     mean = torch.nn.AdaptiveAvgPool2d((1, None)), torch.nn.Flatten(1), torch.nn.Linear(16, 3)
     replaced.classifier = torch.nn.Sequential(*mean)
-    assert text_layout.encoder_of(replaced) is None
-    assert text_layout.encoder_of(BertModel(AutoConfig.for_model("bert", **SIZES))) is None
-    assert text_layout.encoder_of(small("bert")) is not None
+    assert not text_layout.reads_packed(replaced)
+    assert not text_layout.reads_packed(BertModel(AutoConfig.for_model("bert", **SIZES)))
+    assert text_layout.reads_packed(small("bert"))
 
 
 # ---- a model on one batch ----
