@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,6 +115,24 @@ def replayed(batches: dict[int, list[int]], sgd: bool = False) -> np.ndarray:
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         optimizer.step()
     return weights(net)
+
+
+def test_a_peer_that_joins_gets_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hivemind's own tensors would move to other memory while their peer trains on them."""
+    net = torch.nn.BatchNorm1d(3)
+    peer = optimizer.PeerState.__new__(optimizer.PeerState)
+    peer.lock_optimizer = threading.Lock()
+    locked: list[bool] = []
+
+    def own(self: Any) -> Any:
+        locked.append(self.lock_optimizer.locked())
+        return {"epoch": 7}, [p.detach().cpu() for p in net.parameters()], ["weight", "bias"]
+
+    monkeypatch.setattr(optimizer.TrainingStateAverager, "get_current_state", own)
+    metadata, tensors, infos = peer.get_current_state()
+    assert (metadata, infos, locked) == ({"epoch": 7}, ["weight", "bias"], [True])
+    for given, kept in zip(tensors, net.parameters(), strict=True):
+        assert torch.equal(given, kept) and given.data_ptr() != kept.data_ptr()
 
 
 @pytest.mark.process

@@ -109,8 +109,12 @@ class PeerState(_OneGroupPerUpdate, TrainingStateAverager):
         return result
 
     def get_current_state(self) -> Any:
+        """Copies: hivemind would hand the tensors themselves to another process, which moves them
+        to other memory while this one trains on them, so that updates get lost.
+        """
         with self.lock_optimizer:  # not in the middle of a step
-            return super().get_current_state()
+            metadata, tensors, infos = super().get_current_state()
+            return metadata, [tensor.clone() for tensor in tensors], infos
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Raises where nobody answers: hivemind would go on with the old weights as if new."""
