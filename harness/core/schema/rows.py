@@ -450,6 +450,9 @@ class PeerRecord(TypedDict):
     rank: Annotated[Count, "its rank"]
     from_epoch: Annotated[Amount, "the first epoch in which it took part"]
     to_epoch: Annotated[Amount, "the last epoch in which it took part"]
+    before: NotRequired[Annotated[Any,
+        "this record without the epoch `to_epoch`, in case its row is never written; null if it "
+        "took part in none before"]]
     samples: Annotated[Amount, "samples that went into updates"]
     fed: Annotated[Amount, "samples fed, those thrown away included"]
     loss: Annotated[Any, "sum of the losses of its samples"]

@@ -120,19 +120,39 @@ def replayed(batches: dict[int, list[int]], sgd: bool = False) -> np.ndarray:
 def test_a_peer_that_joins_gets_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """hivemind's own tensors would move to other memory while their peer trains on them."""
     net = torch.nn.BatchNorm1d(3)
-    peer = optimizer.PeerState.__new__(optimizer.PeerState)
-    peer.lock_optimizer = threading.Lock()
+    peer: Any = optimizer.PeerState.__new__(optimizer.PeerState)
+    peer.lock_optimizer, peer.lock_averaged_tensors = threading.Lock(), threading.Lock()
+    peer._parent_pid, peer.is_ahead = 0, False  # of no process
     locked: list[bool] = []
 
     def own(self: Any) -> Any:
         locked.append(self.lock_optimizer.locked())
-        return {"epoch": 7}, [p.detach().cpu() for p in net.parameters()], ["weight", "bias"]
+        peer.local_epoch += 1  # the next step has begun, and waits for the lock
+        return {"epoch": 8}, [p.detach().cpu() for p in net.parameters()], ["weight", "bias"]
 
     monkeypatch.setattr(optimizer.TrainingStateAverager, "get_current_state", own)
+    monkeypatch.setattr(optimizer.TrainingStateAverager, "local_epoch", 7, raising=False)
     metadata, tensors, infos = peer.get_current_state()
     assert (metadata, infos, locked) == ({"epoch": 7}, ["weight", "bias"], [True])
     for given, kept in zip(tensors, net.parameters(), strict=True):
         assert torch.equal(given, kept) and given.data_ptr() != kept.data_ptr()
+
+
+def test_an_update_counts_for_others_once_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hivemind counts it before: a peer that joined then lacked one update."""
+    peer: Any = optimizer.PeerState.__new__(optimizer.PeerState)
+    peer._parent_pid = 0  # of no process
+    ahead: list[bool] = []
+
+    def step(self: Any, **kwargs: Any) -> None:
+        ahead.append(self.is_ahead)  # as a peer that joins would see it
+        self._made()
+
+    monkeypatch.setattr(optimizer.TrainingStateAverager, "step", step)
+    for how in ({"increment_epoch": True, "optimizer_step": True}, {"optimizer_step": True},
+                {"increment_epoch": True, "optimizer_step": False}, {}):  # fmt: skip
+        peer.step(**how)
+    assert ahead == [True, False, False, False] and peer.is_ahead is False
 
 
 @pytest.mark.process
@@ -153,6 +173,17 @@ def test_one_peer_is_training_in_one_process(tmp_path: Path) -> None:
         assert set(one) == set(other)
         assert one["clipped_share"] == other["clipped_share"] == 1
     assert alone["payload_bytes"] == 0
+
+
+@pytest.mark.process
+def test_one_peer_alone_uses_all_batches_of_an_update(tmp_path: Path) -> None:
+    """Of three batches, the step used the gradient of the last one."""
+    (alone,) = ranks(1, trained, str(tmp_path), *FLAGS, "--target_batch=12", env=ENV)
+    assert {len(brought) for brought in alone["batches"].values()} == {12}
+    assert len(alone["batches"]) == 2 * 5
+    assert apart(alone["weights"], replayed(alone["batches"])) < 1e-6
+    last = {update: brought[-4:] for update, brought in alone["batches"].items()}
+    assert apart(alone["weights"], replayed(last)) > 1e-3
 
 
 def left_by_the_other(folder: str, *flags: str) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from harness.core.topology import World
 
 pytest.importorskip("hivemind")
 
+from harness.train.strategy.hivemind import network
 from harness.train.strategy.hivemind.exchange import NOT_SEEN, PeersExchange
 from harness.train.strategy.hivemind.session import Peers
 
@@ -60,8 +63,8 @@ class Made:
         pass
 
 
-def recorder(folder: Path, checkpoint: int = 0) -> PeersExchange:
-    """Peer 0 of a run with epochs of 8 updates."""
+def recorder(folder: Path, checkpoint: int = 0, rows: Any = None) -> PeersExchange:
+    """Peer 0 of a run with epochs of 8 updates, which has these rows."""
     session = object.__new__(Peers)
     session._state, session.own, session.number = Network(), {}, 0  # type: ignore[assignment]
     session.launched_world = session.world = session.recorded_world = World()
@@ -71,7 +74,7 @@ def recorder(folder: Path, checkpoint: int = 0) -> PeersExchange:
         session=session,
         data_facts={"train_samples": 64},
         position=SimpleNamespace(update=checkpoint),
-        folder=SimpleNamespace(peers=folder / "peers.json"),
+        folder=SimpleNamespace(peers=folder / "peers.json", read_epochs=lambda: (rows or [], 0)),
         args=SimpleNamespace(device=torch.device("cpu")),
         sampler=None,
         cpu_began=None,
@@ -125,6 +128,89 @@ def test_the_loss_is_the_mean_over_those_samples_whose_loss_is_known(tmp_path: P
         (0, 96, 96),
         (1, 96, 96),
     ]
+
+
+@pytest.mark.parametrize("away", [True, False])  # whether others have what it did
+@pytest.mark.parametrize("written", [1, 2])  # rows before the recorder is killed
+def test_what_no_row_has_counted_is_in_the_next_one(
+    written: int, away: bool, tmp_path: Path
+) -> None:
+    """A recorder that is killed while it evaluates: the counts of that epoch were in no row."""
+    exchange = recorder(tmp_path)
+    exchange.peers.state.known["other"] = edge(1, fed=32, loss=2.0)
+    counted = []
+    for epoch in (1, 2):
+        ends(exchange, epoch, fed=32, loss=1.0)
+        counted.append(exchange.epoch_fields["fed_samples"])
+        exchange.peers.state.known["other"] = edge(2, fed=72, loss=2.0)
+    assert counted == [64, 32 + 40]
+    rows = [{"epoch": float(epoch)} for epoch in range(1, written + 1)]
+    again = recorder(tmp_path, checkpoint=8, rows=rows)  # under another name
+    known = again.peers.state.known
+    known["other"], known["gone"] = edge(3, fed=100, loss=2.0), edge(2, fed=64, loss=1.0)
+    again.peers.state.id = "again"
+    del known["recorder"]
+    again.away = away
+    ends(again, 3, fed=8, loss=1.0)
+    of_other = 100 - (72 if written == 2 else 32)
+    of_killed = 32 if away and written == 1 else 0  # else its row has it, or it trains it again
+    assert again.epoch_fields["fed_samples"] == 8 + of_other + 64 + of_killed
+    again.peers.state.known["other"] = edge(4, fed=120, loss=2.0)
+    ends(again, 4, fed=8, loss=1.0)
+    assert again.epoch_fields["fed_samples"] == 8 + 20  # nothing is counted twice
+
+
+class Answers:
+    """A DHT that answers, or does not."""
+
+    peer_id = "me"
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.takes_s = 0.0
+        self.clock = 100.0
+
+    def get(self, key: str, **how: Any) -> Any:
+        self.clock += self.takes_s
+        future: Future[Any] = Future()
+        if self.takes_s:
+            future.set_exception(FutureTimeout())
+        else:
+            value = self.values.get(key)
+            future.set_result(None if value is None else SimpleNamespace(value=value))
+        return future
+
+    def store(self, *args: Any, **how: Any) -> None: ...
+
+    def run_coroutine(self, *args: Any, **how: Any) -> None: ...
+
+
+def test_a_look_up_that_is_not_answered_makes_no_peer_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After one, a peer went on alone."""
+    dht = Answers()
+    monkeypatch.setattr(network.time, "monotonic", lambda: dht.clock)
+    state = network.DhtState(dht)
+    state.publish_own({"number": 0})
+    dht.values = {network.PEERS: {"other": {"number": 1}}, network.RECORDER: {"open": 1}}
+    state.refresh()
+    assert set(state.alive) == {"me", "other"} and state.recorder == {"open": 1}
+    dht.takes_s = network.ANSWER_S
+    state.refresh()
+    assert set(state.alive) == {"me", "other"} and state.recorder == {"open": 1}
+    state.refresh()  # half a minute without any answer
+    assert set(state.alive) == {"me"} and state.recorder is None
+    dht.takes_s = 0.0
+    state.refresh()
+    assert set(state.alive) == {"me", "other"} and state.recorder == {"open": 1}
+    dht.values = {network.PEERS: {}}  # they have gone
+    dht.clock += network.GRACE_S - 1
+    state.refresh()
+    assert set(state.alive) == {"me", "other"} and state.recorder == {"open": 1}
+    dht.clock += 1
+    state.refresh()
+    assert set(state.alive) == {"me"} and state.recorder is None
 
 
 def test_what_a_peer_measured_belongs_to_the_epoch_whose_end_it_reported(tmp_path: Path) -> None:

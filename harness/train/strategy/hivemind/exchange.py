@@ -103,6 +103,8 @@ class PeersExchange(Exchange):
         self.away = False  # whether others made the first updates of the next row without this peer
         self.sent_before = 0  # bytes, by this node's interfaces, when training began
         self.other_rows: list[dict[str, Any]] = []  # of the other peers, for the epoch that ended
+        self.recorded: dict[str, Any] | None = None  # of each peer, what the rows have counted
+        self.gone: dict[str, Any] = {}  # what peers of an earlier attempt did that no row counts
         self.all_reported = True  # whether all peers of that epoch reported its end
         self.optimizer: Any = None
 
@@ -266,10 +268,9 @@ class PeersExchange(Exchange):
             return all(_counts_at(epoch, p) or p.get("ended") for p in ready)
 
         state.wait(all_published, EPOCH_END_S)
-        file = self.context.folder.peers
-        recorded = read_json(file) or {}
+        recorded = self.recorded = self._recorded() if self.recorded is None else self.recorded
         sums: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"peers": 0}
-        for name, peer in state.known.items():
+        for name, peer in {**self.gone, **state.known}.items():
             values = _counts_at(epoch, peer) or [peer.get(count, 0) for count in COUNTS]
             before = recorded.get(name, {})
             gained = {c: v - before.get(c, 0) for c, v in zip(COUNTS, values, strict=True)}
@@ -278,13 +279,15 @@ class PeersExchange(Exchange):
             sums["peers"] += gained["samples"] > 0
             for count, value in gained.items():
                 sums[count] += value
+            before.pop("before", None)
             recorded[name] = {
+                "before": before or None,
                 "rank": peer["number"],
                 "from_epoch": before.get("from_epoch", epoch),
                 "to_epoch": epoch,
                 **dict(zip(COUNTS, values, strict=True)),
             }
-        write_json(file, recorded)
+        write_json(self.context.folder.peers, recorded)
         took_part = {name for name, kept in recorded.items() if kept["to_epoch"] == epoch}
         self.all_reported = all(
             _counts_at(epoch, peer) for name, peer in state.known.items() if name in took_part
@@ -296,6 +299,19 @@ class PeersExchange(Exchange):
         ]
         self.other_rows = sorted(others, key=lambda row: row["rank"])
         return sums
+
+    def _recorded(self) -> dict[str, Any]:
+        """What the rows have counted of each peer: not an epoch whose row a crash prevented. The
+        next row counts that, unless this peer trains it again.
+        """
+        folder = self.context.folder
+        kept: dict[str, Any] = read_json(folder.peers) or {}
+        last = max((row.get("epoch") or 0.0 for row in folder.read_epochs()[0]), default=0.0)
+        late = {name: peer for name, peer in kept.items() if peer["to_epoch"] > last + 1e-6}
+        if self.away:
+            self.gone = {name: {**peer, "number": peer["rank"]} for name, peer in late.items()}
+        before = {name: peer["before"] for name, peer in late.items() if peer.get("before")}
+        return {name: peer for name, peer in kept.items() if name not in late} | before
 
     def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """This peer's row, and what the others published at the end of the epoch.

@@ -145,6 +145,7 @@ BEAT_S = 1.0
 EXPIRE_S = 8.0  # what is not published again for so long leaves the DHT
 GRACE_S = 4.0  # and is still believed for so long, because a look-up may fail once
 ANSWER_S = 10.0  # for the DHT to answer; over a slow link it takes some round trips
+SILENT_S = EXPIRE_S + GRACE_S + ANSWER_S  # without any answer of the DHT: nobody is there any more
 OUTCOME_KEPT_S = 600.0
 SETTINGS, DATA, RECORDER, PEERS, OUTCOME = "settings", "data", "recorder", "peers", "outcome"
 
@@ -198,23 +199,29 @@ class DhtState:
 
     def get(self, key: str) -> Any:
         """The value published last; None if there is none or no peer answers."""
+        return self._look_up(key)[1]
+
+    def _look_up(self, key: str) -> tuple[bool, Any]:
+        """Whether the DHT has answered, and with what value."""
         try:
             entry = self.dht.get(key, latest=True, return_future=True).result(ANSWER_S)
         except (FutureTimeout, OSError, RuntimeError):
-            return None
-        return None if entry is None else _without_expiration(entry.value)
+            return False, None
+        return True, None if entry is None else _without_expiration(entry.value)
 
     def refresh(self) -> None:
         # The recorder first: whoever sees an epoch opened must see all peers it was opened for.
-        recorder = self.get(RECORDER)
-        peers = self.get(PEERS) or {}
-        now_s = time.monotonic()
-        self.heard_s |= dict.fromkeys(peers, now_s)
-        valid = {k: v for k, v in {**self.alive, **peers}.items() if isinstance(v, dict)}
-        self.alive = {k: v for k, v in valid.items() if now_s - self.heard_s[k] < GRACE_S}
+        now_s = time.monotonic()  # an answer may take longer than GRACE_S
+        knows_recorder, recorder = self._look_up(RECORDER)
+        knows_peers, peers = self._look_up(PEERS)
+        self.heard_s |= dict.fromkeys(peers or {}, now_s)
+        valid = {k: v for k, v in {**self.alive, **(peers or {})}.items() if isinstance(v, dict)}
+        kept_s = GRACE_S if knows_peers else SILENT_S
+        self.alive = {k: v for k, v in valid.items() if now_s - self.heard_s[k] < kept_s}
+        kept_s = GRACE_S if knows_recorder else SILENT_S
         if recorder is not None:
             self.recorder, self.heard_s[RECORDER] = recorder, now_s
-        elif now_s - self.heard_s.get(RECORDER, now_s) >= GRACE_S:
+        elif now_s - self.heard_s.get(RECORDER, now_s) >= kept_s:
             self.recorder = None
         if (own := self.published.get((PEERS, self.id))) is not None:
             self.alive[self.id] = own  # the newest may not have reached the DHT

@@ -94,9 +94,15 @@ class PeerState(_OneGroupPerUpdate, TrainingStateAverager):
 
     def __init__(self, *, count_peers: Callable[[], int], timeout_s: float, **kwargs: Any) -> None:
         self.count_peers, self.timeout_s, self.averaged_rounds = count_peers, timeout_s, 0
+        self.is_ahead = False  # whether local_epoch counts an update that is not made yet
         super().__init__(**kwargs)
+        self.optimizer.register_step_post_hook(self._made)
+
+    def _made(self, *_: Any) -> None:
+        self.is_ahead = False
 
     def step(self, **kwargs: Any) -> Any:
+        self.is_ahead = bool(kwargs.get("increment_epoch") and kwargs.get("optimizer_step"))
         if not kwargs.get("averaging_opts"):
             return super().step(**kwargs)
         timeout = kwargs["averaging_opts"] = {"timeout": self.timeout_s}
@@ -109,12 +115,15 @@ class PeerState(_OneGroupPerUpdate, TrainingStateAverager):
         return result
 
     def get_current_state(self) -> Any:
-        """Copies: hivemind would hand the tensors themselves to another process, which moves them
-        to other memory while this one trains on them, so that updates get lost.
+        """Copies, with the number of their update: hivemind would hand the tensors themselves to
+        another process, which moves them to other memory while this one trains on them, so that
+        updates get lost. It also counts an update before it is made.
         """
         with self.lock_optimizer:  # not in the middle of a step
+            update = self.local_epoch - self.is_ahead
             metadata, tensors, infos = super().get_current_state()
-            return metadata, [tensor.clone() for tensor in tensors], infos
+            with self.lock_averaged_tensors:  # nor while an average is written
+                return metadata | {"epoch": update}, [each.clone() for each in tensors], infos
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Raises where nobody answers: hivemind would go on with the old weights as if new."""
@@ -298,6 +307,15 @@ class PeerOptimizer(hivemind.Optimizer):
             else:
                 self.failed_averages += 1
         self.refresh_progress()
+
+    def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
+        """Where there is nobody to average with, hivemind would step with the gradient of the last
+        batch alone.
+        """
+        begun = bool(super()._begin_averaging_gradients(grad_scaler))
+        if not begun:
+            self._load_local_gradients_into_optimizer()
+        return begun
 
     def _average_gradients_and_load_into_optimizer(self, control: Any) -> None:
         until = time.monotonic() + self.averaging_timeout
