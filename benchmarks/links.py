@@ -50,7 +50,6 @@ def main(argv: list[str]) -> int:
     few = slice(1, 2) if options.quick else slice(None)
     with EmulatedNodes.open(2, link_of("none")) as pair:
         about = {
-            "emulator": pair.emulator,
             "congestion_control": pair.congestion_control,
             "priority": pair.priority,
             "cores": os.cpu_count(),
@@ -204,7 +203,7 @@ def processor_s(nodes: EmulatedNodes) -> float:
 
 def table(about: dict[str, Any], rows: list[Row]) -> str:
     lines = [
-        f"Carried by {about['emulator']} (priority {about['priority']}, TCP "
+        f"Carried by the relay (priority {about['priority']}, TCP "
         f"{about['congestion_control']}) on {about['cores']} cores; load before "
         f"{about['load_before']:.1f}.",
         "",

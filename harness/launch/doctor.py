@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.util
 import json
 import os
@@ -179,7 +180,7 @@ def _hub() -> Check:
             pass
     except urllib.error.HTTPError:
         pass  # the endpoint answers
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         return Check("hub", LIMITED, f"{endpoint} does not answer ({reason})", works)
     return Check("hub", OK, f"{endpoint} answers")
@@ -208,9 +209,8 @@ def _ports() -> Check:
 
 def _nodes() -> Check:
     try:
-        with EmulatedNodes.open(1, Link()) as nodes:
-            by = {"netem": "by the kernel (netem)", "relay": "by a relay in user space"}
-            return Check("nodes", OK, f"can be emulated, links {by[nodes.emulator]}")
+        with EmulatedNodes.open(1, Link()):
+            return Check("nodes", OK, "can be emulated, links by a relay in user space")
     except (UserError, OSError) as error:
         needed = "needed for harness nodes and sweep --launcher netns"
         return Check("nodes", LIMITED, f"cannot be emulated: {error}", needed)

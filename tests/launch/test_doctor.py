@@ -215,6 +215,8 @@ def test_the_hub_and_what_stands_in_its_way(
     assert doctor._hub().state == OK
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert doctor._hub().state == LIMITED and "does not answer" in doctor._hub().finding
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1/a b")
+    assert doctor._hub().state == LIMITED
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
     assert doctor._hub().state == PROBLEM
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -16,9 +16,9 @@ import pytest
 from harness.core.links import Link, link_of
 from harness.core.provenance import RELAY
 from harness.core.settings import UserError
-from harness.launch.netns import emulation, holder
-from harness.launch.netns.carriers import open_device
+from harness.launch.netns import holder
 from harness.launch.netns.emulation import EmulatedNodes
+from harness.launch.netns.relay import open_device
 from tests.support.emulated import INSIDE, echoing, pings
 from tests.support.sweeps import ROOT, gone, wait_for
 
@@ -46,7 +46,7 @@ def test_a_node_has_its_address_and_no_way_out() -> None:
                "import socket; socket.create_connection(('192.0.2.1', 80))"]  # fmt: skip
         refused = subprocess.run(out, capture_output=True, text=True)
         assert "Network is unreachable" in refused.stderr  # at once, not after minutes
-        assert nodes.emulator in ("relay", "netem") and nodes.congestion_control
+        assert nodes.congestion_control
         assert nodes.priority in ("realtime", "nice -10", "usual")
 
 
@@ -162,49 +162,6 @@ def test_a_network_that_has_ended_is_one_line() -> None:
     nodes.holder.kill()
     with pytest.raises(UserError, match=r"^the emulated network has ended \(code -9\)$"):
         nodes.cut(0)
-
-
-# The kernel's way, as far as a kernel without netem goes: everything but the discipline itself is
-# real, that is bridge, veth, classes, filters and counters.
-STAND_IN = """
-import subprocess, sys
-from harness.launch.netns import carriers, holder
-def run(words, real=carriers.run_tool):
-    at = words.index("netem") if "netem" in words else None
-    return real(words if at is None else [*words[:at], "pfifo", "limit", "1000"])
-carriers.run_tool, holder.has_netem = run, lambda: True
-sys.exit(holder.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.process
-@pytest.mark.root
-def test_the_switch_wires_every_node_to_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulation, "HOLDER", ["-c", STAND_IN])
-    with EmulatedNodes.open(3, link_of("none")) as nodes, echoing(nodes, 1, 2):
-        assert nodes.emulator == "netem" and set(interfaces(nodes, 0)) == {"lo", "link0"}
-        near, far = pings(nodes, 0, 1, 2)
-        assert near < 10 and far < 10
-        counters = nodes.counters()
-        assert counters[0][1] == {"bytes": 4 * 43, "packets": 4, "lost": 0} == counters[2][0]
-        assert counters[1][2]["packets"] == 0
-        nodes.change(link_of("1ms/10mbit"))
-        nodes.cut(1)
-        near, far = pings(nodes, 0, 1, 2, count=1)
-        assert near is None and far < 10
-        nodes.join(1)
-        assert pings(nodes, 0, 1)[0] < 10
-
-
-@pytest.mark.process
-@pytest.mark.root
-def test_netem_is_tried_and_not_believed() -> None:
-    code = "from harness.launch.netns import holder; holder.become_owner(); " \
-           "print(holder.has_netem())"  # fmt: skip
-    tried = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    command = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem"]
-    has = subprocess.run(command, capture_output=True).returncode == 0
-    assert tried.stdout.strip() == str(has)
 
 
 # Everything of this happens in a mount namespace of its own: the machine's device stays as it is.

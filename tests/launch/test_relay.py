@@ -1,4 +1,4 @@
-"""The relay and the words for netem, as far as they are arithmetic: no namespaces, no waiting."""
+"""The relay as far as it is arithmetic: no namespaces, no waiting."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from collections.abc import Iterator
 import pytest
 
 from harness.core.links import Link, link_of
-from harness.core.settings import UserError
-from harness.launch.netns.carriers import (
+from harness.launch.netns.relay import (
     HEADER,
     LARGEST_HANDOVER,
     ONE_PACKET,
     Channel,
     Relay,
-    Switch,
     address,
-    discipline,
     queue_s,
-    run_tool,
-    shaping,
     size_and_packets,
-    wiring,
 )
 
 MS = 1e-3
@@ -186,50 +180,6 @@ def test_a_node_that_is_cut_off_hears_and_says_nothing(rig: Rig) -> None:
     rig.nodes[0].send(packet(0, 1, b"back"))
     assert rig.nodes[1].recv(9999)[-4:] == b"back"
     assert rig.relay.counters()[0][1]["lost"] == 1
-
-
-def test_the_switch_in_words() -> None:
-    assert [" ".join(words) for words in wiring(["/ns/a", "/ns/b"])] == [
-        "ip link add bridge0 type bridge",
-        "ip link set bridge0 up",
-        "ip link add port0 type veth peer name link0 netns /ns/a",
-        "ip link set port0 master bridge0",
-        "ip link set port0 up",
-        "tc qdisc add dev port0 root handle 1: htb",
-        "tc class add dev port0 parent 1: classid 1:2 htb rate 100gbit quantum 65536",
-        "tc filter add dev port0 parent 1: protocol ip prio 1 "
-        "u32 match ip src 10.117.0.2/32 flowid 1:2",
-        "ip link add port1 type veth peer name link0 netns /ns/b",
-        "ip link set port1 master bridge0",
-        "ip link set port1 up",
-        "tc qdisc add dev port1 root handle 1: htb",
-        "tc class add dev port1 parent 1: classid 1:1 htb rate 100gbit quantum 65536",
-        "tc filter add dev port1 parent 1: protocol ip prio 1 "
-        "u32 match ip src 10.117.0.1/32 flowid 1:1",
-    ]
-
-
-def test_the_links_in_netems_words() -> None:
-    links = [[link_of("20ms/200mbit/jitter2ms/loss1%").between(0, 1)] * 2] * 2
-    assert [" ".join(words) for words in shaping(links)] == [
-        "tc qdisc replace dev port0 parent 1:2 handle 3: "
-        "netem limit 2100 delay 20ms 2ms loss 1% rate 200000000bit",
-        "tc qdisc replace dev port1 parent 1:1 handle 2: "
-        "netem limit 2100 delay 20ms 2ms loss 1% rate 200000000bit",
-    ]
-    assert discipline(Link(), Link()) == "netem limit 833433 rate 100000000000bit"
-    assert discipline(Link(80), Link(80)).startswith("netem limit 1000000 delay 80ms rate")
-
-
-def test_netem_gets_single_packets_where_it_counts_them() -> None:
-    assert Switch.handover([Link(20), Link()]) == LARGEST_HANDOVER
-    assert Switch.handover([Link(20), Link(0, 2000)]) == ONE_PACKET
-    assert Switch.handover([Link(0, None, 0, 0.1)]) == ONE_PACKET
-
-
-def test_what_the_switch_cannot_do_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"^emulated network: ip link show nothing9: .*nothing9"):
-        run_tool(["ip", "link", "show", "nothing9"])
 
 
 def test_addresses_are_one_each() -> None:

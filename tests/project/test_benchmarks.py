@@ -305,7 +305,7 @@ def test_the_page_has_what_was_measured_on_a_gpu(root: Path) -> None:
             f"{row['gpu']['utilisation_percent']['mean']:.0f} %", f"{100 * row['mfu']:.0f} %",
         ])  # fmt: skip
         assert run.state == "finished" and row["others_cpu_share"] < 0.01
-    part = (root / "docs" / "guide.md").read_text().split("### On one H200")[1]
+    part = (root / "docs" / "gpu.md").read_text()
     found = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")]
     assert sorted(found[1:6]) == sorted(shown)
     two = {}
@@ -414,7 +414,7 @@ def test_links_are_close_to_what_was_asked_for(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.links", "--quick"]
     subprocess.run([*command, "--out", str(tmp_path / "found.json")], check=True)
     record = json.loads((tmp_path / "found.json").read_text())
-    assert record["emulator"] in ("relay", "netem")
+    assert record["congestion_control"] and record["cores"] == os.cpu_count()
     rows = {(row["what"], row["link"]): row for row in record["rows"]}
     (fast,) = rows["TCP", "100mbit"]["found"]
     assert 50 < fast < 100 and rows["TCP", "100mbit"]["share"] > 0

@@ -9,9 +9,8 @@ Files, users, host name, cores and memory are shared; only the network differs b
 and only enter() reaches a node from outside. The host name does not resolve inside, so use
 addresses or interfaces (GLOO_SOCKET_IFNAME=link0, NCCL_SOCKET_IFNAME=link0, --master_addr).
 
-Packets are carried by the kernel's netem where it exists and the user is root, otherwise by a relay
-in user space (carriers.py). TCP is the machine's own, congestion control included, with buffers of
-up to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
+Packets are carried by a relay in user space (relay.py). TCP is the machine's own, congestion
+control included, with buffers of up to 64 MiB, so that it can fill 2 Gbit/s over 100 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from harness.core.links import Link, Network
 from harness.core.provenance import RELAY, ROOT
 from harness.core.settings import UserError
 from harness.launch.agents import Node
-from harness.launch.netns.carriers import INTERFACE, Counters, address
+from harness.launch.netns.relay import INTERFACE, Counters, address
 
 HOLDER = ["-m", "harness.launch.netns.holder"]
 MOST_NODES = 200
@@ -57,7 +56,6 @@ class EmulatedNodes:
         facts = self._request({"count": count})
         self.namespaces = facts["namespaces"]
         self.own_user: bool = facts["user"]  # whether the holder is in a user namespace of its own
-        self.emulator: str = facts["emulator"]  # what carries the packets: netem or relay
         # TCP's inside the nodes; it determines the throughput of a lossy link.
         self.congestion_control: str = facts["congestion"]
         self.priority: str = facts["priority"]  # of the relay: realtime, nice -10 or usual

@@ -27,13 +27,11 @@ from typing import Any
 from harness.core.links import Link
 from harness.core.process import end_with_parent
 from harness.core.settings import UserError
-from harness.launch.netns.carriers import (
+from harness.launch.netns.relay import (
     INTERFACE,
     Matrix,
     Relay,
-    Switch,
     address,
-    has_netem,
     open_device,
 )
 
@@ -153,49 +151,42 @@ def _call(name: str, *arguments: int) -> None:
 
 
 class Namespaces:
-    """Namespaces with their interfaces, and the carrier of packets between them."""
+    """Namespaces with their interfaces, and the relay of packets between them."""
 
     def __init__(self, count: int) -> None:
         self.user = become_owner()
-        self.carrier: Relay | Switch
-        # Privileges in a user namespace are lost by exec, so tc and ip would have none.
-        if not self.user and has_netem():
-            self.emulator, self.held, self.carrier = "netem", *_switched(count)
-        else:
-            self.emulator, self.held, self.carrier = "relay", *_relayed(count)
+        self.held, devices = list[int](), []
+        for node in range(count):
+            self.held.append(new_network())
+            devices.append(open_device(INTERFACE))
+            prepare_node(address(node))
+        self.relay = Relay(devices)
 
     def change(self, links: Matrix) -> None:
-        self.carrier.change(links)
+        self.relay.change(links)
         for node, row in enumerate(links):
             others = [link for other, link in enumerate(row) if other != node]
-            self._inside(node, partial(set_handover, *self.carrier.handover(others)))
+            self._inside(node, partial(set_handover, *self.relay.handover(others)))
 
     def answer(self, request: dict[str, Any]) -> Any:
         match request["do"]:
             case "change":
                 self.change([[Link(*link) for link in row] for row in request["links"]])
             case "cut":
-                self.carrier.cut(request["node"])
+                self.relay.cut(request["node"])
             case "join":
-                self.carrier.join(request["node"])
+                self.relay.join(request["node"])
             case "counters":
-                return self.carrier.counters()
+                return self.relay.counters()
         return None
 
     def facts(self) -> dict[str, Any]:
         return {
-            "emulator": self.emulator,
             "user": self.user,
             "namespaces": [f"/proc/{os.getpid()}/fd/{held}" for held in self.held],
             "congestion": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
             "priority": _raise_priority(),
         }
-
-    def run(self, control: int, answer: Callable[[], bool]) -> None:
-        if isinstance(self.carrier, Relay):
-            self.carrier.run(control, answer)
-        while answer():
-            pass
 
     def _inside(self, node: int, do: Callable[[], None]) -> None:
         here = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -205,26 +196,6 @@ class Namespaces:
         finally:
             enter(here)
             os.close(here)
-
-
-def _relayed(count: int) -> tuple[list[int], Relay]:
-    namespaces, devices = [], []
-    for node in range(count):
-        namespaces.append(new_network())
-        devices.append(open_device(INTERFACE))
-        prepare_node(address(node))
-    return namespaces, Relay(devices)
-
-
-def _switched(count: int) -> tuple[list[int], Switch]:
-    namespaces = [new_network() for _ in range(count)]
-    switch = new_network()
-    carrier = Switch([f"/proc/{os.getpid()}/fd/{fd}" for fd in namespaces])
-    for node, namespace in enumerate(namespaces):
-        enter(namespace)
-        prepare_node(address(node))
-    enter(switch)
-    return namespaces, carrier
 
 
 def _raise_priority() -> str:
@@ -259,7 +230,7 @@ def main(argv: list[str]) -> int:
             _send({"error": str(error)})
         return True
 
-    nodes.run(sys.stdin.fileno(), answer)
+    nodes.relay.run(sys.stdin.fileno(), answer)
     return 0
 
 

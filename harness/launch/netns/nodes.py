@@ -56,7 +56,10 @@ class Netns(Local):
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
         if self.options.elastic is not None:
-            return super().plan(job, scripts_in)  # node by node: the first one hosts the store
+            # Node by node, as the first one hosts the store. Outside of the nodes they would train
+            # without the link.
+            nodes = f"on emulated nodes, node by node (link {job.link}):"
+            return [f"# {line}" for line in (nodes, *super().plan(job, scripts_in))]
         variables = [f"{k}={v}" for k, v in self.environment.items()]
         link = [] if job.link == Link() else [f"--link={job.link}"]
         nodes = shlex.join(["python", "-m", "harness", "nodes", str(job.nodes), *link])
@@ -83,17 +86,16 @@ class Netns(Local):
         return {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
     def facts(self, job: Job) -> dict[str, Any]:
-        assert self.emulated is not None
-        return {**super().facts(job), **emulation_facts(self.emulated, job.link, job.nodes)}
+        return {**super().facts(job), **emulation_facts(job.link, job.nodes)}
 
     def close(self) -> None:
         if self.emulated is not None:
             self.emulated.close()
 
 
-def emulation_facts(emulated: EmulatedNodes, link: Link | Network, count: int) -> dict[str, Any]:
+def emulation_facts(link: Link | Network, count: int) -> dict[str, Any]:
     requested = None if link == Link() else link.facts(count)
-    return {"emulator": emulated.emulator, "link": requested}
+    return {"emulator": "relay", "link": requested}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -109,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
         if 0 < len(machine.gpus) < options.nodes:
             os.environ[SHARED_GPUS] = str(len(machine.gpus))
         with EmulatedNodes.open(options.nodes, link) as emulated:
-            place = place_facts("netns") | emulation_facts(emulated, link, options.nodes)
+            place = place_facts("netns") | emulation_facts(link, options.nodes)
             launch = launched(None, Options(cold=True), use, place)
             os.environ["HARNESS_LAUNCH"] = json.dumps(launch)
             if not options.command:

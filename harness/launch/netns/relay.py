@@ -1,13 +1,9 @@
-"""What carries packets between emulated nodes: netem in the kernel, or a relay in user space.
+"""What carries packets between emulated nodes: a relay in user space.
 
-Where the kernel has netem and the user is root, a switch of veth pairs joins the nodes, with netem
-at every port. A packet from node i to node j waits at port j, in the class of its sender i. So the
-interface inside a node stays plain, and TCP does not mistake packets in flight for unsent ones.
-
-Otherwise each node has a TUN device, an interface whose packets the relay reads and writes instead
-of a wire. The kernel hands over up to 64 KB of one TCP stream at a time, with a header that says
-how to cut it into packets of the interface's size (virtio_net_hdr of linux/virtio_net.h, 10 bytes).
-That is what lets a relay written in Python carry gigabits; the streams still see a network of 1500
+Each node has a TUN device, an interface whose packets the relay reads and writes instead of a
+wire. The kernel hands over up to 64 KB of one TCP stream at a time, with a header that says how to
+cut it into packets of the interface's size (virtio_net_hdr of linux/virtio_net.h, 10 bytes). That
+is what lets a relay written in Python carry gigabits; the streams still see a network of 1500
 bytes.
 """
 
@@ -19,17 +15,14 @@ import heapq
 import math
 import os
 import random
-import re
 import select
 import struct
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from harness.core.links import Link
-from harness.core.process import last_line
 from harness.core.settings import UserError
 
 INTERFACE = "link0"  # the same name in every node
@@ -38,12 +31,6 @@ SHORTEST_QUEUE_S = 0.1
 # (segments, bytes) that a kernel may hand over at once: a single packet, or up to 64 KiB.
 ONE_PACKET = (1, 65536)
 LARGEST_HANDOVER = (65535, 65536)
-
-# netem does not reset an earlier rate, and keeps packets in order only if it has a rate.
-NO_LIMIT_MBIT = 100_000.0
-MOST_PACKETS = 1_000_000
-# tc has no JSON output for classes.
-CLASS = re.compile(r"class htb 1:(\w+) .*\n Sent (\d+) bytes (\d+) pkt \(dropped (\d+),")
 
 DEVICE = "/dev/net/tun"
 BATCH = 32  # packets of one node before the other nodes get their turn
@@ -55,7 +42,6 @@ HEADER = 10
 LARGEST = HEADER + 65535
 LAST_OF_DESTINATION = HEADER + 19  # last byte of the IPv4 destination address; it encodes the node
 
-Command = list[str]
 Matrix = Sequence[Sequence[Link]]  # [from][to]
 Counters = list[list[dict[str, int]]]  # [from][to]: bytes, packets, lost
 
@@ -71,105 +57,6 @@ def queue_s(link: Link, back: Link) -> float:
     Longer queues would only lengthen the round trip of a busy link, shorter ones starve TCP.
     """
     return max(SHORTEST_QUEUE_S, 2 * (link.delay_ms + back.delay_ms) / 1e3)
-
-
-def wiring(namespaces: Sequence[str]) -> list[Command]:
-    """Commands that build the switch in its namespace: a bridge, ports, a class per sender."""
-    nodes = range(len(namespaces))
-    commands = ["ip link add bridge0 type bridge", "ip link set bridge0 up"]
-    for node, namespace in enumerate(namespaces):
-        port = f"port{node}"
-        commands += [
-            f"ip link add {port} type veth peer name {INTERFACE} netns {namespace}",
-            f"ip link set {port} master bridge0",
-            f"ip link set {port} up",
-            f"tc qdisc add dev {port} root handle 1: htb",
-        ]
-        for sender in nodes:
-            if sender != node:
-                commands += [
-                    f"tc class add dev {port} parent 1: classid 1:{sender + 1:x} "
-                    "htb rate 100gbit quantum 65536",
-                    f"tc filter add dev {port} parent 1: protocol ip prio 1 "
-                    f"u32 match ip src {address(sender)}/32 flowid 1:{sender + 1:x}",
-                ]
-    return [command.split() for command in commands]
-
-
-def shaping(links: Matrix) -> list[Command]:
-    """Commands that shape each class; running them again changes the links under traffic."""
-    return [
-        f"tc qdisc replace dev port{node} parent 1:{sender + 1:x} handle {sender + 2:x}: "
-        f"{discipline(links[sender][node], links[node][sender])}".split()
-        for node in range(len(links))
-        for sender in range(len(links))
-        if sender != node
-    ]
-
-
-def discipline(link: Link, back: Link) -> str:
-    """A link as arguments of netem."""
-    rate = link.rate_mbit or NO_LIMIT_MBIT
-    packets = rate * 1e6 / 8 / PACKET * (queue_s(link, back) + link.delay_ms / 1e3)
-    limit = min(MOST_PACKETS, round(packets) + 100)
-    delay = f" delay {link.delay_ms:.6g}ms" if link.delay_ms else ""
-    jitter = f" {link.jitter_ms:.6g}ms" if link.jitter_ms else ""
-    loss = f" loss {link.loss * 100:.6g}%" if link.loss else ""
-    return f"netem limit {limit}{delay}{jitter}{loss} rate {rate * 1e6:.0f}bit"
-
-
-def has_netem() -> bool:
-    """Whether the kernel has netem; tried on the loopback of this process's new namespace."""
-    try:
-        command = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-def run_tool(command: Command) -> str:
-    """Run ip or tc and return its output; UserError if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        reason = last_line(done.stderr) or f"exit code {done.returncode}"
-        raise UserError(f"emulated network: {' '.join(command)}: {reason}")
-    return done.stdout
-
-
-class Switch:
-    """Carries the packets in the kernel; every call runs in the switch's namespace."""
-
-    def __init__(self, namespaces: Sequence[str]) -> None:
-        self.count = len(namespaces)
-        for command in wiring(namespaces):
-            run_tool(command)
-
-    @staticmethod
-    def handover(links: Sequence[Link]) -> tuple[int, int]:
-        """Handover limits: netem counts and drops whole handovers, so each must be one packet."""
-        single = any(link.loss or link.rate_mbit for link in links)
-        return ONE_PACKET if single else LARGEST_HANDOVER
-
-    def change(self, links: Matrix) -> None:
-        for command in shaping(links):
-            run_tool(command)
-
-    def cut(self, node: int) -> None:
-        run_tool(["ip", "link", "set", f"port{node}", "down"])
-
-    def join(self, node: int) -> None:
-        run_tool(["ip", "link", "set", f"port{node}", "up"])
-
-    def counters(self) -> Counters:
-        """What each pair of nodes has transmitted, and what was dropped."""
-        nodes = range(self.count)
-        counters = [[{"bytes": 0, "packets": 0, "lost": 0} for _ in nodes] for _ in nodes]
-        for node in nodes:
-            listed = run_tool(f"tc -s class show dev port{node}".split())
-            for sender, *values in CLASS.findall(listed):
-                named = zip(("bytes", "packets", "lost"), map(int, values), strict=True)
-                counters[int(sender, 16) - 1][node] = dict(named)
-        return counters
 
 
 def open_device(name: str, device: str = DEVICE) -> int:
