@@ -72,7 +72,7 @@ TAKE_TORCH = $(PIP) --no-compile --no-deps --force-reinstall --retries 1 --timeo
 
 # Modules are compiled afterwards on all cores; pip would use one.
 define install
-@$(PIP) --no-compile -c constraints.txt -e '.[$(1)]'
+@$(PIP) --no-compile -c constraints.txt -e '.[$(1)]' || { rm -f .venv/torch-*; exit 1; }
 @$(BIN)/python -m compileall -q -j 0 -x /tests/ .venv/lib >/dev/null 2>&1 || true
 @touch $@
 endef

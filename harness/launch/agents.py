@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -36,8 +37,10 @@ SERVE = (
     "end_with_parent(int(sys.argv[1]) or None); "
     "from harness.train.run.warm import main; main(sys.argv[2:])"
 )
-# Each run of torchrun takes the next port: connections of the previous run may linger.
-PORTS = itertools.cycle(range(PORT + 1, PORT + 1000))
+# Each run of torchrun takes the next port: connections of the previous run may linger. Runners
+# begin at different ones.
+FIRST = random.randrange(1000)  # noqa: S311 - nothing to guess: a run needs its ID as well
+PORTS = (PORT + 1 + (FIRST + n) % 1000 for n in itertools.count())
 
 # When a run that survives the loss of nodes ends, no node waits longer than this for the others.
 EXIT_BARRIER_S = 3.0

@@ -23,15 +23,19 @@ UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def check_start(
-    sweep: Sweep, states: list[State], chosen: list[State], place: Place, yes: bool
-) -> None:
-    """Show what will happen; a user at a terminal is asked before a long sweep."""
+    sweep: Sweep, states: list[State], chosen: list[State], place: Place, yes: bool,
+    changed: bool = False,
+) -> None:  # fmt: skip
+    """Show what will happen; a user at a terminal is asked before a long sweep. changed: whether
+    settings differ from those of the file.
+    """
     for line in (*skipped(chosen), *links_apart(sweep, states)):
         print(line)
     if isinstance(place, Machines) and place.options.rerun != "all":
         for line in with_other_threads(chosen, place.environment.get("OMP_NUM_THREADS")):
             print(line)
-    expected_s = _expected_s(sweep) if chosen == states else None
+    all_as_in_file = chosen == states and not changed
+    expected_s = _expected_s(sweep, len(states)) if all_as_in_file else None
     line, left_s = ahead(chosen, place.options.rerun, expected_s)
     print(line, flush=True)
     person = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
@@ -50,13 +54,17 @@ def _agreed() -> bool:
         raise
 
 
-def _expected_s(sweep: Sweep) -> float | None:
-    """How long all runs take according to the header of the file; None if it does not say."""
+def _expected_s(sweep: Sweep, number: int) -> float | None:
+    """How long so many runs take according to the header of the file; None if it does not say."""
     parts = sweep.header.get("time", "").split(";")
     match = re.search(
         r"([\d.]+) (s|min|h)\b", " ".join(p for p in parts if ("--tiny" in p) == sweep.tiny)
     )
-    return float(match[1]) * UNIT_S[match[2]] if match else None
+    counts = re.search(r"(\d+)(?:, --tiny (\d+))?", sweep.header.get("runs", ""))
+    if match is None:
+        return None
+    of = int(counts[sweep.tiny + 1] or counts[1]) if counts else number
+    return float(match[1]) * UNIT_S[match[2]] * number / of
 
 
 def ahead(

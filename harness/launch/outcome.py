@@ -185,7 +185,7 @@ def _silent(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> tuple
         rank_log = rank_log if rank_log.is_file() else log  # a remote node has one log
         if unrecorded := UNRECORDED.search(text_of(rank_log)):
             return unrecorded[1], f"{unrecorded[2]} (rank {rank})"
-        line = _line_of_error(rank_log)
+        line = line_of_error(rank_log)
         if NO_MEMORY.search(line):
             return "oom", f"{line} (rank {rank})"
         how = (
@@ -206,7 +206,7 @@ def _from_inside(folder: RunFolder, run_exit: Exit, began: Began, log: Path) -> 
         return first["outcome"], attempts.with_rank(first) if named else first["reason"]
     if run_exit.error is None and run_exit.code == 0:
         return "failed", f"it ended without an error, and no record is in {folder.path}"
-    return "failed", run_exit.error or _line_of_error(log) or f"exit code {run_exit.code}"
+    return "failed", run_exit.error or line_of_error(log) or f"exit code {run_exit.code}"
 
 
 def written_since(path: Path, unix: float) -> bool:
@@ -216,7 +216,7 @@ def written_since(path: Path, unix: float) -> bool:
         return False
 
 
-def _line_of_error(log: Path) -> str:
+def line_of_error(log: Path) -> str:
     """The error line in what a run printed; if there is none, its last line."""
     lines = [NODE.sub("", line) for line in text_of(log).strip().splitlines()[-200:]]
     memory = [line for line in lines if NO_MEMORY.search(line)]

@@ -235,8 +235,9 @@ class Machines(Place):
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
         scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
         lines = []
+        again = ("--rerun",) if self.options.rerun == "all" else ()
         for state in states:
-            planned = self.plan(state.job, scripts_in)
+            planned = self.plan(replace(state.job, argv=(*state.job.argv, *again)), scripts_in)
             outcome = settled(state.job.folder.outcome(), self.options.rerun)
             if why := f"skipped: {state.reason}" if state.state == SKIPPED else outcome:
                 planned = [f"# {why}", *(f"# {line}" for line in planned)]

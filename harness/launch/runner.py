@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.core import attempts
 from harness.core.process import GRACE_S
-from harness.core.records import LOGS, RUNNING, WAITING
+from harness.core.records import FINISHED, LOGS, RUNNING, WAITING
 from harness.core.records.locks import Lock
 from harness.core.records.redact import redact_logs
 from harness.core.records.summary import disturbance
@@ -85,6 +85,9 @@ class Worker(ABC):
         tries = len(attempts.starts_of(tried))
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         state.reason = summary.get("reason")
+        if state.failed and summary.get("outcome") == FINISHED:  # it began no new record
+            cause = outcome.line_of_error(log) or "it gave no reason"
+            state.reason = f"{cause}; the finished record stays, --rerun all tries again"
         line = f"{self.name_of(state)}: {state.state} after {exact(state.took_s)}"
         line += f" in {tries} attempts, " if tries > 1 else ", "
         if not state.failed:

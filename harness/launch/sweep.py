@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -53,6 +55,7 @@ from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
 # Attributes of a sweep file that are copied into sweep.json.
+TWICE_S = 1.0  # in which the same signal again is the same wish
 COPIED = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
 PLACES: dict[str, Callable[[Options], Place]] = {
     "local": Local,
@@ -110,7 +113,7 @@ def run(flags: argparse.Namespace) -> int:
             return 0
         command = redacted_command(["python", "-m", "harness", "sweep", *flags.argv])
         _describe(sweep, states, folder, command)
-        check_start(sweep, states, chosen, place, flags.yes)
+        check_start(sweep, states, chosen, place, flags.yes, changed=bool(flags.set))
         refuse_if_nothing_starts(chosen)
         return _work(sweep, chosen, place, folder, command)
     finally:
@@ -253,12 +256,19 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)
-        print(f"stopped, {runs(left)} to go: the same command continues", file=sys.stderr)
+        print(f"stopped, {runs(left)} to go: {_goes_on(place)}", file=sys.stderr)
         return 128 + signals[0]
     if failed := sum(state.failed for state in chosen):
         print(f"{runs(failed)} failed: the same command with --rerun failed tries again")
     print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
     return 1 if failed or (shown and shown.returncode) else 0
+
+
+def _goes_on(place: Place) -> str:
+    """What measures the rest of a sweep that was stopped."""
+    if place.options.rerun != "all":
+        return "the same command continues"
+    return "the same command measures all again; --select or --limit choose the rest"
 
 
 def _record_command(folder: Path, chosen: list[State], screen: Screen) -> None:
@@ -306,8 +316,13 @@ def _earlier(folder: Path) -> dict[str, Any]:
 def _signals(worker: Worker) -> Iterator[list[int]]:
     """Count signals that ask for an end; the loop of the worker obeys them."""
     received: list[int] = []
+    last_s: dict[int, float] = dict.fromkeys(ending_signals(), -math.inf)
 
     def count(signum: int, frame: Any) -> None:
+        before_s, last_s[signum] = last_s[signum], time.monotonic()
+        # A closed terminal and `timeout` send theirs twice: to a process and to its group.
+        if signum != signal.SIGINT and last_s[signum] - before_s < TWICE_S:
+            return
         received.append(signum)
         worker.stops += 1
 

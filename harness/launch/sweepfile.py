@@ -126,6 +126,8 @@ class YamlSource:
         if isinstance(node, yaml.MappingNode):
             content: dict[str, Any] = {}
             for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise self.wrong(path, "expected a name before each colon (are { } doubled?)")
                 where = (*path, key.value)
                 self.lines[where] = key.start_mark.line + 1
                 if key.value in content:
@@ -339,6 +341,8 @@ class _Reader:
         if name in NOT_IN_A_FILE:
             flag = NOT_IN_A_FILE[name]
             raise self.source.wrong(where, f"{name} is given on the command line: {flag}")
+        if value in ("null", "~"):
+            raise self.source.wrong(where, f"{name}: {value} is no value: leave {name} out")
         try:
             if name == "link":
                 return "link", link_of(value)

@@ -69,6 +69,21 @@ def test_a_finished_record_is_never_written_over(job: Job) -> None:
     assert not job.folder.attempts.exists()
 
 
+def test_a_new_start_that_never_began_says_why_and_that_the_record_stays(
+    job: Job, tmp_path: Path
+) -> None:
+    """The reason was None, and --rerun failed was named, which finds a finished run."""
+    job.folder.write_settings({})
+    write_json(job.folder.summary, {"outcome": "finished"})
+    log = tmp_path / "log.txt"
+    log.write_text("vit.py: error: --dataset x: there is no such folder or file\n")
+    state, screen = State(job, state="failed"), Watcher()
+    runner = Runner([state], Options(), Path(), screen, Local(Options()), Machine((), (0,)))
+    runner.report(state, 1.0, log)
+    (line,) = screen.lines
+    assert "no such folder or file; the finished record stays, --rerun all tries again;" in line
+
+
 def test_a_summary_alone_is_no_finished_run(job: Job) -> None:
     """The folder was removed just before the run wrote that it had finished."""
     began = Began.now(job.folder)

@@ -279,6 +279,25 @@ def test_the_time_of_the_header_is_a_bound_where_runs_are_skipped(tmp_path: Path
     assert ahead(states, None, 100.0) == (f"0 done before, {time}", 100.0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "time"),
+    [
+        ([], "2 to go, about 10:00 by the header of the file"),
+        (["--repeat", "4"], "8 to go, about 40:00 by the header of the file"),
+        (["--set", "epochs=50"], "2 to go"),
+    ],
+)
+def test_the_time_of_the_header_is_for_the_runs_of_the_file(
+    flags: list[str], time: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    text = "# Time: 3 h; --tiny 10 min\n# Runs: 4, --tiny 2\nscript: vit\nseeds: [1, 2]\n"
+    monkeypatch.setattr("harness.launch.sweep._work", lambda *_: 0)
+    out = ["-o", str(tmp_path / "out")]
+    assert main([str(sweep_file(tmp_path, text)), "--tiny", *out, *flags]) == 0
+    assert f"0 done before, {time}\n" in capsys.readouterr().out
+
+
 def test_what_takes_long_is_asked_for_at_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -119,10 +120,13 @@ export HARNESS_LAUNCH='{"sweep": "mine"}'
 export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/my project'
 
 case $SLURM_ARRAY_TASK_ID in
-0) set -- vit.py --dataset 'a b.csv' --tiny --seed 1 --setup 4_2 --output_dir OUT ;;
-1) set -- vit.py --dataset 'a b.csv' --tiny --seed 2 --setup 4_2 --output_dir OUT ;;
+0) set -- vit.py --dataset 'a b.csv' --tiny --seed 1 --setup 4_2 --output_dir OUT; kept=FILE ;;
+1) set -- vit.py --dataset 'a b.csv' --tiny --seed 2 --setup 4_2 --output_dir OUT; kept=FILE ;;
 esac
-[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || set -- "$@" --rerun
+if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||
+    grep -qs '"outcome": "finished"' "$kept"; then
+    set -- "$@" --rerun
+fi
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))
@@ -147,10 +151,35 @@ def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
         partition="long", account="lab", gres="gpu:a100", cpus_per_gpu=6, requeue=3,
         setup_script="/home/me/setup.sh", sbatch=("--mem=64G", "--exclusive"),
     )  # fmt: skip
-    text = script(planned(tmp_path, file), slurm, SITE, 7199.0, rerun=True)
-    text = text.replace(str(tmp_path / "out"), "OUT")
+    jobs = planned(tmp_path, file)
+    text = script(jobs, slurm, SITE, 7199.0, rerun=True)
+    kept = re.findall(r"kept=(\S+)", text)
+    assert kept == [str(tmp_path / "out" / job.path / "summary.json") for job in jobs]
+    text = re.sub(r"kept=\S+", "kept=FILE", text).replace(str(tmp_path / "out"), "OUT")
     assert text.startswith(ARRAY + "\n") and ARRAY_BODY in text
     assert "again=$((3 > ${SLURM_RESTART_COUNT:-0}))" in text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("restarts", "outcome", "again"),
+    [("0", "finished", True), ("1", "finished", True), ("1", "interrupted", False),
+     ("1", None, False)],
+)  # fmt: skip
+def test_a_job_that_comes_back_measures_again_what_it_has_not_begun(
+    restarts: str, outcome: str | None, again: bool, tmp_path: Path
+) -> None:
+    """Where a node was lost before the old record was set aside, that record was taken as new."""
+    (job,) = planned(tmp_path, "script: vit")
+    if outcome is not None:
+        write_json(job.folder.summary, {"outcome": outcome})
+    text = script([job], Slurm(), SITE, None, rerun=True)
+    chosen = text[text.index("set -- vit.py") : text.index("srun")]
+    done = subprocess.run(
+        ["bash", "-c", chosen + '\nprintf "%s\\n" "$@"'], capture_output=True, text=True,
+        env={"PATH": os.environ["PATH"], "SLURM_RESTART_COUNT": restarts}, check=True,
+    )  # fmt: skip
+    assert ("--rerun" in done.stdout.split()) == again and "vit.py" in done.stdout
 
 
 @pytest.mark.parametrize(("timeout_s", "time_limit", "lead"), [(90.0, 2, 30), (60.0, 1, 15)])

@@ -315,6 +315,53 @@ def test_the_first_failure_cancels_the_rest(tmp_path: Path, cluster: StandIn) ->
 
 
 @pytest.mark.process
+def test_after_the_first_failure_nothing_more_is_submitted(
+    tmp_path: Path, cluster: StandIn
+) -> None:
+    """Where the failed job was the last one watched, the other runs were submitted."""
+    first = worked(tmp_path)
+    cluster.says("squeue", says_of(first, "FAILED"))
+    then = worked(tmp_path, "script: vit\nseeds: [42, 2]", fail_fast=True)
+    assert [s.state for s in then.states] == ["failed", WAITING]
+    assert cluster.asked("sbatch") == 1 and cluster.asked("scancel") == 0
+    assert sum("stopped at the first failure" in line for line in seen(then).lines) == 1
+
+
+@pytest.mark.process
+def test_a_cluster_that_does_not_cancel_is_asked_again_and_can_be_left(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = worked(tmp_path)
+    cluster.says("squeue", says_of(first, "RUNNING"))
+    cluster.does("scancel", "echo no controller >&2; exit 1")
+    twice = queue_of(tmp_path, detach=False)
+    twice.stops = 2
+    look = twice._look
+
+    def looked() -> None:
+        look()
+        if cluster.asked("scancel") > 2:
+            twice.stops = 3
+
+    monkeypatch.setattr(twice, "_look", looked)
+    twice.work()  # which would not end otherwise
+    assert cluster.asked("scancel") == 3 and len(twice.submitted.open()) == 1
+    assert sum("cancelling 1 jobs" in line for line in seen(twice).lines) == 1
+    cluster.does("scancel", "true")
+    once_more = queue_of(tmp_path, detach=False)
+    once_more.stops, looks = 2, iter((2, 2, 3))
+    look = once_more._look
+
+    def followed() -> None:
+        look()
+        once_more.stops = next(looks)
+
+    monkeypatch.setattr(once_more, "_look", followed)
+    once_more.work()
+    assert cluster.asked("scancel") == 4  # once it has been asked, it knows
+
+
+@pytest.mark.process
 def test_stopped_once_the_jobs_stay_and_twice_they_are_cancelled(
     tmp_path: Path, cluster: StandIn
 ) -> None:

@@ -8,10 +8,12 @@ import io
 import json
 import os
 import re
+import signal
 import socket
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +147,28 @@ def test_the_command_in_the_plan_is_one_that_measured(
     assert called("--set", "seed=1") == "--set seed=1"
     assert f"{said} table is replaced; its runs stay: " in capsys.readouterr().out
     assert (folder / "sweep.earlier-1.json").exists()
+
+
+def test_the_same_wish_to_stop_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that is closed hangs up on the shell's job, and again on its group."""
+    worker: Any = SimpleNamespace(stops=0)
+    with sweep_module._signals(worker) as received:
+        for signum in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(signum)
+        assert (worker.stops, received) == (2, [signal.SIGHUP, signal.SIGTERM])
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # a person who presses Ctrl-C twice
+        assert worker.stops == 4
+        monkeypatch.setattr(sweep_module, "TWICE_S", 0.0)
+        signal.raise_signal(signal.SIGHUP)
+        assert worker.stops == 5
+
+
+def test_what_goes_on_with_a_sweep_that_was_stopped() -> None:
+    place: Any = SimpleNamespace(options=SimpleNamespace(rerun=None))
+    assert sweep_module._goes_on(place) == "the same command continues"
+    place.options.rerun = "all"
+    assert "measures all again; --select or --limit choose" in sweep_module._goes_on(place)
 
 
 def test_a_hypothesis_that_changes_after_its_runs_is_told(

@@ -129,6 +129,10 @@ MISTAKES = {
     "two files": (["x.yaml", "y.yaml"], "unexpected y.yaml; usage:"),
     "missing file": (["none.yaml"], "none.yaml does not exist"),
     "select": (["FILE", "--select", "setup"], "--select setup: expected KEY=VALUE"),
+    "select a key twice": (
+        ["FILE", "--select", "lr=1,setup=1_1,lr=2"],
+        "--select lr=1,setup=1_1,lr=2: lr stands twice: give the flag again for another value",
+    ),
     "select key": (
         ["FILE", "--select", "setpu=1_1"],
         "--select setpu: no run varies it; did you mean setup?",
@@ -393,8 +397,24 @@ def test_a_dry_run_shows_what_is_done_as_a_comment(
     lines = printed(tmp_path, capsys, "--o", str(tmp_path / "out"))
     assert lines[0] == "# finished" and lines[1].startswith("# OMP_NUM_THREADS=")
     assert len([line for line in lines if not line.startswith("#")]) == 7
+    assert not any("--rerun" in line for line in lines)
     again = printed(tmp_path, capsys, "--o", str(tmp_path / "out"), "--rerun", "all")
-    assert len([line for line in again if not line.startswith("#")]) == 8
+    commands = [line for line in again if not line.startswith("#")]
+    assert len(commands) == 8 and all(line.endswith(" --rerun") for line in commands)
+
+
+def test_a_dry_run_prints_no_command_that_would_train_without_its_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "script: vit\nsettings: {setup: 2_1, link: 20ms}"
+    flags = ["--tiny", "--dry_run", "--launcher", "netns", "--oversubscribe"]
+    file = sweep_file(tmp_path, text)
+    assert main([str(file), *flags]) == 0
+    assert " nodes 2 --link=20ms -- torchrun" in capsys.readouterr().out
+    assert main([str(file), *flags, "--max_restarts", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "# on emulated nodes, node by node (link 20ms):" and len(lines) == 3
+    assert all(line.startswith("# ") for line in lines) and "torchrun --nnodes=2:2" in lines[1]
 
 
 @pytest.mark.parametrize(

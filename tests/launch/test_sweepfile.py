@@ -153,6 +153,16 @@ WRONG = {
     "far key": ("script: vit\nzzz: 1", "line 2: unknown key zzz: there are script"),
     "key in tiny": ("script: vit\ntiny:\n  gird: {}", "line 3: unknown key gird"),
     "tiny": ("script: vit\ntiny: 3", "line 2: tiny: expected keys"),
+    "a mapping as key": (
+        "script: vit\nsettings: {{epochs: 3}}",
+        "line 2: expected a name before each colon (are { } doubled?)",
+    ),
+    "a list as key": ("script: vit\n? [a, b]\n: 1", "expected a name before each colon"),
+    "no value": (
+        "script: vit\ngrid: {validation_split: [0.1, null]}",
+        "line 2: validation_split: null is no value: leave validation_split out",
+    ),
+    "no value as ~": ("script: vit\nsettings: {lr: ~}", "line 2: lr: ~ is no value"),
     "a key twice": ("script: vit\ngrid: {}\ngrid: {}", "line 3: grid is given twice"),
     "setting": (
         "script: vit\ngrid:\n  setup: [1_1]\n  per_gpu_bach: [1]",

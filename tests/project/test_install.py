@@ -171,6 +171,20 @@ def test_where_no_index_has_the_build_of_torch_one_line_says_so(
 
 
 @pytest.mark.process
+def test_a_build_of_torch_is_tried_again_after_a_failed_set_up(root: Path, tmp_path: Path) -> None:
+    """A second `make` believed the stamp, and pip took another build."""
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        shutil.copy(root / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ncase "$*" in *constraints.txt*) exit 1;; esac\n')
+    python.chmod(0o755)
+    command = ["make", ".venv/ready", "TORCH=cpu", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and not [*(tmp_path / ".venv").glob("torch-*")], done.stderr
+
+
+@pytest.mark.process
 def test_every_locked_package_has_a_licence(root: Path) -> None:
     command = [sys.executable, ".ci/licences.py"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)

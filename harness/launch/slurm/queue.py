@@ -61,6 +61,8 @@ class Queue(Worker):
     asked_s: float = -ASK_EVERY_S
     trouble: str = ""  # the last error of the cluster
     cancelled: bool = False
+    over: bool = False  # whether --fail_fast has ended the sweep
+    cancel_sent: bool = False  # whether the cluster has taken it
 
     def __post_init__(self) -> None:
         self.submitted = Submitted(self.folder)
@@ -80,9 +82,11 @@ class Queue(Worker):
             self.screen.print(f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}")
 
     def stop_at_failure(self) -> None:
-        if not self.cancelled and self.watched:
+        if not self.over:
+            self.over = True
             self.screen.print("stopped at the first failure (--fail_fast)")
-            self._cancel()
+            if self.watched and not self.cancelled:
+                self._cancel()
 
     def _waits(self) -> bool:
         """Whether there are jobs to wait for; if detached, only ended ones without a record yet."""
@@ -103,23 +107,29 @@ class Queue(Worker):
             lock.release()
 
     def _is_left(self) -> bool:
-        """Whether to leave: one stop leaves the jobs alone, another soon after it cancels them."""
+        """Whether to leave: one stop leaves the jobs alone, another soon after it cancels them, a
+        third one does not wait for their end.
+        """
         if self.stops_obeyed != self.stops:
             self.stops_obeyed, self.obeyed_s = self.stops, time.monotonic()
-            if self.stops > 1:
+            if self.stops > 1 and not self.cancelled:
                 self._cancel()
-            else:
+            elif not self.cancelled:
                 self.screen.print(f"the jobs stay; {AGAIN}; Ctrl-C now cancels them")
-        return self.stops_obeyed == 1 and time.monotonic() - self.obeyed_s > SECOND_S
+        waited = time.monotonic() - self.obeyed_s > SECOND_S
+        return self.stops_obeyed > 2 or (self.stops_obeyed == 1 and waited)
 
     def _cancel(self) -> None:
-        self.cancelled = True
         ids = [w.entry.id for w in self.watched if w.entry.id is not None]
-        self.screen.print(f"cancelling {len(ids)} jobs")
+        if not self.cancelled:
+            self.screen.print(f"cancelling {len(ids)} jobs")
+        self.cancelled, self.cancel_sent = True, False
         try:
             cluster.cancel(ids)
         except cluster.Unreachable as error:
             self._complain(error)
+        else:
+            self.cancel_sent = True
 
     def _pick_up(self) -> None:
         """Watch the jobs that an earlier runner submitted."""
@@ -188,7 +198,7 @@ class Queue(Worker):
         new = [s for s in self.states if s.state == WAITING and s.job.path not in watched]
         due = {s.job.path: s for s in new if self._is_due(s)}
         for jobs in scripts.alike([state.job for state in due.values()]):
-            if self.stops:
+            if self.stops or self.over:
                 return
             name = scripts.job_name(self.folder.name, secrets.token_hex(3))
             path = self.submitted.script(name)
@@ -215,6 +225,8 @@ class Queue(Worker):
     def _look(self) -> None:
         """Ask the cluster for the state of every watched job."""
         self.asked_s = time.monotonic()
+        if self.cancelled and not self.cancel_sent:
+            self._cancel()
         try:
             jobs = cluster.queued({watched.entry.name for watched in self.watched})
         except cluster.Unreachable as error:

@@ -158,12 +158,20 @@ set_up=yes"""
 def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
     """Shell lines that set the arguments to the training script and its flags."""
     lines = [f"set -- {script_of(job, site.scripts)}" for job in jobs]
+    if rerun:
+        kept = (shlex.quote(str(job.folder.summary.absolute())) for job in jobs)
+        lines = [f"{line}; kept={file}" for line, file in zip(lines, kept, strict=True)]
     if len(jobs) > 1:
         cases = [f"{number}) {line} ;;" for number, line in enumerate(lines)]
         lines = ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
     if rerun:
-        # A requeued job continues its own record.
-        lines.append('[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || set -- "$@" --rerun')
+        # A requeued job continues its own record, if it came to begin one.
+        lines += [
+            """if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||""",
+            """    grep -qs '"outcome": "finished"' "$kept"; then""",
+            """    set -- "$@" --rerun""",
+            "fi",
+        ]
     return lines
 
 
