@@ -41,6 +41,7 @@ from harness.core.records.disk import check_writable
 from harness.core.refused import MEANT, REFUSED
 from harness.core.rules import place, resolve
 from harness.core.settings import (
+    TEXT_OF_BOOL,
     NodeError,
     Settings,
     UserError,
@@ -86,8 +87,6 @@ def _default_and_help(value: ast.expr | None) -> tuple[str, str]:
 # The packages outside the standard library that training imports.
 NEEDED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "sklearn", "psutil")
 
-TEXT_OF_BOOL = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
 
 def field_of(script: str, name: str) -> str | None:
     """The settings field that a flag names; None for a Trainer flag; any other flag is refused."""
@@ -122,9 +121,9 @@ def texts_of(value: Any) -> list[str]:
 def typed(name: str, field_name: str | None, values: list[str]) -> Any:
     """The typed value of a flag; for a Trainer flag the text decides the type."""
     if field_name is None:
-        if not values:
-            return True
-        scalars = tuple(scalar(v) for v in values)
+        default = trainer_flags().get(name, ("",))[0]
+        is_switch = default in ("True", "False") or name == "hub_private_repo"
+        scalars = tuple(scalar(v, is_switch) for v in values) or (True,)
         return scalars[0] if len(scalars) == 1 else scalars
     meta = flag_fields()[field_name].metadata
     if len(values) > 1:
@@ -137,14 +136,14 @@ def typed(name: str, field_name: str | None, values: list[str]) -> Any:
         raise UserError(f"--{name} {error}") from None
 
 
-def scalar(text: str) -> Any:
+def scalar(text: str, is_switch: bool = False) -> Any:
     if text.startswith("{"):
         try:
             return json.dumps(json.loads(text), sort_keys=True)  # in canonical form
         except ValueError:
             return text
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    if text.lower() in ("true", "false") or (is_switch and text.lower() in TEXT_OF_BOOL):
+        return TEXT_OF_BOOL[text.lower()]
     for convert in (int, float):
         try:
             value = convert(text)

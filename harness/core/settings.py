@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+# What a flag that is true or false takes, as the Trainer's own flags do.
+TEXT_OF_BOOL = dict.fromkeys(("true", "t", "yes", "y", "1"), True)
+TEXT_OF_BOOL |= dict.fromkeys(("false", "f", "no", "n", "0"), False)
+
 
 class UserError(ValueError):
     """A mistake that the user can correct: shown as one line, exit code 2."""
@@ -72,7 +76,7 @@ class Settings:
         "set every dropout rate of the model, 0 to below 1 (the model's own)")
     lora: int = flag(0, "natural", "Model",
         "train low-rank adapters of this rank and the head, by peft, instead of all weights; what "
-        "is saved has them merged (0: all weights)")
+        "is saved has them merged; 0 trains all weights")
     max_length: int | None = flag(None, "count", "Model",
         "longest text, in tokens; longer ones are cut (512)", input="text")
     image_size: int | None = flag(None, "count", "Model",
@@ -84,8 +88,8 @@ class Settings:
         "run the code that a Hub repository brings; off unless you turn it on")
     # Data
     dataset: str | None = flag(None, "text", "Data",
-        "Hub name, local folder or file (csv, json, parquet, image folder), or embedded:english, "
-        "embedded:digits", names=("dataset_name",))
+        "Hub name, a file (csv, tsv, json, jsonl, parquet), a folder of such files, of images or "
+        "of save_to_disk(), or embedded:english, embedded:digits", names=("dataset_name",))
     dataset_config: str | None = flag(None, "text", "Data",
         "configuration of the dataset, where it has several", names=("dataset_config_name",))
     text_column: str | None = flag(None, "text", "Data",
@@ -98,7 +102,7 @@ class Settings:
         "test samples drawn from the data, or all (2000)", names=("max_eval_samples",))
     test_split: str | None = flag(None, "text", "Data",
         "name of the split to test on, or a share such as 0.2 of the training split to hold out "
-        "(the split called test, else validation, else 0.2)")
+        "(the first of test, validation, valid, val, dev that has classes, else 0.2)")
     validation_split: str | None = flag(None, "text", "Data",
         "evaluate each epoch, and choose the best one, on a validation set; the test set is used "
         "once, at the end, on the weights of the best epoch with --save best, else of the last "
@@ -159,8 +163,8 @@ class Settings:
         "hold it, by accumulation, or scale it with the processes",
         choices=("hold", "scale"))
     balance: str | None = flag(None, "text", "Distribution",
-        "give ranks shares of the effective batch by their speed, as measured for a second before "
-        "training, or as given, such as 2,1 for two ranks (equal shares)")
+        "shares of the effective batch by rank: measured, by their speed in a second before "
+        "training, or given, such as 2,1 (equal shares)")
     compress: str = flag("none", "text", "Slow links",
         "compress what is sent: bf16, fp16, int8, int4 or powersgd[:rank] (rank 1) for ddp, bf16, "
         "int8 or int4 for local_sgd and diloco, fp16 or int8 for hivemind")
@@ -194,8 +198,8 @@ class Settings:
         "variable INITIAL_PEERS)", identity=False)
     # Running
     repeat: int = flag(1, "count", "Running",
-        "number of the measurement: 2 measures the same settings once more (--run, but torchrun "
-        "takes that for one of its own)", names=("run",))
+        "2 records a second measurement of the same settings, 3 a third (also --run, except under "
+        "torchrun)", names=("run",))
     num_workers: int = flag(0, "natural", "Running",
         "processes that load data, per process", names=("dataloader_num_workers",))
     log_every: int = flag(50, "count", "Running",
