@@ -319,7 +319,7 @@ def numbers_of(values: Sequence[float], rate: bool = False) -> str:
     """The text "mean (least to most, n)", for the description of a figure."""
     mean = f"{spread(values, rate).mean:,.4g}"
     if len(values) == 1:
-        return f"{mean} (one run)"
+        return f"{mean} (one value)"
     return f"{mean} ({min(values):,.4g} to {max(values):,.4g}, n = {len(values)})"
 
 

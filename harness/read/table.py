@@ -53,9 +53,9 @@ class Table:
 
 
 def chosen(table: Table, names: Sequence[str]) -> Table:
-    """The named columns, by heading or by name of the field, in this order. Unless one of them is
-    a key column (the number of runs does not count as one), the key columns in which rows differ
-    come first.
+    """The named columns, by heading or by name of the field, in this order. Where the key columns
+    among them (the number of runs does not count as one), batch and updates do not tell all rows
+    apart, the other key columns in which rows differ come first.
     """
     at: list[int] = []
     for name in names:
@@ -63,10 +63,15 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
         if not matching:
             raise UserError(f"no column {name}: there are {', '.join(table.headings)}")
         at += matching
-    telling = [n for n, cells in enumerate(table.columns[: table.keys]) if len({*cells}) > 1]
-    if {n for n in range(table.keys) if table.headings[n] != "n"} & {*at}:
+    keys = [n for n in range(table.keys) if table.headings[n] != "n"]
+    named = [n for n in at if n in keys]
+    known = [heading_of(name) for name in ("effective_batch", "updates")]
+    telling = [n for n in at if n in keys or table.headings[n] in known]
+    told, tellable = (len({*zip(*table.select(of).columns, strict=True)}) for of in (telling, keys))
+    if named and told >= tellable:
         return replace(table.select(at), keys=1)
-    return replace(table.select([*telling, *at]), keys=len(telling) or 1)
+    lacking = [n for n in range(table.keys) if len({*table.columns[n]}) > 1 and n not in at]
+    return replace(table.select([*lacking, *at]), keys=len(lacking) or 1)
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:

@@ -274,6 +274,24 @@ def test_times_of_several_machines_are_not_compared(tmp_path: Path, batches: Ver
     text = batches.in_one_line(tmp_path, *AT)
     assert "Bcrit: 40" in text and "times are not compared: machine: batch 8 has a-cpux2" in text
     assert "least training time" not in text
+    (family,) = json.loads(batches(tmp_path, *AT, "--json"))["families"]
+    for each in family["batches"]:
+        assert (each["train_samples_per_s"], each["tta_train_s"]) == (None, [])
+        assert len(each["tta_samples"]) == 3
+
+
+def test_processors_of_all_batches_are_compared_with_each_other(
+    tmp_path: Path, batches: Verb
+) -> None:
+    """Both others are like the first one, and not like each other."""
+    for batch, tflops in ((8, 1.0), (16, 1.2), (32, 0.82)):
+        known = {"fp32_tflops": tflops, "bf16_tflops": 0.1, "threads": 1}
+        facts = {"effective_batch": batch, "cpu_calibration": known, "observed": {"device": "cpu"}}
+        for seed in (1, 2):
+            path = pair(tmp_path, seed, "--b", str(batch // 2), environment=facts)
+            with_epochs(path, epochs(0.5, 0.9))
+    text = batches.in_one_line(tmp_path, *AT)
+    assert "times are not compared: processor: " in text and "least training time" not in text
 
 
 def test_mistakes(tmp_path: Path, batches: Verb, capsys: pytest.CaptureFixture[str]) -> None:

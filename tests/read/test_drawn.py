@@ -163,7 +163,7 @@ def test_darkening_twice_changes_nothing(plan: Plan) -> None:
 
 
 def test_words_in_place_of_figures() -> None:
-    assert numbers_of([1.5]) == "1.5 (one run)"
+    assert numbers_of([1.5]) == "1.5 (one value)"
     assert numbers_of([1.0, 3.0]) == "2 (1 to 3, n = 2)"
     assert listed(map(str, range(14))).endswith("; 11; and 2 more")
 

@@ -128,7 +128,7 @@ def test_links_with_jitter_or_loss_are_lines_of_their_own(plan: Plan) -> None:
         del entry["label"]["per_gpu_batch"]
     drawn = draw("propagation", measured(plan, axes=["setup", "link"]))
     assert {"100 Mbit/s", "100 Mbit/s, loss0.01"} <= {*names_of(drawn)}
-    assert "100 Mbit/s at 9 ms 80 (one run)" in drawn.alt
+    assert "100 Mbit/s at 9 ms 80 (one value)" in drawn.alt
     bound = "at most: one delay an update"
     assert (bound in names_of(drawn)) == (drawn.figure.axes[0].get_ylim()[1] > 1000 * 8 / 9)
 

@@ -123,7 +123,7 @@ def test_lines_of_several_processes_begin_with_the_single_one(plan: Plan) -> Non
     assert "ddp, batch per GPU 8" in names and not any("single" in name for name in names)
     rates = draw("throughput", sweep)
     assert sorted(rate for _, rate in points(rates)) == [90, 100, 100, 120, 150]
-    assert "single at 1 100 (one run); ddp, batch per GPU 8 at 2 150" in rates.alt
+    assert "single at 1 100 (one value); ddp, batch per GPU 8 at 2 150" in rates.alt
 
 
 def test_throughput_has_the_line_of_the_ideal(plan: Plan) -> None:

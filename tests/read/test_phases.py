@@ -55,9 +55,11 @@ def test_planted_phases_are_found() -> None:
     over = phases.at(two, Wire(0.04))
     assert over[EVALUATION].fixed_s == pytest.approx(0.1 + 24 * 0.04)
     assert over[START].fixed_s == pytest.approx(0.3 + 40 * 0.04)  # without measuring
-    # Of four nodes nothing was recorded: what two took is the nearest.
+    # Of four nodes nothing was recorded: what two took is the nearest, but they share the test set.
     assert phases.recorded(Shape(4)) == two
-    assert phases.at(Shape(4), Wire(0.04)) == over
+    four = phases.at(Shape(4), Wire(0.04))
+    assert four[EVALUATION].fixed_s == pytest.approx(0.1 / 2 + 24 * 0.04)
+    assert {**four, EVALUATION: over[EVALUATION]} == over
 
 
 def test_repeats_over_a_measured_link_are_one_link() -> None:
@@ -69,11 +71,15 @@ def test_repeats_over_a_measured_link_are_one_link() -> None:
 
 
 def test_one_link_is_joined_with_one_machine() -> None:
-    runs = [(Shape(1), None, run_of(0.0)), (Shape(2), Wire(0.02), run_of(0.02))]
+    # One process evaluates the whole test set, each of two the half of it.
+    runs = [(Shape(1), None, run_of(0.0, 2.0)), (Shape(2), Wire(0.02), run_of(0.02))]
     found = fit_phases(runs).of[Shape(2)][EVALUATION]
     assert (found.fixed_s, found.delays) == pytest.approx((0.1, 24)) and found.spread is None
     alone = fit_phases(runs[1:]).of[Shape(2)][EVALUATION]
     assert (alone.fixed_s, alone.delays) == (pytest.approx(0.1 + 24 * 0.02), 0)
+    runs[0] = (Shape(1), None, run_of(0.0))  # what is not shared is the same on one machine
+    found = fit_phases(runs).of[Shape(2)][SAVING]
+    assert (found.fixed_s, found.delays) == pytest.approx((0.05, 18))
 
 
 def test_without_a_link_messages_of_this_version_count() -> None:

@@ -353,7 +353,7 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
     assert two["accuracy"] is None and two["effective_batch"] == 8
     said = table(plan.folder)
     assert row_of(said, "1_1")[1] == "1/2"
-    assert row_of(said, "1_2")[1:7] == ["0/2", "8", "oom,", "waiting", "-", "-"]
+    assert row_of(said, "1_2")[1:7] == ["0/2", "8", "-", "oom,", "waiting", "-"]
     assert "timeout: over 60 s (setup 1_1, seed 2)" in said
     # Brackets are not taken for markup.
     assert f"oom: [rank0]: no room for 7 GiB (setup 1_2, seed 1)\n  bert/{oom.name}" in said

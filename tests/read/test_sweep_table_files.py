@@ -16,7 +16,7 @@ from harness.core.settings import UserError
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.records.baseline import GAIN, POINTS
 from harness.read.report.report import make_report
-from harness.read.table import Table, latex_lines
+from harness.read.table import Table, chosen, latex_lines
 from tests.support.paired import Verb
 from tests.support.records import TARGET, Plan, epochs, row_of, timed_epochs
 
@@ -68,6 +68,42 @@ Environment: a-cpux2 (A CPU, 2 cores, 8 GiB); torch 2.13.0; transformers 5.23.0;
 
 Command: `python -m harness sweep sizes.yaml --tiny`
 """  # noqa: E501
+
+
+def test_columns_that_tell_rows_apart_come_back() -> None:
+    rows = [["a", "1ms", "1", "0.9"], ["a", "9ms", "1", "0.8"], ["b", "1ms", "1", "0.7"]]
+    table = Table(["strategy", "link", "n", "accuracy"], rows, 3)
+    one = chosen(table, ["accuracy"])
+    assert one.headings == ["strategy", "link", "accuracy"] and one.keys == 2
+    # Two rows would have the same name.
+    two = chosen(table, ["strategy", "accuracy"])
+    assert two.headings == ["link", "strategy", "accuracy"] and two.keys == 1
+    assert chosen(table, ["accuracy", "link", "strategy"]).headings[0] == "accuracy"
+    alone = chosen(Table(table.headings, [rows[0], rows[2]], 3), ["strategy", "n"])
+    assert alone.headings == ["strategy", "n"]
+
+
+def test_runs_that_learned_nothing_are_named(plan: Plan, table: Verb) -> None:
+    known = {"data": {"majority_share": 0.6}}
+    for seed, accuracy in ((1, 0.6), (2, 0.5), (4, 0.61)):
+        plan.run("1_1", seed=seed, epochs=epochs(accuracy), environment=known)
+    plan.run("1_1", seed=42, epochs=epochs(0.1))
+    folder = plan.write()
+    text = (
+        "2 runs with an accuracy that is no better than naming the largest class for every sample"
+    )
+    assert text in table(folder) and text in table(plan.output_dir)
+
+
+def test_rows_that_have_not_run_may_have_another_batch(plan: Plan, table: Verb) -> None:
+    plan.run("1_1", seed=1)
+    plan.run("2_1", seed=1)
+    plan.run("1_2", seed=1, outcome="oom", reason="no room", updates=None,
+             environment={"effective_batch": None})  # fmt: skip
+    folder = plan.write()
+    assert ", batch 4, updates 100" in table(folder)
+    plan.planned("4_1", seed=1)
+    assert ", batch 4, updates 100" not in table(plan.write())
 
 
 def test_the_files_that_are_written(small: Path, table: Verb) -> None:

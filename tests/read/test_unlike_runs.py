@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.core.collectives import GLOO
-from harness.read.explain.explain import _startup
+from harness.core.settings import UserError
+from harness.read.explain import explain as explain_module
+from harness.read.explain.explain import _startup, group_breakdown
 from harness.read.explain.time_breakdown import REST, TimeBreakdown
 from harness.read.figures.catalogue import draw
 from harness.read.predict.candidates import ratios_of
 from harness.read.predict.facts import Overrides, is_timed_like
 from harness.read.predict.fitting import fit_records
-from harness.read.predict.plan import on_one_machine
+from harness.read.predict.plan import alone_text, on_one_machine
 from harness.read.records.groups import Group
 from harness.read.records.runs import Target
 from harness.read.records.selection import read_selected
@@ -23,9 +26,18 @@ from harness.read.records.sweeps import read_results
 from harness.read.statistics import spread
 from tests.support.drawn import measured as read_plan
 from tests.support.paired import Verb, measured, pair, planted_s, timed
-from tests.support.records import Plan, epochs, record, with_epochs
+from tests.support.records import (
+    TARGET,
+    Plan,
+    bare_epochs,
+    epochs,
+    lines,
+    record,
+    with_epochs,
+)
 
 AT = ("--target", "accuracy=0.8")
+Far: Any = SimpleNamespace(wall_s=1e9)  # a candidate that takes longer
 
 
 def changed(folder: Path, **facts: Any) -> Path:
@@ -124,6 +136,105 @@ def test_one_gpu_of_a_machine_and_four_are_one_machine(tmp_path: Path) -> None:
     fitted = fit_records(str(tmp_path), Overrides())
     alone = on_one_machine(fitted, Target("accuracy", 0.8))
     assert alone is not None and alone.runs[0].machine == "h200x4"
+
+
+def test_one_machine_reached_a_target_in_runs_that_tell(tmp_path: Path, plan: Plan) -> None:
+    fitted_on(tmp_path)
+    rows = [{"epoch": 1.0, "updates": 44, "accuracy": 0.9, "epoch_time_s": 4.0, "wall_s": 5.0}]
+    for seed in (1, 2, 3):
+        folder = with_epochs(timed(tmp_path, 64, seed=seed), rows)
+    target = Target("accuracy", 0.8)
+    alone = on_one_machine(fit_records(str(tmp_path), Overrides()), target)
+    assert alone is not None and "took 5 s" in alone_text(alone, Far, target)
+    assert "(3 runs)" in alone_text(alone, Far, target)
+    changed(folder, launch={"cpu_busy_share": 0.9})  # its time does not count
+    alone = on_one_machine(fit_records(str(tmp_path), Overrides()), target)
+    assert alone is not None and "(2 runs)" in alone_text(alone, Far, target)
+    with_epochs(folder, [{name: rows[0][name] for name in rows[0] if name != "accuracy"}])
+    assert on_one_machine(fit_records(str(tmp_path), Overrides()), target) is None
+
+
+def test_weights_that_were_tested_tell_runs_apart(tmp_path: Path) -> None:
+    """The last epoch's test accuracy was averaged with that of the best epoch."""
+    for save in ("last", "best"):
+        pair(tmp_path / "held", 1, "--validation_split", "0.1", "--save", save)
+        pair(tmp_path / "all", 1, "--save", save)
+    held, together = (read_results(tmp_path / name) for name in ("held", "all"))
+    assert {group.label["tested"] for group in held.groups} == {"accuracy", "last epoch"}
+    assert len(together.groups) == 1 and len(together.groups[0].runs) == 2
+
+
+def test_runs_of_two_machines_are_not_explained_as_one(tmp_path: Path) -> None:
+    for seed, machine in ((1, "a-cpux2"), (2, "b-cpux2")):
+        pair(tmp_path, seed, environment={"machine": machine})
+    group = Group(tuple(read_selected(str(tmp_path), None).runs), name="RUN", selector="x")
+    with pytest.raises(UserError, match="machine") as refused:
+        group_breakdown(group)
+    assert "a-cpux2" in str(refused.value) and "b-cpux2" in str(refused.value)
+
+
+def test_a_run_without_the_metric_has_not_reached_the_target(plan: Plan) -> None:
+    for seed, rows in enumerate((epochs(0.5), epochs(0.6), bare_epochs(1))):
+        plan.run(seed=seed, epochs=rows)
+    (group,) = read_plan(plan, target=TARGET).groups
+    assert isinstance(group, Group) and group.reached == "0 of 3"
+
+
+def test_a_metric_that_epochs_have_is_not_said_to_be_missing(plan: Plan, table: Verb) -> None:
+    for seed in (1, 2):  # times of unlike threads do not count
+        plan.run(seed=seed, epochs=epochs(0.5, 0.95), environment={"threads": seed})
+    folder = plan.write(target=TARGET)
+    said = table(folder)
+    assert "no epoch of any run" not in said and "unlike numbers of threads" in said
+    folder = plan.write(target={"metric": "acuracy", "value": 0.9})
+    assert "no epoch of any run has a number named acuracy: did you mean accuracy?" in table(folder)
+
+
+def test_a_group_without_times_to_a_target_that_is_made_is_named(plan: Plan) -> None:
+    """It had no row in the figure, and no word."""
+    for seed, last in enumerate((0.95, 0.95, 0.5)):
+        busy = {"launch": {"cpu_busy_share": 0.9}} if seed == 0 else {}
+        plan.run("1_1", seed=seed, epochs=epochs(0.5, 0.95))
+        plan.run("1_2", seed=seed, epochs=epochs(0.5, last), environment=busy)
+    drawn = draw("time_to_accuracy", read_plan(plan))
+    text = "no time to the target of 1 group with misses beside disturbed runs (1_2)"
+    assert text in drawn.notes, drawn.notes
+
+
+def test_a_baseline_over_a_link_is_not_drawn_as_one_without(plan: Plan) -> None:
+    plan.content["axes"] = ["setup", "link", "per_gpu_batch"]
+    for link, rate in (("1ms/100mbit", 100.0), ("5ms/100mbit", 80.0), ("20ms/100mbit", 50.0)):
+        for seed in (1, 2):
+            plan.run("2_1", seed=seed, label={"link": link}, train_samples_per_s=rate + seed)
+    sweep = read_plan(plan, baseline={"link": "1ms/100mbit"})
+    said = [text.get_text() for axes in draw("propagation", sweep).figure.axes
+            for text in axes.texts]  # fmt: skip
+    assert "2_1, 1ms/100mbit" in said and not any("no network" in t for t in said), said
+
+
+def test_readings_that_say_nothing_have_no_column_of_the_usage(plan: Plan) -> None:
+    node = {"cpu_percent": 50.0, "memory_gib": 3.0}
+    for batch, of_node in ((4, node), (8, dict.fromkeys(node))):
+        folder = plan.run("1_1", batch, epochs=epochs(0.5)) / "telemetry" / "node_0.jsonl"
+        lines(folder, [{"unix": 1000.0 + s, "gpus": [], "node": of_node} for s in range(5)])
+    assert len(draw("usage", read_plan(plan)).figure.axes) == 2  # of one run
+
+
+def test_a_report_explains_runs_by_their_settings(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting that the sweep names and its baseline has as well differed from nothing."""
+    for seed in (1, 2):
+        plan.run("1_2", seed=seed, devices=2, label={"save": "none"})
+    asked: list[Group] = []
+
+    def explained(group: Group, near: Any) -> Any:
+        asked.append(group)
+        return SimpleNamespace(sentences=("so",))
+
+    monkeypatch.setattr(explain_module, "explain", explained)
+    explain_module.explain_sweep(read_plan(plan))
+    assert [run.label for group in asked for run in group.runs] == [{}, {}]
 
 
 def test_what_sharing_was_fitted_on_is_what_counts(tmp_path: Path) -> None:

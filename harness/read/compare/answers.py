@@ -78,7 +78,7 @@ class Pair:
         name, question, sides = measure.name, measure.question, (self.group, self.base)
         is_known = all(side.values(name) for side in sides)
         if is_known and any(side.missed(name) for side in sides):
-            own, base = (side.reached(name) for side in sides)
+            own, base = (side.reached for side in sides)
             return Missed(f"reached by {own} runs, of the baseline by {base}")
         reasons = refused(*sides, question)
         if work := differing_work(measure, *sides):

@@ -191,7 +191,7 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
     measure, (one, other) = row.measure, groups
     estimate = row.estimate
     if estimate is None:
-        reached = [group.reached(measure.name) for group in groups]
+        reached = [group.reached for group in groups]
         return (
             f"{measure.title}: the target is reached by {reached[0]} runs of {one.name} and "
             f"{reached[1]} of {other.name}: nothing can be computed"
@@ -348,7 +348,7 @@ def _cells(row: Row, groups: tuple[Group, Group]) -> list[str]:
 
 def _mean(row: Row, values: tuple[float, ...], group: Group) -> str:
     if not all(map(math.isfinite, values)):
-        return f"{group.reached(row.measure.name)} reach it"
+        return f"{group.reached} reach it"
     return spread(values, is_rate(row.measure.name)).text(row.measure.form)
 
 

@@ -10,6 +10,7 @@ arXiv 1812.06162). The form is a straight line in B, so the fit has a closed for
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -233,7 +234,8 @@ class Family:
         such reason: a batch with misses has no times and is left out alone.
         """
         groups = [batch.group for batch in self.batches if batch.group.finished]
-        verdicts = [judge(groups[0], group)[TARGET] for group in groups]
+        pairs = itertools.combinations_with_replacement(groups, 2)
+        verdicts = [judge(*pair)[TARGET] for pair in pairs]
         reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
         return [reason for reason in reasons if not reason.startswith(MISSES)]
 
@@ -283,8 +285,10 @@ def as_fields(family: Family, target: Target) -> dict[str, Any]:
                 "tta_samples": [*batch.measured("tta_samples").values()],
                 "interpolated_samples": batch.interpolated_samples,
                 "fitted_samples": curve.samples(batch.size),
-                "train_samples_per_s": batch.rate,
-                "tta_train_s": [*batch.measured("tta_train_s").values()],
+                "train_samples_per_s": batch.rate if family.has_times else None,
+                "tta_train_s": [*batch.measured("tta_train_s").values()]
+                if family.has_times
+                else [],
             }
             for batch in family.batches
         ],

@@ -20,6 +20,7 @@ from harness.read.records.runs import Run, read_run
 MAY_DIFFER = (
     "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
     "balance", "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
+    "tested",
     *OF_ONE_STRATEGY,
 )  # fmt: skip
 

@@ -177,7 +177,7 @@ def _main_cause(
         return f"{kind}: {cause_text(breakdown, main)}"
     if hidden_s >= LARGE * breakdown.running_s:
         return "The main cause is not known: the record does not separate the parts of its steps."
-    return f"Nothing stands out: no cause takes {percent(LARGE)} of the run."
+    return f"Nothing stands out: no cause takes {percent(LARGE)} of the run without its startup."
 
 
 def group_breakdown(group: Group) -> TimeBreakdown:
@@ -188,6 +188,9 @@ def group_breakdown(group: Group) -> TimeBreakdown:
         raise UserError(f"{group.selector} has no finished run to explain: {states}{why}")
     if group.has_unlike_threads:
         unlike = {"threads": sorted({str(run.threads) for run in group.timed})}
+        raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, group.timed)}")
+    if len(machines := {str(run.machine_kind) for run in group.timed}) > 1:
+        unlike = {"machine": sorted(machines)}
         raise UserError(f"{group.name}, {several_kinds(group.selector, unlike, group.timed)}")
     return mean_breakdown([*map(time_breakdown, group.timed)])
 
@@ -456,7 +459,7 @@ def explain_sweep(sweep: SweepResults) -> list[table.Item]:
     items = []
     for group in chosen[:MOST_GROUPS]:
         name = sweep.name_of(group)
-        runs = tuple(run for run in group.runs if run.folder)
+        runs = tuple(replace(run, label={}) for run in group.runs if run.folder)
         try:
             texts = explain(Group(runs, name="RUN", selector=name), near=near).sentences
         except UserError as error:

@@ -36,11 +36,19 @@ from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch, own_me
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles, failures, set_title
 from harness.read.figures.prediction import prediction
-from harness.read.figures.time import frontier, time_to_accuracy, where_time_went
+from harness.read.figures.time import (
+    frontier,
+    script_of,
+    targets_of,
+    time_to_accuracy,
+    toward,
+    where_time_went,
+)
 from harness.read.figures.usage import usage
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name, shown_axes
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, disturbed, without_times
+from harness.read.records.groups import Group
 from harness.read.records.selection import (
     parse_selector,
     read_all_parts,
@@ -87,11 +95,22 @@ FIGURES = {
 }  # fmt: skip
 
 
+def _aimed(sweep: SweepResults) -> Sequence[Group]:
+    """The groups with times to the target that the figures choose where a sweep names none."""
+    if sweep.target is not None or not any(group.values(ACCURACY) for group in sweep.groups):
+        return sweep.groups
+    targets = targets_of(sweep)
+    return [
+        toward(g, targets[script_of(g)]) if script_of(g) in targets else g for g in sweep.groups
+    ]
+
+
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     """Draw a figure. styles: those of the page that it stands on; alone, those of its sweep."""
     figure, missing_times = FIGURES[name], list[str]()
     if figure.of_times and not figure.of_single_runs:
-        missing_times = without_times(sweep.groups, figure.of_target, sweep.short_name_of)
+        groups = _aimed(sweep) if figure.of_target else sweep.groups
+        missing_times = without_times(groups, figure.of_target, sweep.short_name_of)
     try:
         drawn = figure.draw(sweep, styles or Styles([sweep]))
     except NothingToDraw as error:

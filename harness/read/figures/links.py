@@ -116,7 +116,8 @@ def propagation(sweep: SweepResults, _styles: Styles) -> Drawn:
             texts += [f"{panel.title}, {point.text}" for point in known]
         for base, mean in _baselines(sweep, groups):
             place.axhline(mean, color=kit.FAINT, linestyle="--", linewidth=1.2)
-            kit.small_text(place, f"{axis_text(base, 'setup')}, no network", (1, mean), (-4, 3),
+            over = axis_text(base, "link") or "no network"
+            kit.small_text(place, f"{axis_text(base, 'setup')}, {over}", (1, mean), (-4, 3),
                        ha="right", va="bottom", xycoords=("axes fraction", "data"))  # fmt: skip
         delay_axis(place, sorted({_link(group).delay_ms for group in groups}))
         log_axis(place, "y")
@@ -248,7 +249,10 @@ def _cells(sweep: SweepResults) -> list[Cell]:
         )
     _check_axes(sweep, "script", STRATEGY, "setup", "link")
     if not any(group.values(measure) for group in linked for measure in TIMES_TO_TARGET):
-        raise NothingToDraw(f"no epoch of any run has a number named {sweep.target.metric}")
+        named = any(sweep.target.metric in row for run in sweep.runs for row in run.epochs)
+        why = "no run has a time to the target that counts"
+        unnamed = f"no epoch of any run has a number named {sweep.target.metric}"
+        raise NothingToDraw(why if named else unnamed)
     return [
         Cell(
             group=group,

@@ -89,21 +89,21 @@ def _row_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str],
 def targets_of(sweep: SweepResults) -> dict[str, Target]:
     """Script -> target: that of the sweep, else OF_BEST of the best mean, rounded down to 1 %."""
     if sweep.target is not None:
-        scripts = [_script(group) for group in sweep.groups if group.finished]
+        scripts = [script_of(group) for group in sweep.groups if group.finished]
         if not scripts:
             raise NothingToDraw("no run finished")
         return dict.fromkeys(scripts, sweep.target)
     best: dict[str, float] = {}
     for group in sweep.groups:
         if (mean := group.mean(ACCURACY)) is not None:
-            script = _script(group)
+            script = script_of(group)
             best[script] = max(best.get(script, 0.0), mean)
     if not best:
         raise NothingToDraw(f"no finished run has {ACCURACY}")
     return {s: Target(ACCURACY, math.floor(100 * OF_BEST * mean) / 100) for s, mean in best.items()}
 
 
-def _script(group: Group) -> str:
+def script_of(group: Group) -> str:
     return str(group.setting("script") or "")
 
 
@@ -111,7 +111,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     """A row per group: runs as points, the median a line; misses are counted at the right edge."""
     blocks = []
     for script, target in targets_of(sweep).items():
-        groups = [group for group in sweep.groups if _script(group) == script]
+        groups = [group for group in sweep.groups if script_of(group) == script]
         rows = [(group, _times(group, target)) for group in groups]
         rows = [(g, times) for g, times in rows if any(times.values()) or failures(g)]
         if any(math.isfinite(t) for _, times in rows for _, t in times["tta_train_s"]):
@@ -144,7 +144,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
             title = f"{TIMES_TO_TARGET[measure]} to\n{target.short} (s)"
             texts.append(f"{TIMES_TO_TARGET[measure].capitalize()} to {target}, medians: {text}.")
         named_rows(place, [name if number % wide == 0 else "" for name in names])
-        script = _script(rows[0][0]) if len(blocks) > 1 else ""
+        script = script_of(rows[0][0]) if len(blocks) > 1 else ""
         kit.describe(place, script, title)
     drawn.alt = " ".join(texts)
     return drawn
@@ -174,8 +174,11 @@ def _accuracies(
 
 def _times(group: Group, target: Target) -> dict[str, Times]:
     """Measure -> times to the target of the finished runs that count; a miss is infinite."""
-    aimed = replace(group, runs=tuple(run.toward(target) for run in group.finished))
-    return {measure: aimed.by_run(measure) for measure in TIMES_TO_TARGET}
+    return {measure: toward(group, target).by_run(measure) for measure in TIMES_TO_TARGET}
+
+
+def toward(group: Group, target: Target) -> Group:
+    return replace(group, runs=tuple(run.toward(target) for run in group.finished))
 
 
 def _block(
@@ -334,7 +337,7 @@ def _comparable(
     """
     parts: list[list[Group]] = []
     for group in groups:
-        part = next((part for part in parts if not refused(group, part[0], TARGET)), None)
+        part = next((p for p in parts if not any(refused(group, o, TARGET) for o in p)), None)
         if part is None:
             parts.append([group])
         else:

@@ -48,8 +48,8 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
     quantity, a line per device or node. Colours tell nodes apart, or the devices of a single node.
     """
     runs = [(g, r, readings) for g in sweep.groups for r in (g.timed or g.runs)[:1]
-            if (readings := _readings(r))]  # fmt: skip
-    if not any(_series(readings, q) for *_, readings in runs for q in QUANTITIES):
+            if any(_series(readings := _readings(r), q) for q in QUANTITIES)]  # fmt: skip
+    if not runs:
         raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")
     notes = []
     if len(runs) > (most := kit.panels_per_row(MOST_RUNS)):

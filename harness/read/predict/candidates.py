@@ -54,7 +54,7 @@ STEPS = "steps"
 NOT_REACHED = ("diverged", "failed", "oom")
 # Settings that may differ within one training; the way of exchange changes only the last bits of
 # sums, and --exchange auto chooses it by the link.
-ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange")
+ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange", "tested")
 SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # named in tables
 LEAST_LINKS = 3  # for an interval: each is predicted from the others
 NEAREST_S = 1e-4  # added to delays, so that a link without any is not infinitely far away

@@ -65,7 +65,7 @@ MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes
 # are part of the fit.
 FREE = (
     "per_gpu_batch", "setup", "link", "strategy", "lr", "epochs", "train_size", "test_size",
-    "eval_batch", "rank_dropout", "comm_probe",
+    "eval_batch", "rank_dropout", "comm_probe", "tested",
 )  # fmt: skip
 # Further settings in which a run may differ from those that it is predicted from.
 STRATEGY_SETTINGS = (*OF_ONE_STRATEGY, "exchange", "fsdp_shard", "fsdp_offload")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -57,6 +57,10 @@ class Phases:
         """The known phases over a link; fixed_s of each includes the part of the link."""
         near = self.recorded(shape) if shape.nodes > 1 else Shape(1)
         known = dict(self.of.get(near or Shape(1), {}))
+        if shape.nodes > 1 and near is not None and EVALUATION in known:
+            of_near = known[EVALUATION]  # its ranks share the test set
+            own_s = of_near.fixed_s * near.ranks / shape.ranks
+            known[EVALUATION] = replace(of_near, fixed_s=own_s)
         if shape.nodes > 1 and near is None:
             known = {
                 name: PhaseFit(each.fixed_s / (shape.ranks if name == EVALUATION else 1),
@@ -84,7 +88,9 @@ def fit_phases(runs: Iterable[tuple[Shape, Wire | None, Run]]) -> Phases:
     for shape, by_name in samples.items():
         of[shape] = {
             name: _fit([(link.delay_s, statistics.median(many)) for link, many in by_link.items()],
-                       local.get(name, {}).get(Wire()))
+                       # The ranks share the test set.
+                       [each / (shape.ranks if name == EVALUATION else 1)
+                        for each in local.get(name, {}).get(Wire(), ())])
             for name, by_link in by_name.items()
         }  # fmt: skip
     far = (run for (shape, _), those in by_link.items() if shape.nodes > 1 for run in those)

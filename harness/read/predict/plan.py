@@ -31,6 +31,7 @@ from harness.read.table import Table, screen, show
 
 SHOWN = 6
 WALL = "tta_wall_s"
+NOTHING_ELSE = "that can be predicted reached the target in every run"
 CLOSE = 1.1  # times the fastest: predictions without an interval do not tell these apart
 
 
@@ -89,7 +90,8 @@ def on_one_machine(fitted: Fitted, target: Target) -> Group | None:
     groups = [Group(tuple(same)) for same in trainings_of(runs)]
     reached = [
         each for each in groups
-        if len(each.finished) == len(each.runs) and each.values(WALL) and not each.missed(WALL)
+        if len(each.finished) == len(each.runs) and each.values(WALL)
+        and all(math.isfinite(run.measures.get("tta_epochs", math.inf)) for run in each.runs)
     ]  # fmt: skip
     return min(reached, key=lambda each: each.mean(WALL) or math.inf, default=None)
 
@@ -100,7 +102,8 @@ def alone_text(alone: Group | None, best: Candidate, target: Target) -> str:
     run, took_s = alone.runs[0], alone.mean(WALL) or math.nan
     name = f"{run.identity['strategy']}, batch {run.identity['per_gpu_batch']} on {shape_of(run)}"
     less = ", less than anything over the link" if took_s < best.wall_s else ""
-    return f"one machine: {name} took {duration(took_s)}{less} ({counted(len(alone.runs), 'run')})"
+    of_runs = counted(len(alone.by_run(WALL)), "run")
+    return f"one machine: {name} took {duration(took_s)}{less} ({of_runs})"
 
 
 def _nodes(text: str) -> list[int]:
@@ -189,7 +192,7 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     if best.direct_s is not None:
         text += f" (about {duration(best.direct_s)} with --exchange direct, of which no run tells)"
     if len(kept) == 1:
-        others = "is within the limit" if reached > 1 else "reached the target in every run"
+        others = "is within the limit" if reached > 1 else NOTHING_ELSE
         return f"{text}; nothing else {others}"
     other = kept[1]
     counts = [f"{each.epochs:.3g}" for each in (other, best)]

@@ -176,6 +176,18 @@ def resumed(runs: Iterable[Run]) -> list[str]:
     return [f"{counted(count, 'run')} stopped and continued: wall times have what that took"]
 
 
+def learned_nothing(runs: Iterable[Run]) -> list[str]:
+    """How many finished runs ended no better than naming the largest class for every sample."""
+    known = ((run.data.get("majority_share"), run.measures.get(ACCURACY)) for run in runs)
+    count = sum(share is not None and end is not None and end <= share for share, end in known)
+    if not count:
+        return []
+    return [
+        f"{counted(count, 'run')} with an accuracy that is no better than naming the largest class "
+        "for every sample"
+    ]
+
+
 def without_times(
     groups: Sequence[Group], to_target: bool = True, name: Callable[[Group], str] | None = None
 ) -> list[str]:

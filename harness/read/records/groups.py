@@ -55,10 +55,11 @@ class Group:
         """The finished runs that never reached the target."""
         return [run for run in self.finished if math.isinf(run.measures.get(measure, 0.0))]
 
-    def reached(self, measure: str) -> str:
+    @property
+    def reached(self) -> str:
         """How many of the finished runs reached the target, in words; each repeat counts."""
-        count = len(self.finished)
-        return f"{count - len(self.missed(measure))} of {count}"
+        epochs = [run.measures.get("tta_epochs", math.inf) for run in self.finished]
+        return f"{sum(map(math.isfinite, epochs))} of {len(epochs)}"
 
     @property
     def misses_beside_disturbed(self) -> bool:

@@ -377,6 +377,9 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         named["augment"] = named["augment"] or "none"
         if named["exchange"] == "auto":  # an older record, or a run that has not begun
             named["exchange"] = "backend"
+        if named["validation_split"] is not None:  # which weights the test set was measured on
+            best = settings.get("best_metric") or flag_fields()["best_metric"].default
+            named["tested"] = best if settings.get("save") == "best" else "last epoch"
     passed = {name: value for name, value in passed.items() if name not in SHOWN_ONLY}
     values = {"script": settings.get("script"), **named, **passed}
     return {name: _comparable(value) for name, value in values.items()}

@@ -29,7 +29,7 @@ from harness.read.labels import (
     strategy_text,
 )
 from harness.read.records.baseline import run_row
-from harness.read.records.comparable import disturbed
+from harness.read.records.comparable import disturbed, learned_nothing
 from harness.read.records.frames import frame_with_runs
 from harness.read.records.recorded import none_readable, warn
 from harness.read.records.runs import Run, identity_settings, own_metrics_of
@@ -136,7 +136,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         show(table)
     finished = [run for run in read if run.state == FINISHED]
     disturbances = (f"{columns.DISTURBED} {text}" for text in disturbed(finished, grouped=False))
-    for line in (*_notes(runs, unlike), *disturbances):
+    for line in (*_notes(runs, unlike), *learned_nothing(finished), *disturbances):
         console.print(line)
     of_imported = [OF_IMPORTED] * bool(runs["imported"].notna().any())
     for line in (OF_RUNS, *[OF_LAST_EPOCH] * keeps_best(read), *of_imported):

@@ -32,6 +32,7 @@ from harness.read.records.comparable import (
     SPEED,
     TARGET,
     disturbed,
+    learned_nothing,
     refused,
     resumed,
     without_times,
@@ -129,11 +130,14 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
 
 
 def _is_same(column: Column, rows: list[Row]) -> bool:
-    """Whether several rows show one known value; a row without batch or updates does not differ."""
+    """Whether several rows show one known value; a row that failed before it had a batch or updates
+    does not differ, one that has not run may.
+    """
     texts = {column.text(row) for row in rows} - {UNKNOWN}
-    planned = column.name not in ("effective_batch", "updates")
-    unknown = any(column.text(row) == UNKNOWN for row in rows)
-    return len(rows) > 1 and len(texts) == 1 and not (planned and unknown)
+    failed = column.name in ("effective_batch", "updates")
+    unknown = [row["outcome"] for row in rows if column.text(row) == UNKNOWN]
+    may_differ = unknown and not (failed and not any(WAITING in outcome for outcome in unknown))
+    return len(rows) > 1 and len(texts) == 1 and not may_differ
 
 
 def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
@@ -287,12 +291,14 @@ def _notes(sweep: SweepResults, rows: list[Row], shown: set[str]) -> list[str]:
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
     notes += _not_compared(sweep, shown)
     notes += [f"{UNKNOWN}: {text}" for text in without_times(sweep.groups)]
+    notes += learned_nothing(sweep.finished)
     notes += sweep.averaged_exchanges + sweep.shared_cores + sweep.left_out_samples
     if sweep.target is not None and finished and not any(row["tta_train_s_n"] for row in finished):
         known = {name for run in sweep.runs for row in run.epochs for name in row}
         metric = sweep.target.metric
         named = f"target: no epoch of any run has a number named {metric}"
-        notes.append(f"{named}: {near}" if (near := nearest(metric, known, "")) else named)
+        if metric not in known:
+            notes.append(f"{named}: {near}" if (near := nearest(metric, known, "")) else named)
     return notes
 
 
