@@ -338,8 +338,11 @@ def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
 def _checksum(root: Path, files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        with file.open("rb") as content:
-            of_file = hashlib.file_digest(content, "sha256").hexdigest()
+        try:
+            with file.open("rb") as content:
+                of_file = hashlib.file_digest(content, "sha256").hexdigest()
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
         # Names are relative to the root: the same files elsewhere are the same input.
         digest.update(f"{file.relative_to(root).as_posix()}\0{of_file}\0".encode())
     return digest.hexdigest()[:16]

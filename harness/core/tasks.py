@@ -161,8 +161,8 @@ def running_script(task: str) -> str:
         return task
     if file.stem in (*TASKS, *TAKEN) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", file.stem):
         raise UserError(
-            f"{file.name} is a script for {task} and cannot have this name: take letters, digits "
-            f"and _, and none of {', '.join((*TASKS, *TAKEN))}"
+            f"{file.name} is a script for {task} and cannot have this name: take letters, digits, "
+            f"_, - and ., and none of {', '.join((*TASKS, *TAKEN))}"
         )
     return file.stem
 

@@ -12,7 +12,7 @@ from harness.core import provenance
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs
 from harness.core.records import SCHEMA, RunFolder, write_json
 from harness.core.rules import resolve
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from tests.support.sweeps import harness_sweep, jobs_of
 
 
@@ -106,6 +106,12 @@ def test_the_content_is_read_again_only_after_a_change(
     assert inputs(settings(dataset=str(data))) == first and len(read) == 2
     monkeypatch.setenv("HF_HOME", "/proc/nowhere")  # not writable: only slower
     assert inputs(settings(dataset=str(data))) == first and len(read) == 3
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "part.csv").mkdir()
+    with pytest.raises(UserError, match=r"part\.csv cannot be read: Is a directory"):
+        provenance._checksum(tmp_path, [tmp_path / "part.csv"])
 
 
 def test_a_run_over_one_emulated_link_does_not_answer_for_another(

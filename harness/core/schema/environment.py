@@ -35,9 +35,9 @@ class LaunchRecord(TypedDict):
     sweep: Annotated[str | None, "name of the sweep; null for `harness nodes`"]
     launcher: Annotated[str, Value(choices=("local", "netns", "ssh", "slurm")),
         "`netns` runs emulated nodes"]
-    emulator: Annotated[str | None, Value(choices=("relay", "netem")),
-        "what carries the packets between emulated nodes: `relay` (a process of this project) or "
-        "`netem` (the kernel); null between real ones"]
+    emulator: Annotated[str | None, Value(choices=("relay",)),
+        "what carries the packets between emulated nodes: `relay`, a process of this project; null "
+        "between real ones"]
     link: Annotated[Any, "the link asked for between the nodes; null without one"]
     processes_per_core: Annotated[Amount | None,
         "processes of all nodes / cores of the machine that they share; above 1 they slow each "
@@ -243,7 +243,12 @@ class DataRecord(TypedDict, total=False):
     input_columns: Annotated[list[str], "columns that are fed"]
     label_column: Annotated[str, "column of the class"]
     classes: Annotated[Positive, "number of classes"]
+    majority_share: Annotated[Share,
+        "share of the largest class among the samples of an evaluation: the accuracy of naming it "
+        "for every sample"]
     train_samples: Annotated[Count | None, "training samples used"]
+    available_samples: Annotated[Count,
+        "training samples that the data have, where `--train_size` draws fewer"]
     left_out_samples: Annotated[Count, "training samples left out because they fill no whole batch"]
     test_samples: Annotated[Count | None, "test samples"]
     validation_samples: Annotated[Count, "validation samples; only with `--validation_split`"]

@@ -34,6 +34,7 @@ from harness.train.data.splits import (
     classes_of,
     is_fraction,
     is_number,
+    majority_share,
     rare_classes,
     untrained_classes,
 )
@@ -99,11 +100,13 @@ def load(settings: Settings) -> Source:
     labels, classes = classes_of(sets, label)
     digest, counts = checksum(list(zip(sets.values(), classes, strict=True)), inputs)
     repeated = dict(zip(sets, counts, strict=True))
+    evaluated = "validation" if "validation" in sets else "test"
     facts = {
         "dataset": redacted(name),
         "input_columns": inputs,
         "label_column": label,
         "classes": len(labels),
+        "majority_share": majority_share(classes[[*sets].index(evaluated)]),
         **({"alike_classes": alike} if (alike := alike_classes(labels, classes)) else {}),
         **({"rare_classes": rare} if (rare := rare_classes(labels, classes)) else {}),
         **({"untrained_classes": new} if (new := untrained_classes(labels, classes)) else {}),

@@ -41,6 +41,8 @@ def choose(
             _check_validation(split, validation, facts["validation_from"] == test_from)
     test = _draw(test, settings, "test_size", settings.test_size, settings.data_seed + 1)
     facts["test_samples"] = len(test)
+    if settings.train_size != "all" and len(rest) > len(train):
+        facts["available_samples"] = len(rest)
     sets = {"training": train, "test": test}
     if validation is not None:
         facts["validation_samples"] = len(validation)
@@ -263,6 +265,11 @@ def untrained_classes(names: list[str], classes: list[np.ndarray]) -> list[str]:
     trained, *others = (np.bincount(of, minlength=len(names)) for of in classes)
     counts = zip(names, trained, np.sum(others, axis=0), strict=True)
     return [f"{name!r} ({count:,})" for name, train, count in counts if count and not train]
+
+
+def majority_share(classes: np.ndarray) -> float:
+    """The share of the largest class: the accuracy of naming it for every sample."""
+    return float(np.bincount(classes).max() / len(classes))
 
 
 def is_fraction(value: Any) -> bool:

@@ -73,10 +73,11 @@ class Console(TrainerCallback):
 
     def _about_data(self) -> Iterator[str]:
         data = self.context.data_facts
+        drawn = f" of {n:,}" if (n := data.get("available_samples")) else ""
         over = f" ({n} more fill no batch)" if (n := data["left_out_samples"]) else ""
         held_out = f"{n:,} validation samples, " if (n := data.get("validation_samples")) else ""
         yield (
-            f"{data['train_samples']:,} training samples{over}, "
+            f"{data['train_samples']:,}{drawn} training samples{over}, "
             f"{held_out}{data['test_samples']:,} test samples, {data['classes']} classes"
         )
         if "label_column" in data and not str(data["dataset"]).startswith("embedded:"):
@@ -217,6 +218,8 @@ class Console(TrainerCallback):
             rows, _ = self.context.folder.read_epochs()
             if best := best_epoch(self.context.settings, rows):
                 self.screen.print(f"  {best}", markup=False)
+            if nothing := no_better(self.context.data_facts.get("majority_share"), rows):
+                self.screen.print(f"  warning: {nothing}")
             if why := disturbance(launch(), rows):
                 self.screen.print(f"  disturbed: {why}; tables mark its times")
             self.screen.print(f"  recorded in {self.context.folder.path}")
@@ -225,6 +228,17 @@ class Console(TrainerCallback):
         """Give the terminal back, also when the training breaks off."""
         if self.bar is not None:
             self.bar.stop()
+
+
+def no_better(majority_share: float | None, rows: Rows) -> str | None:
+    """A line about a model that ended no better than the largest class named for every sample."""
+    accuracy = rows[-1].get("accuracy") if rows else None
+    if accuracy is None or majority_share is None or accuracy > majority_share:
+        return None
+    return (
+        f"the accuracy of the last epoch, {accuracy:.4f}, is no better than naming the largest "
+        f"class for every sample ({majority_share:.4f})"
+    )
 
 
 def best_epoch(settings: Settings, rows: Rows) -> str | None:

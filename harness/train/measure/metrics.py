@@ -155,8 +155,9 @@ class BatchMetrics:
         self.hits = np.stack([predicted == true, true_rank < TOP], axis=1)
         # Cells rather than samples: evaluate encodes each value of its table by itself, which
         # for every sample would take longer than all else here.
-        cells, counts = np.unique(true * self.num_labels + predicted, return_counts=True)
-        references, predictions = np.divmod(cells, self.num_labels)
+        width = max(self.num_labels, int(predicted.max()) + 1)  # a model of one's own may name more
+        cells, counts = np.unique(true * width + predicted, return_counts=True)
+        references, predictions = np.divmod(cells, width)
         self.confusion.add_batch(predictions=predictions, references=references, samples=counts)
         quality = {"samples": len(rows), "loss": float(np.mean(rows[:, 3]))}
         if self.num_labels > TOP:

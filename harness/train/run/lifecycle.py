@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch.distributed as dist
 
@@ -40,9 +40,23 @@ from harness.train.strategy import verify
 DEAF_S = 3.0  # within which the main thread must handle a signal
 
 
+def _forget_signals() -> None:
+    """In a forked process, such as a user's pool of workers: a signal to it is none to the run."""
+    if Lifecycle.entered is not None:
+        signal.set_wakeup_fd(-1)
+        for number in Lifecycle.entered.previous_handlers:
+            signal.signal(number, signal.SIG_DFL)
+        Lifecycle.entered = None
+
+
+os.register_at_fork(after_in_child=_forget_signals)
+
+
 @dataclass
 class Lifecycle:
     """A context manager: whatever ends the run is recorded, and the run's lock is released."""
+
+    entered: ClassVar[Lifecycle | None] = None  # the run of this process, while it handles signals
 
     context: Context
     lock: Lock | None = None  # of the run's folder, held by rank 0
@@ -157,6 +171,7 @@ class Lifecycle:
 
         for number in ending_signals():
             self.previous_handlers[number] = signal.signal(number, stop)
+        Lifecycle.entered = self
         return self
 
     def _ignore_signals(self) -> None:
@@ -164,6 +179,7 @@ class Lifecycle:
             signal.signal(number, signal.SIG_IGN)
 
     def _restore_signals(self) -> None:
+        Lifecycle.entered = None
         for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)
         if self.wakeup >= 0:

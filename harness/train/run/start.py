@@ -313,7 +313,11 @@ def start(settings: Settings) -> Lifecycle | None:
     context, lock, meeting = _open(settings)
     if context.is_rank0:  # the inputs as they are now, before they are read
         earlier = attempts.failures_of(context.folder)
-        context = replace(context, inputs=inputs(context.settings), earlier_failures=earlier)
+        try:
+            found = inputs(context.settings)
+        except UserError as error:
+            refuse(context.settings.script, error)
+        context = replace(context, inputs=found, earlier_failures=earlier)
     settings, world, args = context.settings, context.world, context.args
     _require_one_strategy(context)
     ranks = _exchange_facts(context)

@@ -58,7 +58,7 @@ def test_folder_of_files(suffix: str, tmp_path: Path) -> None:
     assert facts == {
         "test_samples_in_training": 0,
         "test_from": "split test", "input_columns": ["text"], "label_column": "label",
-        "classes": 2, "test_samples": 8,
+        "classes": 2, "majority_share": 0.5, "test_samples": 8,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError, share_of
 from harness.train.data import sources
 from harness.train.data.sources import Source, load
-from harness.train.loop.progress import Console
+from harness.train.loop.progress import Console, no_better
 from harness.train.run.recorder import Recorder
 from tests.support.declared import assert_declared
 from tests.support.ranks import script
@@ -266,6 +266,28 @@ def test_minus_1_is_a_class_where_training_has_it_or_other_rows_have_another(
         assert "unused_test_splits" not in source.facts
 
 
+def test_the_largest_class_of_what_each_epoch_is_evaluated_on(tmp_path: Path) -> None:
+    """A model that knows nothing but this class has its share as accuracy."""
+    splits = {
+        "train": declared(["a", "b", "c"], [0, 1, 2] * 20),
+        "test": declared(["a", "b", "c"], [1, 1, 0]),
+        "dev": declared(["a", "b", "c"], [2, 2, 2, 0]),
+    }
+    DatasetDict(splits).save_to_disk(tmp_path)
+    facts = load(settings(tmp_path)).facts
+    assert facts["majority_share"] == 2 / 3 and "available_samples" not in facts
+    facts = load(settings(tmp_path, validation_split="dev", train_size=30)).facts
+    assert facts["majority_share"] == 3 / 4 and facts["available_samples"] == 60
+
+
+def test_a_run_that_ends_no_better_than_the_largest_class() -> None:
+    rows = [{"accuracy": 0.9}, {"accuracy": 2 / 3}]
+    text = "the accuracy of the last epoch, 0.6667, is no better than naming the largest class for"
+    assert text in str(no_better(2 / 3, rows))
+    assert no_better(0.66, rows) is no_better(None, rows) is no_better(2 / 3, [{}]) is None
+    assert no_better(2 / 3, []) is None
+
+
 @pytest.mark.process
 def test_a_run_warns_of_a_test_split_that_is_not_used(tmp_path: Path) -> None:
     table = [{"text": f"text {i}", "label": i % 2} for i in range(60)]
@@ -333,3 +355,6 @@ def test_what_a_run_says_of_its_data() -> None:
             "sixteen_bit_images": 0}  # fmt: skip
     context.data_facts = facts | none
     assert len([*Console(Recorder(), context)._about_data()]) == 1
+    context.data_facts |= {"available_samples": 96000}
+    (line,) = Console(Recorder(), context)._about_data()
+    assert line == "90 of 96,000 training samples, 1,200 test samples, 2 classes"

@@ -23,8 +23,9 @@ SHARE = "threads share 4 cores of this machine"
 
 def console(folder: Path, **world: int) -> Console:
     context: Any = SimpleNamespace(
-        folder=RunFolder(folder), recorded_world=World(**world), settings=Settings(script="vit")
-    )
+        folder=RunFolder(folder), recorded_world=World(**world), settings=Settings(script="vit"),
+        data_facts={},
+    )  # fmt: skip
     recorder: Any = Recorder()
     recorder.observations = SimpleNamespace(test_metrics={}, observed={})
     return Console(recorder, context)

@@ -43,6 +43,19 @@ def logits_of(samples: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     return logits.astype(np.float32), labels
 
 
+def test_a_model_with_more_outputs_than_classes_is_counted_as_it_answers() -> None:
+    """Class 14 of 10 was taken for a hit in another class."""
+    scores = np.full((4, 20), -5.0, np.float32)
+    labels = np.array([3, 3, 4, 9])
+    scores[range(4), [14, 3, 4, 19]] = 5.0
+    metrics = BatchMetrics(10)
+    quality = metrics(EvalPrediction(scores, labels))
+    assert quality["accuracy"] == metrics.hits[:, 0].mean() == 0.5
+    assert quality["recall"] == pytest.approx(
+        recall_score(labels, scores.argmax(1), average="weighted", zero_division=0)
+    )
+
+
 class Numbered(Dataset):
     """Samples that are no more than their number and their class."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -398,6 +399,24 @@ def test_a_stopped_loader_of_data_is_found_before_the_first_update(
 def test_the_timeout_of_collectives_takes_effect_on_gloo(tmp_path: Path) -> None:
     reason, _ = reason_of(tmp_path, 1, "stopped", "--hang_after", "0", "--ddp_timeout", "3")
     assert "3000ms" in reason
+
+
+def has_workers(folder: str) -> None:
+    lifecycle.DEAF_S = 0.2
+    trainer, run = ours(folder, Net(), Points(64), Points(8))
+    with run:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+        time.sleep(1)  # leaving the pool has ended its workers by SIGTERM
+        run.train(trainer)
+
+
+@pytest.mark.process
+def test_a_signal_to_a_worker_of_the_script_is_none_to_the_run(tmp_path: Path) -> None:
+    """A forked process shares the pipe in which signals are told: the run ended as interrupted."""
+    done = ran(1, has_workers, str(tmp_path), env=CPU)
+    assert (done.code, done.err) == (0, "")
+    assert (only_run(tmp_path).read_summary() or {})["outcome"] == "finished"
 
 
 class Deaf(TrainerCallback):
