@@ -474,3 +474,6 @@ class LogCallback(Recorder):
             self.lock.release()
             table = shlex.join(["python", "-m", "harness", "table", str(self.folder.path)])
             print(f"recorded in {self.folder.path}; next: {table}")
+            if not any(row.get("eval_time_s") for row in self.folder.read_epochs()[0]):
+                print('no quality is recorded: set eval_strategy="epoch" (logging_strategy="epoch" '
+                      "for the loss of training)")  # fmt: skip

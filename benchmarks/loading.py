@@ -89,7 +89,7 @@ def settings_of(seed: int) -> Settings:
 def make_runs(root: Path, count: int) -> None:
     """Write `count` finished runs below a folder."""
     # All arguments of the Trainer, as LogCallback writes them.
-    arguments = {name: default for name, (default, _) in trainer_flags().items()}
+    arguments = {name: default for name, (default, *_) in trainer_flags().items()}
     for seed in range(count):
         settings = settings_of(seed)
         folder = RunFolder(root / "bert" / str(settings.setup) / run_id(settings))

@@ -99,7 +99,7 @@ def _flags() -> dict[str, Any]:
             if field_name == "strategy":  # also one's own
                 value = {"anyOf": [value, {"type": "string", "pattern": r"\.py:"}]}
         flags[name] = {**value, "description": about["help"]}
-    passed = {name: {"description": text} for name, (_, text) in trainer_flags().items()}
+    passed = {name: {"description": text} for name, (_, text, _) in trainer_flags().items()}
     names = {**passed, **flags}
     return {name: value for name, value in names.items() if name not in NOT_IN_A_FILE}
 

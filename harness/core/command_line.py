@@ -55,8 +55,9 @@ from harness.core.topology import world_of
 
 
 @functools.cache
-def trainer_flags() -> dict[str, tuple[str, str]]:
-    """Name -> (default, first sentence of its help) of the installed TrainingArguments.
+def trainer_flags() -> dict[str, tuple[str, str, bool]]:
+    """Name -> (default, first sentence of its help, whether it is true or false) of the installed
+    TrainingArguments.
 
     Read from its source text: importing the class would load torch. Empty where transformers is
     missing, as on a login node that only launches.
@@ -66,7 +67,7 @@ def trainer_flags() -> dict[str, tuple[str, str]]:
         return {}
     source = Path(spec.submodule_search_locations[0], "training_args.py").read_text("utf-8")
     return {
-        item.target.id: _default_and_help(item.value)
+        item.target.id: (*_default_and_help(item.value), "bool" in ast.unparse(item.annotation))
         for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
         for item in node.body
@@ -121,8 +122,7 @@ def texts_of(value: Any) -> list[str]:
 def typed(name: str, field_name: str | None, values: list[str]) -> Any:
     """The typed value of a flag; for a Trainer flag the text decides the type."""
     if field_name is None:
-        default = trainer_flags().get(name, ("",))[0]
-        is_switch = default in ("True", "False") or name == "hub_private_repo"
+        is_switch = name in trainer_flags() and trainer_flags()[name][2]
         scalars = tuple(scalar(v, is_switch) for v in values) or (True,)
         return scalars[0] if len(scalars) == 1 else scalars
     meta = flag_fields()[field_name].metadata
@@ -263,7 +263,7 @@ def help_text(script: str) -> str:
     out += _entry("--list_models", "print the architectures that need no download and stop", width)
     out += _entry("--help, -h", "print this and stop", width)
     out += ["", "Flags of transformers.TrainingArguments, passed through to the Trainer:"]
-    for name, (default, text) in sorted(trainer_flags().items()):
+    for name, (default, text, _) in sorted(trainer_flags().items()):
         if name not in REFUSED and name not in names_of(script):
             out += _entry(f"--{name}", text + (f" ({default})" if default else ""), width)
     out += ["", "Refused, as they would falsify a comparison or are named otherwise here:"]

@@ -17,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run every run of a sweep file that has no outcome yet."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
-        "Ctrl-C once: the current run is recorded and the sweep stops; twice: at once. The same\n"
-        "command continues from there. Exit code: 0, 1 if a run failed, 2 for a mistake."
+        "Ctrl-C once: the current run is recorded and the sweep stops; twice: at once (slurm: the\n"
+        "jobs stay; twice: they are cancelled). The same command continues from there. Exit code:\n"
+        "0, 1 if a run failed, 2 for a mistake."
     )
     add, switch = parser.add_argument, partial(parser.add_argument, action="store_true")
     repeated = partial(parser.add_argument, action="append", default=[])

@@ -86,7 +86,9 @@ class Worker(ABC):
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
         state.reason = summary.get("reason")
         if state.failed and summary.get("outcome") == FINISHED:  # it began no new record
-            cause = outcome.line_of_error(log) or "it gave no reason"
+            cause = "it had not begun its record"
+            if state.state == "failed":
+                cause = outcome.line_of_error(log) or "it gave no reason"
             state.reason = f"{cause}; the finished record stays, --rerun all tries again"
         line = f"{self.name_of(state)}: {state.state} after {exact(state.took_s)}"
         line += f" in {tries} attempts, " if tries > 1 else ", "

@@ -54,8 +54,8 @@ from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
-# Attributes of a sweep file that are copied into sweep.json.
 TWICE_S = 1.0  # in which the same signal again is the same wish
+# Attributes of a sweep file that are copied into sweep.json.
 COPIED = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
 PLACES: dict[str, Callable[[Options], Place]] = {
     "local": Local,
@@ -268,6 +268,8 @@ def _goes_on(place: Place) -> str:
     """What measures the rest of a sweep that was stopped."""
     if place.options.rerun != "all":
         return "the same command continues"
+    if place.name == "slurm":
+        return "the same command settles the jobs that are out, and measures the others again"
     return "the same command measures all again; --select or --limit choose the rest"
 
 

@@ -67,8 +67,10 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
     named = [n for n in at if n in keys]
     known = [heading_of(name) for name in ("effective_batch", "updates")]
     telling = [n for n in at if n in keys or table.headings[n] in known]
-    told, tellable = (len({*zip(*table.select(of).columns, strict=True)}) for of in (telling, keys))
-    if named and told >= tellable:
+    told, tellable = (
+        len({*zip(*table.select(of).columns, strict=True)}) for of in (telling, [*keys, *telling])
+    )
+    if named and told == tellable:
         return replace(table.select(at), keys=1)
     lacking = [n for n in range(table.keys) if len({*table.columns[n]}) > 1 and n not in at]
     return replace(table.select([*lacking, *at]), keys=len(lacking) or 1)

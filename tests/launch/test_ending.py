@@ -82,6 +82,9 @@ def test_a_new_start_that_never_began_says_why_and_that_the_record_stays(
     runner.report(state, 1.0, log)
     (line,) = screen.lines
     assert "no such folder or file; the finished record stays, --rerun all tries again;" in line
+    state.state = "timeout"  # the log does not say why
+    runner.report(state, 1.0, log)
+    assert ", it had not begun its record; the finished record stays, --rerun" in screen.lines[1]
 
 
 def test_a_summary_alone_is_no_finished_run(job: Job) -> None:

@@ -148,7 +148,7 @@ def test_other_programs_are_named_before_the_command_starts(
 
     def opened(count: int, link: Any) -> Any:
         order.append("opened")  # which is work of ours
-        return nullcontext(SimpleNamespace(nodes=[], emulator="relay"))
+        return nullcontext(SimpleNamespace(nodes=[]))
 
     def begun(*args: Any) -> int:
         assert capsys.readouterr().err == (

@@ -15,7 +15,9 @@ import pytest
 
 from harness.core.records import append_row, write_json
 from harness.core.settings import UserError
+from harness.launch.outcome import State
 from harness.launch.plan import Job
+from harness.launch.screen import Screen
 from harness.launch.slurm import Slurm
 from harness.launch.slurm.cluster import Note, Submitted, exit_of
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
@@ -124,7 +126,7 @@ case $SLURM_ARRAY_TASK_ID in
 1) set -- vit.py --dataset 'a b.csv' --tiny --seed 2 --setup 4_2 --output_dir OUT; kept=FILE ;;
 esac
 if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||
-    grep -qs '"outcome": "finished"' "$kept"; then
+    { [ -e "$kept" ] && [ "$kept" -ot SCRIPT ]; }; then
     set -- "$@" --rerun
 fi
 
@@ -155,6 +157,7 @@ def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
     text = script(jobs, slurm, SITE, 7199.0, rerun=True)
     kept = re.findall(r"kept=(\S+)", text)
     assert kept == [str(tmp_path / "out" / job.path / "summary.json") for job in jobs]
+    text = text.replace(f"'{SITE.folder}/jobs/mine.ab12.sh'", "SCRIPT")
     text = re.sub(r"kept=\S+", "kept=FILE", text).replace(str(tmp_path / "out"), "OUT")
     assert text.startswith(ARRAY + "\n") and ARRAY_BODY in text
     assert "again=$((3 > ${SLURM_RESTART_COUNT:-0}))" in text
@@ -162,18 +165,23 @@ def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("restarts", "outcome", "again"),
-    [("0", "finished", True), ("1", "finished", True), ("1", "interrupted", False),
-     ("1", None, False)],
-)  # fmt: skip
+    ("restarts", "before_s", "again"),
+    [("0", 60, True), ("0", None, True), ("1", 60, True), ("1", -60, False), ("1", None, False)],
+)
 def test_a_job_that_comes_back_measures_again_what_it_has_not_begun(
-    restarts: str, outcome: str | None, again: bool, tmp_path: Path
+    restarts: str, before_s: float | None, again: bool, tmp_path: Path
 ) -> None:
     """Where a node was lost before the old record was set aside, that record was taken as new."""
     (job,) = planned(tmp_path, "script: vit")
-    if outcome is not None:
-        write_json(job.folder.summary, {"outcome": outcome})
-    text = script([job], Slurm(), SITE, None, rerun=True)
+    site = replace(SITE, folder=str(tmp_path / "the sweep"))
+    text = script([job], Slurm(), site, None, rerun=True)
+    file = Submitted(Path(site.folder)).script(site.name)
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    if before_s is not None:
+        write_json(job.folder.summary, {"outcome": "failed"})
+        then = file.stat().st_mtime - before_s
+        os.utime(job.folder.summary, (then, then))
     chosen = text[text.index("set -- vit.py") : text.index("srun")]
     done = subprocess.run(
         ["bash", "-c", chosen + '\nprintf "%s\\n" "$@"'], capture_output=True, text=True,
@@ -449,3 +457,20 @@ def test_a_damaged_note_is_none(tmp_path: Path) -> None:
     (entry,) = submitted.open().values()
     write_json(submitted.folder / "one_0.json", {"job": "12", "finished": True})
     assert submitted.note(entry) is None
+
+
+def test_without_sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = sweep_file(tmp_path, "script: vit")
+    out = str(tmp_path / "out")
+    assert main([str(file), "--tiny", "--output_dir", out, "--launcher", "slurm"]) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+
+
+def test_no_time_is_foretold_where_runs_are_side_by_side(tmp_path: Path) -> None:
+    states = [State(job) for job in planned(tmp_path, "script: vit\nseeds: [1, 2]")]
+    states[0].took_s = 10.0
+    assert "left" in Screen("title", states)._footer()
+    assert "left" not in Screen("title", states, in_turn=False)._footer()

@@ -19,7 +19,7 @@ from harness.launch import sweep as sweep_module
 from harness.launch.outcome import ELSEWHERE, State
 from harness.launch.places import Options
 from harness.launch.plan import Job
-from harness.launch.screen import Screen, standing
+from harness.launch.screen import standing
 from harness.launch.slurm import Slurm, queue
 from harness.launch.slurm.cluster import Submitted
 from harness.launch.slurm.queue import Queue, Watched
@@ -328,6 +328,30 @@ def test_after_the_first_failure_nothing_more_is_submitted(
 
 
 @pytest.mark.process
+def test_what_was_interrupted_before_is_no_first_failure(tmp_path: Path, cluster: StandIn) -> None:
+    """A job that was preempted while nobody watched goes on."""
+    worked(tmp_path)
+    cluster.says("sacct", "PREEMPTED\n")
+    then = worked(tmp_path, fail_fast=True)
+    assert cluster.asked("sbatch") == 2 and len(then.submitted.open()) == 1
+    assert "stopped at the first failure" not in seen(then)
+
+
+@pytest.mark.process
+def test_jobs_that_are_left_detached_are_cancelled_before(tmp_path: Path, cluster: StandIn) -> None:
+    text = "script: vit\nseeds: [1, 2]"
+    first = worked(tmp_path, text)
+    one, two = first.watched
+    cluster.says(
+        "squeue", f"12_0|FAILED|None|{one.entry.name}\n12_1|RUNNING|None|{two.entry.name}\n"
+    )
+    answers = f"[ $(grep -c scancel {cluster.folder}/asked) -gt 2 ] || {{ echo no >&2; exit 1; }}"
+    cluster.does("scancel", answers)
+    worked(tmp_path, text, fail_fast=True)
+    assert cluster.asked("scancel") == 3
+
+
+@pytest.mark.process
 def test_a_cluster_that_does_not_cancel_is_asked_again_and_can_be_left(
     tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +371,7 @@ def test_a_cluster_that_does_not_cancel_is_asked_again_and_can_be_left(
     twice.work()  # which would not end otherwise
     assert cluster.asked("scancel") == 3 and len(twice.submitted.open()) == 1
     assert sum("cancelling 1 jobs" in line for line in seen(twice).lines) == 1
+    assert "the cluster has not cancelled them: the jobs stay" in seen(twice)
     cluster.does("scancel", "true")
     once_more = queue_of(tmp_path, detach=False)
     once_more.stops, looks = 2, iter((2, 2, 3))
@@ -467,19 +492,3 @@ def test_what_sbatch_says_is_one_line(
     cluster.does("sbatch", "echo 12")
     assert main([*argv, "--detach"]) == 0
     assert cluster.asked("sbatch") == 2
-
-
-def test_without_sbatch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    file = sweep_file(tmp_path, "script: vit")
-    assert main([str(file), "--tiny", "--output_dir", str(tmp_path / "out"), *S]) == 2
-    assert "there is no sbatch here" in capsys.readouterr().err
-
-
-def test_no_time_is_foretold_where_runs_are_side_by_side(tmp_path: Path) -> None:
-    states = [State(job) for job in planned(tmp_path, "script: vit\nseeds: [1, 2]")]
-    states[0].took_s = 10.0
-    assert "left" in Screen("title", states)._footer()
-    assert "left" not in Screen("title", states, in_turn=False)._footer()

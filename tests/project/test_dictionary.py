@@ -59,7 +59,7 @@ NOT_WRITTEN_HERE = {
     "end.as_reported",  # of a killed attempt: tests/core/test_attempts.py
     "failure.rank", "failure.outcome", "failure.reason", "failure.unix",
     "settings.imported",  # tests/read/test_importing.py
-    "peers.loss_samples",  # tests/train/strategy/test_hivemind_counts.py
+    "peers.loss_samples", "peers.before",  # tests/train/strategy/test_hivemind_counts.py
 }  # fmt: skip
 KIND_OF_FILE = {
     "settings.json": "settings", "environment.json": "environment", "epochs.jsonl": "epochs",

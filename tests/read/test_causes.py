@@ -177,7 +177,7 @@ def test_evaluation_beyond_the_share_of_the_baseline() -> None:
     text = cause_text(run, cause)
     assert f"The baseline's share of that is {causes.seconds(takes_s / 2)}. Without what" in text
     left = causes.seconds((run.running_s - 0.2) * run.updates)
-    assert f"Without what is beyond it: at least {left} after startup" in text
+    assert f"Without what is beyond it: the run takes at least {left} after startup" in text
     alone = next(c for c in of_run(run, CONTEXT) if c.key == causes.OUTSIDE)
     assert "share of that" not in alone.text and ". Without it: " in cause_text(run, alone)
 

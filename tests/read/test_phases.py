@@ -77,6 +77,9 @@ def test_one_link_is_joined_with_one_machine() -> None:
     assert (found.fixed_s, found.delays) == pytest.approx((0.1, 24)) and found.spread is None
     alone = fit_phases(runs[1:]).of[Shape(2)][EVALUATION]
     assert (alone.fixed_s, alone.delays) == (pytest.approx(0.1 + 24 * 0.02), 0)
+    # Of this time nobody knows what the link has taken.
+    four = fit_phases(runs[1:]).at(Shape(4), Wire(0.02))[EVALUATION]
+    assert four.fixed_s == pytest.approx(0.1 + 24 * 0.02)
     runs[0] = (Shape(1), None, run_of(0.0))  # what is not shared is the same on one machine
     found = fit_phases(runs).of[Shape(2)][SAVING]
     assert (found.fixed_s, found.delays) == pytest.approx((0.05, 18))

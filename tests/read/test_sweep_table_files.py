@@ -18,7 +18,7 @@ from harness.read.records.baseline import GAIN, POINTS
 from harness.read.report.report import make_report
 from harness.read.table import Table, chosen, latex_lines
 from tests.support.paired import Verb
-from tests.support.records import TARGET, Plan, epochs, row_of, timed_epochs
+from tests.support.records import TARGET, Plan, epochs, record, row_of, timed_epochs
 
 
 @pytest.fixture
@@ -81,6 +81,30 @@ def test_columns_that_tell_rows_apart_come_back() -> None:
     assert chosen(table, ["accuracy", "link", "strategy"]).headings[0] == "accuracy"
     alone = chosen(Table(table.headings, [rows[0], rows[2]], 3), ["strategy", "n"])
     assert alone.headings == ["strategy", "n"]
+    # The batch tells rows apart as well, as far as it does.
+    rows = [["1ms", "10", "0.9"], ["1ms", "20", "0.8"], ["2ms", "10", "0.7"]]
+    batches = Table(["link", "batch", "accuracy"], rows, 1)
+    assert chosen(batches, ["batch", "accuracy"]).headings == ["link", "batch", "accuracy"]
+    of_two = chosen(Table(batches.headings, rows[:2], 1), ["link", "batch"])
+    assert of_two.headings == ["link", "batch"]
+
+
+def test_any_field_of_runs_is_a_column_and_seeds_tell_them_apart(
+    tmp_path: Path, table: Verb
+) -> None:
+    """The last key was taken for a value, as the batch stands among the keys."""
+    for seed, share in (("1", 0.1), ("2", 0.9)):
+        folder = record(tmp_path / seed, "--seed", seed).path
+        facts = json.loads((folder / "environment.json").read_text())
+        facts |= {"effective_batch": int(seed) * 64, "launch": {"cpu_busy_share": share}}
+        (folder / "environment.json").write_text(json.dumps(facts))
+    said = table(tmp_path, "--columns", "accuracy,updates")
+    assert said.splitlines()[2].split() == ["batch", "seed", "accuracy", "updates"]
+    # The mark stands beside the outcome alone.
+    assert "§" not in said and "\n1 run with others on the machine" in said
+    assert "§ 1 run with others" in table(tmp_path)
+    assert "0.25" in table(tmp_path, "--columns", "seed,precision")
+    assert "no column nonsense: there are" in table.refused(tmp_path, "--columns", "nonsense")
 
 
 def test_runs_that_learned_nothing_are_named(plan: Plan, table: Verb) -> None:

@@ -62,6 +62,7 @@ class Queue(Worker):
     trouble: str = ""  # the last error of the cluster
     cancelled: bool = False
     over: bool = False  # whether --fail_fast has ended the sweep
+    resuming: bool = False  # whether it settles what was interrupted before it came
     cancel_sent: bool = False  # whether the cluster has taken it
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class Queue(Worker):
             self.screen.print(f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}")
 
     def stop_at_failure(self) -> None:
-        if not self.over:
+        if not (self.over or self.resuming):
             self.over = True
             self.screen.print("stopped at the first failure (--fail_fast)")
             if self.watched and not self.cancelled:
@@ -91,7 +92,8 @@ class Queue(Worker):
     def _waits(self) -> bool:
         """Whether there are jobs to wait for; if detached, only ended ones without a record yet."""
         if self.options.slurm.detach:
-            return any(watched.ended_s is not None for watched in self.watched)
+            to_cancel = self.cancelled and not self.cancel_sent and bool(self.watched)
+            return to_cancel or any(watched.ended_s is not None for watched in self.watched)
         return bool(self.watched)
 
     @contextmanager
@@ -107,15 +109,19 @@ class Queue(Worker):
             lock.release()
 
     def _is_left(self) -> bool:
-        """Whether to leave: one stop leaves the jobs alone, another soon after it cancels them, a
-        third one does not wait for their end.
+        """Whether to leave: one stop leaves the jobs as they are, another soon after it cancels
+        them, a third one does not wait for their end.
         """
         if self.stops_obeyed != self.stops:
             self.stops_obeyed, self.obeyed_s = self.stops, time.monotonic()
-            if self.stops > 1 and not self.cancelled:
-                self._cancel()
-            elif not self.cancelled:
+            if self.stops == 1 and not self.cancelled:
                 self.screen.print(f"the jobs stay; {AGAIN}; Ctrl-C now cancels them")
+            elif self.stops == 1:
+                self.screen.print(f"the jobs were told to end; {AGAIN}")
+            elif self.stops > 2 and not self.cancel_sent:
+                self.screen.print(f"the cluster has not cancelled them: the jobs stay; {AGAIN}")
+            elif not self.cancel_sent:
+                self._cancel()
         waited = time.monotonic() - self.obeyed_s > SECOND_S
         return self.stops_obeyed > 2 or (self.stops_obeyed == 1 and waited)
 
@@ -172,12 +178,16 @@ class Queue(Worker):
     def _resume_interrupted(self) -> None:
         """Make runs that were interrupted before this call due again, as other launchers do."""
         before = [watched.state for watched in self.watched]
+        self.resuming = True
         self._look()
+        self.resuming = False
         # --rerun all is satisfied by a job of this sweep that has ended by now.
         rerun = None if self.options.rerun == "all" else self.options.rerun
         for state in before:
             if state.failed and settled(state.state, rerun) is None:
                 state.state, state.took_s = WAITING, None
+        if self.options.fail_fast and any(state.failed for state in before):
+            self.stop_at_failure()
 
     def _recovered(self, entry: Entry) -> Entry | None:
         """An entry whose runner was killed while submitting; None if its job was not submitted."""

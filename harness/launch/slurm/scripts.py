@@ -158,6 +158,7 @@ set_up=yes"""
 def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
     """Shell lines that set the arguments to the training script and its flags."""
     lines = [f"set -- {script_of(job, site.scripts)}" for job in jobs]
+    own = shlex.quote(f"{site.folder}/jobs/{site.name}.sh")
     if rerun:
         kept = (shlex.quote(str(job.folder.summary.absolute())) for job in jobs)
         lines = [f"{line}; kept={file}" for line, file in zip(lines, kept, strict=True)]
@@ -165,10 +166,10 @@ def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
         cases = [f"{number}) {line} ;;" for number, line in enumerate(lines)]
         lines = ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
     if rerun:
-        # A requeued job continues its own record, if it came to begin one.
+        # A requeued job continues its own record. One older than this script is not its own.
         lines += [
-            """if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||""",
-            """    grep -qs '"outcome": "finished"' "$kept"; then""",
+            'if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] ||',
+            f'    {{ [ -e "$kept" ] && [ "$kept" -ot {own} ]; }}; then',
             """    set -- "$@" --rerun""",
             "fi",
         ]

@@ -333,7 +333,7 @@ def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
         gain = f"{100 * more:+.0f} %" if more < 1 else f"{1 + more:.1f} times as many"
         without = f"at most {three_digits(value)} samples/s ({gain})"
     else:
-        without = f"at least {seconds(value)} after startup ({100 * more:+.0f} %)"
+        without = f"the run takes at least {seconds(value)} after startup ({100 * more:+.0f} %)"
     is_part = cause.key == causes.OUTSIDE and causes.is_beyond_a_share(breakdown, cause.lost_s)
     spared = "what is beyond it" if is_part else "it"
     return f"{cause.text}. Without {spared}: {without}. Remedy: {cause.remedy}."

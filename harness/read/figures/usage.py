@@ -47,8 +47,8 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
     """A column per run: of some groups the first run, a quiet one if there is one. A row per
     quantity, a line per device or node. Colours tell nodes apart, or the devices of a single node.
     """
-    runs = [(g, r, readings) for g in sweep.groups for r in (g.timed or g.runs)[:1]
-            if any(_series(readings := _readings(r), q) for q in QUANTITIES)]  # fmt: skip
+    read = ((g, r, _readings(r)) for g in sweep.groups for r in (g.timed or g.runs)[:1])
+    runs = [each for each in read if any(_series(each[2], q) for q in QUANTITIES)]
     if not runs:
         raise NothingToDraw("no readings of devices and nodes (telemetry/) beside these records")
     notes = []

@@ -59,8 +59,9 @@ class Phases:
         known = dict(self.of.get(near or Shape(1), {}))
         if shape.nodes > 1 and near is not None and EVALUATION in known:
             of_near = known[EVALUATION]  # its ranks share the test set
-            own_s = of_near.fixed_s * near.ranks / shape.ranks
-            known[EVALUATION] = replace(of_near, fixed_s=own_s)
+            if of_near.delays:  # else the fixed time has those of the link in it
+                own_s = of_near.fixed_s * near.ranks / shape.ranks
+                known[EVALUATION] = replace(of_near, fixed_s=own_s)
         if shape.nodes > 1 and near is None:
             known = {
                 name: PhaseFit(each.fixed_s / (shape.ranks if name == EVALUATION else 1),
@@ -109,7 +110,7 @@ def _by_link(runs: Sequence[tuple[Shape, Wire | None, Run]]) -> dict[tuple[Shape
     return {key: with_times_that_count(those) for key, those in alike.items()}
 
 
-def _fit(points: list[tuple[float, float]], local: Sequence[float] | None) -> PhaseFit:
+def _fit(points: list[tuple[float, float]], local: Sequence[float]) -> PhaseFit:
     """Fit a line over delays; links of a single delay are joined with the runs of one machine."""
     if len({delay_s for delay_s, _ in points}) == 1 and points[0][0] > 0 and local:
         points = [(0.0, statistics.median(local)), *points]

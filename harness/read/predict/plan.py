@@ -31,7 +31,6 @@ from harness.read.table import Table, screen, show
 
 SHOWN = 6
 WALL = "tta_wall_s"
-NOTHING_ELSE = "that can be predicted reached the target in every run"
 CLOSE = 1.1  # times the fastest: predictions without an interval do not tell these apart
 
 
@@ -192,7 +191,8 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     if best.direct_s is not None:
         text += f" (about {duration(best.direct_s)} with --exchange direct, of which no run tells)"
     if len(kept) == 1:
-        others = "is within the limit" if reached > 1 else NOTHING_ELSE
+        of_all = "that can be predicted reached the target in every run"
+        others = "is within the limit" if reached > 1 else of_all
         return f"{text}; nothing else {others}"
     other = kept[1]
     counts = [f"{each.epochs:.3g}" for each in (other, best)]

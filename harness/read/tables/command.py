@@ -135,7 +135,8 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         console.print(title, style="italic")
         show(table)
     finished = [run for run in read if run.state == FINISHED]
-    disturbances = (f"{columns.DISTURBED} {text}" for text in disturbed(finished, grouped=False))
+    mark = f"{columns.DISTURBED} " if "outcome" in (options.columns or ["outcome"]) else ""
+    disturbances = (f"{mark}{text}" for text in disturbed(finished, grouped=False))
     for line in (*_notes(runs, unlike), *learned_nothing(finished), *disturbances):
         console.print(line)
     of_imported = [OF_IMPORTED] * bool(runs["imported"].notna().any())
@@ -207,9 +208,10 @@ def _of_machine(
         name for name in columns.DEVICE_FIELDS if name in having and having[name].notna().any()
     ]
     finished = having[having["outcome"] == FINISHED]
-    on_cpu = columns.is_on_cpu({*finished["device"]})
+    on_cpu = columns.is_on_cpu({*finished["device"]} or {"cpu"})  # none is known before the end
     hidden = {*columns.DEVICE_FIELDS} - {*columns.usual(known, on_cpu)}
     usual = [name for column in COLUMNS for name in (*added.get(column, ()), column)]
+    usual += [name for name in options.columns or () if name not in usual]  # any field of a run
     shown = [name for name in usual if name in runs and name not in hidden]
     # A value that is unknown for some run may differ.
     known_alike = (n for n in shown if runs[n].notna().all() and runs[n].nunique() == 1)
@@ -224,7 +226,8 @@ def _of_machine(
     order = (*BY, *more, "seed", "run")
     ordered = runs.sort_values([name for name in order if name in runs])
     rows = [[_cell_of(run, name) for name in shown] for _, run in ordered.iterrows()]
-    keys = sum(name in order for name in shown)
+    # The batch may stand among them.
+    keys = 1 + max((n for n, name in enumerate(shown) if name in order), default=-1)
     table = Table([headings[name] for name in shown], rows, keys)
     if options.columns:
         table = chosen(table, [headings.get(name, name) for name in options.columns])

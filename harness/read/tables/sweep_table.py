@@ -134,9 +134,9 @@ def _is_same(column: Column, rows: list[Row]) -> bool:
     does not differ, one that has not run may.
     """
     texts = {column.text(row) for row in rows} - {UNKNOWN}
-    failed = column.name in ("effective_batch", "updates")
+    may_lack = column.name in ("effective_batch", "updates")
     unknown = [row["outcome"] for row in rows if column.text(row) == UNKNOWN]
-    may_differ = unknown and not (failed and not any(WAITING in outcome for outcome in unknown))
+    may_differ = any(not may_lack or WAITING in outcome for outcome in unknown)
     return len(rows) > 1 and len(texts) == 1 and not may_differ
 
 

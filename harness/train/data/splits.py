@@ -41,8 +41,9 @@ def choose(
             _check_validation(split, validation, facts["validation_from"] == test_from)
     test = _draw(test, settings, "test_size", settings.test_size, settings.data_seed + 1)
     facts["test_samples"] = len(test)
-    if settings.train_size != "all" and len(rest) > len(train):
-        facts["available_samples"] = len(rest)
+    available = len(rest) - (len(validation or ()) if share_of(split or "") is not None else 0)
+    if settings.train_size != "all" and available > len(train):
+        facts["available_samples"] = available
     sets = {"training": train, "test": test}
     if validation is not None:
         facts["validation_samples"] = len(validation)

@@ -34,6 +34,7 @@ from harness.train.run.recorder import Recorder
 
 PREFIX = "harness"  # of the names that trackers receive
 TEST_METRICS = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
+UNLIKE_F1 = 0.02
 MOST_NAMED = 5  # entries that a warning lists
 
 
@@ -186,7 +187,10 @@ class Console(TrainerCallback):
         # --max_steps may end training within an epoch, or after more epochs than --epochs says.
         epochs = state.num_train_epochs if args.max_steps > 0 else args.num_train_epochs
         parts = [f"epoch {round(row['epoch'], 2):g}/{epochs:g}"]
-        for name in ("train_loss", "eval_loss", "accuracy", "f1", *own_metrics(row)):
+        # Weighted by the size of classes, f1 hides a small class that is never named.
+        unlike = abs((row.get("f1_macro") or 0.0) - (row.get("f1") or 0.0)) > UNLIKE_F1
+        names = ["train_loss", "eval_loss", "accuracy", "f1", *["f1_macro"] * unlike]
+        for name in (*names, *own_metrics(row)):
             if row.get(name) is not None:
                 parts.append(f"{name} {row[name]:.4f}")
         if row["train_samples_per_s"]:

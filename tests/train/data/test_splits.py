@@ -278,6 +278,8 @@ def test_the_largest_class_of_what_each_epoch_is_evaluated_on(tmp_path: Path) ->
     assert facts["majority_share"] == 2 / 3 and "available_samples" not in facts
     facts = load(settings(tmp_path, validation_split="dev", train_size=30)).facts
     assert facts["majority_share"] == 3 / 4 and facts["available_samples"] == 60
+    facts = load(settings(tmp_path, validation_split="0.2", train_size=40)).facts
+    assert facts["validation_samples"] == 10 and facts["available_samples"] == 50
 
 
 def test_a_run_that_ends_no_better_than_the_largest_class() -> None:

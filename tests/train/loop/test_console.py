@@ -65,6 +65,35 @@ def test_a_run_that_others_disturbed_ends_with_that(
         assert last == f"  recorded in {tmp_path}"
 
 
+@pytest.mark.parametrize(("macro", "shown"), [(0.9, False), (0.65, True)])
+def test_a_small_class_that_is_never_named_shows(
+    macro: float, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args: Any = SimpleNamespace(
+        max_steps=-1, num_train_epochs=3, device=SimpleNamespace(type="cpu")
+    )
+    screen = console(tmp_path)
+    screen.recorder.row = screen.recorder.last_row = {
+        "epoch": 1.0, "accuracy": 0.96, "f1": 0.91, "f1_macro": macro, "train_samples_per_s": 9.0,
+        "epoch_time_s": 1.0, "eval_time_s": 1.0,
+    }  # fmt: skip
+    screen.on_evaluate(args, SimpleNamespace(is_world_process_zero=True), None)
+    assert ("f1 0.9100  f1_macro 0.6500" in capsys.readouterr().out) == shown
+
+
+def test_a_run_that_learned_nothing_ends_with_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HARNESS_LAUNCH", raising=False)
+    append_row(RunFolder(tmp_path).epochs, {"epoch_time_s": 1.0, "accuracy": 0.5})
+    shown = console(tmp_path)
+    for share, count in ((0.4, 0), (0.5, 1)):
+        shown.context.data_facts["majority_share"] = share
+        shown.on_train_end(None, SimpleNamespace(is_world_process_zero=True), None)
+        said = capsys.readouterr().out
+        assert said.count("warning: the accuracy of the last epoch, 0.5000, is no better") == count
+
+
 @pytest.mark.parametrize(
     ("device", "threads", "share", "said"),
     [("cpu", 2, 0.7, 1), ("cpu", 2, 0.1, 0), ("cpu", 1, 0.7, 0), ("cuda", 2, 0.7, 0)],

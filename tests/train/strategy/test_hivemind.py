@@ -122,7 +122,7 @@ def test_a_peer_that_joins_gets_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     net = torch.nn.BatchNorm1d(3)
     peer: Any = optimizer.PeerState.__new__(optimizer.PeerState)
     peer.lock_optimizer, peer.lock_averaged_tensors = threading.Lock(), threading.Lock()
-    peer._parent_pid, peer.is_ahead = 0, False  # of no process
+    peer._parent_pid, peer.unmade = 0, None  # of no process
     locked: list[bool] = []
 
     def own(self: Any) -> Any:
@@ -138,21 +138,33 @@ def test_a_peer_that_joins_gets_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(given, kept) and given.data_ptr() != kept.data_ptr()
 
 
-def test_an_update_counts_for_others_once_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def asked_while_it_steps(folder: str, *flags: str) -> list[tuple[int, int]]:
+    """(updates made, update of the state that a peer would get) as each begins, and at the end."""
+    seen: list[tuple[int, int]] = []
+    do = optimizer.PeerState._do
+
+    def number(peer: Any) -> int:
+        return int(peer.get_current_state()[0]["epoch"])
+
+    def begin(peer: Any, wait_for: Any, makes_step: bool, *args: Any, **how: Any) -> Any:
+        if makes_step:  # the update is counted, and the lock in which it is made is not taken
+            seen.append((peer.local_epoch - 1, number(peer)))
+        return do(peer, wait_for, makes_step, *args, **how)
+
+    optimizer.PeerState._do = begin  # type: ignore[method-assign]
+    trainer, run = ours(folder, Net(), TRAIN, TEST, *flags)
+    with run:
+        run.train(trainer)
+        made_by: Any = getattr(run.context.session, "optimizer", None)
+        seen.append((made_by.local_epoch, number(made_by.state_averager)))
+    return seen
+
+
+@pytest.mark.process
+def test_an_update_counts_for_others_once_it_is_made(tmp_path: Path) -> None:
     """hivemind counts it before: a peer that joined then lacked one update."""
-    peer: Any = optimizer.PeerState.__new__(optimizer.PeerState)
-    peer._parent_pid = 0  # of no process
-    ahead: list[bool] = []
-
-    def step(self: Any, **kwargs: Any) -> None:
-        ahead.append(self.is_ahead)  # as a peer that joins would see it
-        self._made()
-
-    monkeypatch.setattr(optimizer.TrainingStateAverager, "step", step)
-    for how in ({"increment_epoch": True, "optimizer_step": True}, {"optimizer_step": True},
-                {"increment_epoch": True, "optimizer_step": False}, {}):  # fmt: skip
-        peer.step(**how)
-    assert ahead == [True, False, False, False] and peer.is_ahead is False
+    (seen,) = ranks(1, asked_while_it_steps, str(tmp_path), *FLAGS, env=ENV)
+    assert seen == [(update, update) for update in range(2 * 16 + 1)]
 
 
 @pytest.mark.process

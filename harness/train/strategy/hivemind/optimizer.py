@@ -94,15 +94,16 @@ class PeerState(_OneGroupPerUpdate, TrainingStateAverager):
 
     def __init__(self, *, count_peers: Callable[[], int], timeout_s: float, **kwargs: Any) -> None:
         self.count_peers, self.timeout_s, self.averaged_rounds = count_peers, timeout_s, 0
-        self.is_ahead = False  # whether local_epoch counts an update that is not made yet
+        self.unmade: int | None = None  # the update that local_epoch counts before it is made
         super().__init__(**kwargs)
         self.optimizer.register_step_post_hook(self._made)
 
     def _made(self, *_: Any) -> None:
-        self.is_ahead = False
+        self.unmade = None
 
     def step(self, **kwargs: Any) -> Any:
-        self.is_ahead = bool(kwargs.get("increment_epoch") and kwargs.get("optimizer_step"))
+        if kwargs.get("increment_epoch") and kwargs.get("optimizer_step"):
+            self.unmade = self.local_epoch + 1
         if not kwargs.get("averaging_opts"):
             return super().step(**kwargs)
         timeout = kwargs["averaging_opts"] = {"timeout": self.timeout_s}
@@ -120,7 +121,7 @@ class PeerState(_OneGroupPerUpdate, TrainingStateAverager):
         updates get lost. It also counts an update before it is made.
         """
         with self.lock_optimizer:  # not in the middle of a step
-            update = self.local_epoch - self.is_ahead
+            update = self.local_epoch - (self.local_epoch == self.unmade)
             metadata, tensors, infos = super().get_current_state()
             with self.lock_averaged_tensors:  # nor while an average is written
                 return metadata | {"epoch": update}, [each.clone() for each in tensors], infos
@@ -309,8 +310,8 @@ class PeerOptimizer(hivemind.Optimizer):
         self.refresh_progress()
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
-        """Where there is nobody to average with, hivemind would step with the gradient of the last
-        batch alone.
+        """Where no average begins, as there is nobody to average with, hivemind would step with the
+        gradient of the last batch alone.
         """
         begun = bool(super()._begin_averaging_gradients(grad_scaler))
         if not begun:
