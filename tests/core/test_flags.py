@@ -293,6 +293,18 @@ def test_dp_counts_the_gpus() -> None:
         place(asked, World(), gpus=4)
 
 
+@pytest.mark.parametrize("text", ["no", "0", "F", "false", "yes", "1", "T", "true"])
+def test_switches_of_the_trainer_are_true_or_false(text: str) -> None:
+    """Its own parser reads `no` as false; here it was a text, which is true."""
+    switches = ("push_to_hub", "use_cpu", "hub_private_repo", "gradient_checkpointing")
+    argv = [word for name in switches for word in (f"--{name}", text)]
+    more = ["--logging_strategy", "no", "--max_steps", "1"]
+    passed = parse("vit", ["--tiny", *argv, *more], {}).passed
+    assert [passed[name] for name in switches] == [text in ("yes", "1", "T", "true")] * 4
+    assert all(isinstance(passed[name], bool) for name in switches)
+    assert (passed["logging_strategy"], passed["max_steps"]) == ("no", 1)
+
+
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_mistake_ends_with_code_2_and_one_line(
     rank: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -27,9 +27,9 @@ def in_per_cent(prediction: Any) -> dict[str, float]:
     return {"accuracy": 100 * float(right.mean()), "mcc": 0.25, "my metric": -4.0}
 
 
-def trained(folder: Path, batch: int, seed: int = 1) -> RunFolder:
+def trained(folder: Path, batch: int, seed: int = 1, evaluated: str = "epoch") -> RunFolder:
     args = TrainingArguments(
-        str(folder.parent / "trainer"), num_train_epochs=2, eval_strategy="epoch", seed=seed,
+        str(folder.parent / "trainer"), num_train_epochs=2, eval_strategy=evaluated, seed=seed,
         per_device_train_batch_size=batch, learning_rate=0.01, weight_decay=0.1, use_cpu=True,
         save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
@@ -58,8 +58,11 @@ def test_its_last_line_says_where_the_record_is(
 ) -> None:
     folder = trained(tmp_path / "mine", 8).path
     line = f"recorded in {folder}; next: python -m harness table {folder}"
-    assert capsys.readouterr().out.splitlines().count(line) == 1
+    said = capsys.readouterr().out
+    assert said.splitlines().count(line) == 1 and "no quality" not in said
     assert "0.01" in table(folder)  # its learning rate
+    trained(tmp_path / "other", 8, evaluated="no")
+    assert 'no quality is recorded: set eval_strategy="epoch" (' in capsys.readouterr().out
 
 
 def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from harness.read.drawing import NothingToDraw, page_width
 from harness.read.figures.catalogue import draw
 from tests.support.drawn import failed_at, measured, names_at_ends, names_of, points, texts
-from tests.support.records import TARGET, Plan
+from tests.support.records import TARGET, Plan, epochs
 
 
 def test_lines_that_end_apart_have_their_names_at_their_ends(plan: Plan) -> None:
@@ -131,6 +131,22 @@ def test_links_with_jitter_or_loss_are_lines_of_their_own(plan: Plan) -> None:
     assert "100 Mbit/s at 9 ms 80 (one value)" in drawn.alt
     bound = "at most: one delay an update"
     assert (bound in names_of(drawn)) == (drawn.figure.axes[0].get_ylim()[1] > 1000 * 8 / 9)
+
+
+def test_times_to_a_target_that_do_not_count_are_not_called_missing(plan: Plan) -> None:
+    """The threads of two runs are unlike, and every epoch has the metric."""
+    for seed in (1, 2):
+        facts = {"nodes": 2, "processes_per_node": 1, "threads": seed}
+        label = {"link": "1ms", "strategy": "ddp"}
+        plan.run("2_1", 4, seed, label=label, environment=facts, epochs=epochs(0.5, 0.95))
+    for entry in plan.content["runs"]:
+        del entry["label"]["per_gpu_batch"]
+    axes = ["setup", "link", "strategy"]
+    with pytest.raises(NothingToDraw, match="no run has a time to the target that counts"):
+        draw("strategies", measured(plan, axes=axes, target=TARGET))
+    other = {"metric": "acuracy", "value": 0.9}
+    with pytest.raises(NothingToDraw, match="no epoch of any run has a number named acuracy"):
+        draw("strategies", measured(plan, axes=axes, target=other))
 
 
 def test_links_without_rates_are_no_propagation(plan: Plan) -> None:
