@@ -87,7 +87,7 @@ class Worker(ABC):
         state.reason = summary.get("reason")
         if state.failed and summary.get("outcome") == FINISHED:  # it began no new record
             cause = "it had not begun its record"
-            if state.state == "failed":
+            if state.state in ("failed", "oom", "diverged"):
                 cause = outcome.line_of_error(log) or "it gave no reason"
             state.reason = f"{cause}; the finished record stays, --rerun all tries again"
         line = f"{self.name_of(state)}: {state.state} after {exact(state.took_s)}"

@@ -54,7 +54,9 @@ from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
-TWICE_S = 1.0  # in which the same signal again is the same wish
+# Within which the same signal again is the same wish: a closed terminal hangs up on the shell's job
+# and then on its group, and `timeout` ends a process and then its group.
+TWICE_S = {signal.SIGHUP: 1.0, signal.SIGTERM: 0.05}
 # Attributes of a sweep file that are copied into sweep.json.
 COPIED = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
 PLACES: dict[str, Callable[[Options], Place]] = {
@@ -322,8 +324,7 @@ def _signals(worker: Worker) -> Iterator[list[int]]:
 
     def count(signum: int, frame: Any) -> None:
         before_s, last_s[signum] = last_s[signum], time.monotonic()
-        # A closed terminal and `timeout` send theirs twice: to a process and to its group.
-        if signum != signal.SIGINT and last_s[signum] - before_s < TWICE_S:
+        if last_s[signum] - before_s < TWICE_S.get(signal.Signals(signum), 0.0):
             return
         received.append(signum)
         worker.stops += 1

@@ -156,7 +156,7 @@ def test_the_script_of_an_array_with_everything(tmp_path: Path) -> None:
     jobs = planned(tmp_path, file)
     text = script(jobs, slurm, SITE, 7199.0, rerun=True)
     kept = re.findall(r"kept=(\S+)", text)
-    assert kept == [str(tmp_path / "out" / job.path / "summary.json") for job in jobs]
+    assert kept == [str(tmp_path / "out" / job.path / "settings.json") for job in jobs]
     text = text.replace(f"'{SITE.folder}/jobs/mine.ab12.sh'", "SCRIPT")
     text = re.sub(r"kept=\S+", "kept=FILE", text).replace(str(tmp_path / "out"), "OUT")
     assert text.startswith(ARRAY + "\n") and ARRAY_BODY in text
@@ -179,9 +179,9 @@ def test_a_job_that_comes_back_measures_again_what_it_has_not_begun(
     file.parent.mkdir(parents=True)
     file.write_text(text)
     if before_s is not None:
-        write_json(job.folder.summary, {"outcome": "failed"})
+        job.folder.write_settings({})  # whatever became of that run
         then = file.stat().st_mtime - before_s
-        os.utime(job.folder.summary, (then, then))
+        os.utime(job.folder.settings, (then, then))
     chosen = text[text.index("set -- vit.py") : text.index("srun")]
     done = subprocess.run(
         ["bash", "-c", chosen + '\nprintf "%s\\n" "$@"'], capture_output=True, text=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from harness.launch.slurm import Slurm, queue
 from harness.launch.slurm.cluster import Submitted
 from harness.launch.slurm.queue import Queue, Watched
 from tests.support.slurm_cluster import TORCHRUN
+from tests.support.slurm_commands import StandIn
 from tests.support.sweeps import Watcher, jobs_of, start, sweep_file, wait_for
 from tests.support.sweeps import harness_sweep as main
 
@@ -32,28 +32,6 @@ S = ["--launcher", "slurm"]
 
 def planned(folder: Path, text: str) -> list[Job]:
     return jobs_of(folder, text, folder / "out", tiny=True)
-
-
-class StandIn:
-    """sbatch and the others as scripts that write down what they are asked and print a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        for name in ("sbatch", "squeue", "sacct", "scancel"):
-            self.does(name, f"cat {folder}/{name}.says 2>/dev/null || true")
-
-    def does(self, name: str, commands: str) -> None:
-        path = self.folder / name
-        path.write_text(f'#!/bin/sh\necho {name} "$@" >> {self.folder}/asked\n{commands}\n')
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-    def says(self, name: str, text: str) -> None:
-        (self.folder / f"{name}.says").write_text(text)
-
-    def asked(self, name: str) -> int:
-        path = self.folder / "asked"
-        return path.read_text().count(f"{name} ") if path.exists() else 0
 
 
 @pytest.fixture
@@ -369,7 +347,8 @@ def test_a_cluster_that_does_not_cancel_is_asked_again_and_can_be_left(
 
     monkeypatch.setattr(twice, "_look", looked)
     twice.work()  # which would not end otherwise
-    assert cluster.asked("scancel") == 3 and len(twice.submitted.open()) == 1
+    # Once more for the third Ctrl-C.
+    assert cluster.asked("scancel") == 4 and len(twice.submitted.open()) == 1
     assert sum("cancelling 1 jobs" in line for line in seen(twice).lines) == 1
     assert "the cluster has not cancelled them: the jobs stay" in seen(twice)
     cluster.does("scancel", "true")
@@ -383,7 +362,26 @@ def test_a_cluster_that_does_not_cancel_is_asked_again_and_can_be_left(
 
     monkeypatch.setattr(once_more, "_look", followed)
     once_more.work()
-    assert cluster.asked("scancel") == 4  # once it has been asked, it knows
+    assert cluster.asked("scancel") == 5  # once it has been asked, it knows
+
+
+@pytest.mark.process
+def test_three_stops_at_once_cancel_the_jobs(tmp_path: Path, cluster: StandIn) -> None:
+    cluster.says("squeue", says_of(worked(tmp_path), "RUNNING"))
+    waiting = queue_of(tmp_path, detach=False)
+    waiting.stops = 3  # while it waited for an answer
+    waiting.work()
+    assert cluster.asked("scancel") == 1
+
+
+@pytest.mark.process
+def test_jobs_that_failed_by_themselves_are_told_as_such(tmp_path: Path, cluster: StandIn) -> None:
+    text = "script: vit\nseeds: [1, 2]"
+    first = worked(tmp_path, text)
+    ended(tmp_path, first, 1)
+    then = worked(tmp_path, text, detach=False, fail_fast=True)
+    assert [state.state for state in then.states] == ["failed", "failed"]
+    assert cluster.asked("scancel") == 0
 
 
 @pytest.mark.process

@@ -159,7 +159,7 @@ def test_the_same_wish_to_stop_twice_at_once_is_one(monkeypatch: pytest.MonkeyPa
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # a person who presses Ctrl-C twice
         assert worker.stops == 4
-        monkeypatch.setattr(sweep_module, "TWICE_S", 0.0)
+        monkeypatch.setattr(sweep_module, "TWICE_S", {})
         signal.raise_signal(signal.SIGHUP)
         assert worker.stops == 5
 

@@ -83,11 +83,9 @@ class Queue(Worker):
             self.screen.print(f"runs that wait or run on the cluster: {len(self.watched)}; {AGAIN}")
 
     def stop_at_failure(self) -> None:
-        if not (self.over or self.resuming):
+        if not (self.over or self.resuming or self.stops):
             self.over = True
             self.screen.print("stopped at the first failure (--fail_fast)")
-            if self.watched and not self.cancelled:
-                self._cancel()
 
     def _waits(self) -> bool:
         """Whether there are jobs to wait for; if detached, only ended ones without a record yet."""
@@ -114,14 +112,14 @@ class Queue(Worker):
         """
         if self.stops_obeyed != self.stops:
             self.stops_obeyed, self.obeyed_s = self.stops, time.monotonic()
-            if self.stops == 1 and not self.cancelled:
-                self.screen.print(f"the jobs stay; {AGAIN}; Ctrl-C now cancels them")
-            elif self.stops == 1:
-                self.screen.print(f"the jobs were told to end; {AGAIN}")
-            elif self.stops > 2 and not self.cancel_sent:
-                self.screen.print(f"the cluster has not cancelled them: the jobs stay; {AGAIN}")
-            elif not self.cancel_sent:
+            if self.stops > 1 and not self.cancel_sent:
                 self._cancel()
+            if self.cancelled and not self.cancel_sent:
+                self.screen.print(f"the cluster has not cancelled them: the jobs stay; {AGAIN}")
+            elif self.stops == 1 and self.cancelled:
+                self.screen.print(f"the jobs were told to end; {AGAIN}")
+            elif self.stops == 1:
+                self.screen.print(f"the jobs stay; {AGAIN}; Ctrl-C now cancels them")
         waited = time.monotonic() - self.obeyed_s > SECOND_S
         return self.stops_obeyed > 2 or (self.stops_obeyed == 1 and waited)
 
@@ -188,6 +186,8 @@ class Queue(Worker):
                 state.state, state.took_s = WAITING, None
         if self.options.fail_fast and any(state.failed for state in before):
             self.stop_at_failure()
+            if self.watched:
+                self._cancel()
 
     def _recovered(self, entry: Entry) -> Entry | None:
         """An entry whose runner was killed while submitting; None if its job was not submitted."""
@@ -244,6 +244,9 @@ class Queue(Worker):
         by_entry = {(job.name, job.index): job for job in jobs}
         for watched in list(self.watched):
             self._follow(watched, by_entry.get((watched.entry.name, watched.entry.index)))
+        # Not before all that has ended is settled: its end has nothing to do with this.
+        if self.over and self.watched and not self.cancelled:
+            self._cancel()
 
     def _complain(self, error: cluster.Unreachable) -> None:
         if str(error) != self.trouble:

@@ -160,7 +160,7 @@ def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
     lines = [f"set -- {script_of(job, site.scripts)}" for job in jobs]
     own = shlex.quote(f"{site.folder}/jobs/{site.name}.sh")
     if rerun:
-        kept = (shlex.quote(str(job.folder.summary.absolute())) for job in jobs)
+        kept = (shlex.quote(str(job.folder.settings.absolute())) for job in jobs)
         lines = [f"{line}; kept={file}" for line, file in zip(lines, kept, strict=True)]
     if len(jobs) > 1:
         cases = [f"{number}) {line} ;;" for number, line in enumerate(lines)]

@@ -36,6 +36,7 @@ class PhaseFit:
     delays: float
     spread: float | None = None  # relative standard deviation of links from the line
     freedom: int = 0
+    has_link: bool = False  # whether fixed_s has the time of the one link that is known in it
 
     def takes_s(self, delay_s: float) -> float:
         return self.fixed_s + self.delays * delay_s
@@ -59,7 +60,7 @@ class Phases:
         known = dict(self.of.get(near or Shape(1), {}))
         if shape.nodes > 1 and near is not None and EVALUATION in known:
             of_near = known[EVALUATION]  # its ranks share the test set
-            if of_near.delays:  # else the fixed time has those of the link in it
+            if not of_near.has_link:
                 own_s = of_near.fixed_s * near.ranks / shape.ranks
                 known[EVALUATION] = replace(of_near, fixed_s=own_s)
         if shape.nodes > 1 and near is None:
@@ -116,7 +117,7 @@ def _fit(points: list[tuple[float, float]], local: Sequence[float]) -> PhaseFit:
         points = [(0.0, statistics.median(local)), *points]
     delays, seconds = np.array(points, dtype=float).T
     if len({*delays}) == 1:
-        return PhaseFit(float(np.median(seconds)), 0.0)
+        return PhaseFit(float(np.median(seconds)), 0.0, has_link=delays[0] > 0)
     fixed_s, slope = least_squares(delays, seconds)
     off = (seconds - fixed_s - slope * delays) / seconds
     freedom = len(points) - 2

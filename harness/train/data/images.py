@@ -82,7 +82,7 @@ def load_images(settings: Settings, world: int) -> Data:
     kind = settings.augment or "none"
     augment = Augment(kind, settings.seed) if kind != "none" else None
     collate = ImageBatches(folder, source.all_labels, len(source.train) if augment else 0)
-    on_device = collate.bare = fits(collate.pixels.nbytes, _free_bytes())
+    on_device = collate.bare = fits(collate.pixels.nbytes, _free_bytes(settings))
     facts = {
         "image_shape": list(collate.pixels.shape[1:]),
         "resized_by": type(resizer.processor).__name__,
@@ -210,8 +210,10 @@ def fits(size: int, free: int) -> bool:
     return size <= free * SHARE_OF_FREE
 
 
-def _free_bytes() -> int:
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+def _free_bytes(settings: Settings) -> int:
+    """Of the GPU that trains; asking it takes memory there."""
+    on_gpu = torch.cuda.is_available() and not settings.passed.get("use_cpu")
+    return torch.cuda.mem_get_info()[0] if on_gpu else 0
 
 
 @dataclass

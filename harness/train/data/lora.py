@@ -33,7 +33,7 @@ def add(model: Any, rank: int, drawn: Collection[str] = ()) -> None:
         raise UserError(
             f"--lora {rank} needs peft, which is not installed: {INSTALL_PEFT}"
         ) from None
-    head = {*_head(model), *drawn}
+    head = {*head_of(model), *drawn}
     targets = _targets(model, head)
     if not targets:
         raise UserError(
@@ -49,7 +49,7 @@ def add(model: Any, rank: int, drawn: Collection[str] = ()) -> None:
             parameter.requires_grad_()
 
 
-def _head(model: Any) -> list[str]:
+def head_of(model: Any) -> list[str]:
     """The parameters outside the body or, where all are inside, those of the last linear layer."""
     names = [name for name, _ in model.named_parameters()]
     body = f"{getattr(model, 'base_model_prefix', '')}."

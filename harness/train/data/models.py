@@ -127,6 +127,8 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
             config = AutoConfig.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code, **classes
             )
+    if labels is not None and config.num_labels != len(labels):  # timm's files say how many anew
+        config.id2label, config.label2id = classes["id2label"], classes["label2id"]
     config.dtype = torch.float32  # whatever the weights were saved in
     if getattr(config, "problem_type", None):  # of what the weights were trained for before
         config.problem_type = "single_label_classification"
@@ -255,8 +257,8 @@ def _drawn(settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]
     checkpoints lack; other missing weights are refused.
     """
     names = [*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])]
-    body = f"{model.base_model_prefix}."
-    lacking = sorted(n for n in names if n.startswith(body) and "pooler" not in n)
+    body, head = f"{model.base_model_prefix}.", lora.head_of(model)  # which may lie inside
+    lacking = sorted(n for n in names if n.startswith(body) and n not in head and "pooler" not in n)
     if lacking:
         raise UserError(
             f"--model {settings.model}: its weights lack {len(lacking)} tensors of the model, such "

@@ -164,7 +164,8 @@ def _check_header(settings: Settings, data: datasets.Dataset) -> None:
     if settings.label_column is not None or not is_csv(str(settings.dataset)):
         return  # named by people who know the columns
     for name in data.column_names:
-        if is_number(name) or (name not in USUAL and data[name][:].count(name) > 1):
+        is_text = name in _plain(data) and name not in USUAL  # others may be pictures
+        if is_number(name) or (is_text and data[name][:].count(name) > 1):
             raise UserError(
                 f"--dataset {settings.dataset}: the first line has {name[:40]!r} where the name of "
                 "a column should be: put a line with names, such as text,label, before it"

@@ -67,7 +67,7 @@ def calibration() -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any] | None:
     with suppress(OSError, ValueError):
-        if time.time() - file.stat().st_mtime > FRESH_S:
+        if abs(time.time() - file.stat().st_mtime) > FRESH_S:  # the clock may have been set back
             return None
         known = json.loads(file.read_text())
         if isinstance(known, dict) and OWN in known and not is_changed(known):

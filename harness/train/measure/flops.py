@@ -270,7 +270,7 @@ def peak_tflops(device: str, precision: str) -> float | None:
     part of a device (MIG, or a virtual one, as A100-10C).
     """
     name = f" {re.sub(r'[^a-z0-9]+', ' ', device.lower())} "
-    if " mig " in name or re.search(r" \d+[abcq] $", name):
+    if " mig " in name or re.search(r" \d+[abcq](me)? $", name):
         return None
     for part, by_format in PEAKS:
         _, match, after = name.partition(f" {part} ")

@@ -123,7 +123,8 @@ def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
     Not the interface that leads to the master: gloo binds to the address of this host's own name.
     """
     variable = "NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME"
-    if named := environ.get(variable):
+    named = environ.get(variable)
+    if named in psutil.net_if_addrs():  # it may also be a pattern, or several
         return named
     store = int(environ["MASTER_PORT"])
     try:

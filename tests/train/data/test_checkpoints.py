@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,27 @@ def folder(tmp_path: Path) -> Path:
 
 def build(folder: Path, **more: Any) -> Any:
     return models.build(Settings(script="bert", model=str(folder), **more), LABELS)
+
+
+def test_the_files_of_timm_do_not_say_how_many_classes_there_are(tmp_path: Path) -> None:
+    """Its 1,000 were kept, whatever the data had."""
+    content = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": {"tag": None}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = models.configuration(Settings(script="vit", model=str(tmp_path)), LABELS)
+    assert config.num_labels == 3 and config.id2label == dict(enumerate(LABELS))
+    assert config.label2id == {name: number for number, name in enumerate(LABELS)}
+
+
+def test_a_head_inside_the_body_is_drawn_and_no_other_weight(tmp_path: Path) -> None:
+    model: Any = torch.nn.Module()
+    model.base_model_prefix = "timm_model"
+    model.timm_model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    loaded: Any = {"missing_keys": [], "mismatched_keys": [("timm_model.1.weight", (9, 4), (3, 4))]}
+    settings = Settings(script="vit", model="x")
+    assert models._drawn(settings, model, loaded) == ["timm_model.1.weight"]
+    loaded["missing_keys"] = ["timm_model.0.bias"]
+    with pytest.raises(UserError, match=r"lack 1 tensors .* such as timm_model\.0\.bias"):
+        models._drawn(settings, model, loaded)
 
 
 def edit(folder: Path, change: Any) -> None:

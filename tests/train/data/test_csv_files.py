@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, Image, Value
 
 from harness.core.settings import UserError
-from harness.train.data.sources import load
+from harness.train.data.sources import _check_header, load
 from tests.support.samples import WORDS, check_pairs, rows, settings, write_csv
 
 EXTRA = "values and the header 2: quote texts that contain"
@@ -180,3 +181,23 @@ def test_texts_of_several_lines_are_texts(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [{"text": t, "label": i % 2} for i, t in enumerate(texts)])
     found = load(settings(tmp_path / "a.csv"))
     assert sum(found.sizes) == 40 and set(found.train["text"]) <= set(texts)
+
+
+def test_no_picture_is_decoded_for_a_header(tmp_path: Path) -> None:
+    """Beside a metadata.csv, all of them were."""
+
+    class Pictures:
+        features: ClassVar[dict[str, Any]] = {"image": Image(), "kind": Value("string")}
+        column_names: ClassVar[list[str]] = [*features]
+
+        def __getitem__(self, name: str) -> list[str]:
+            assert name != "image"
+            return ["cat", "cat", "dog"] if name == "cat" else ["a", "b", "c"]
+
+    data: Any = Pictures()
+    (file := tmp_path / "pictures.csv").write_text("image,kind\n")
+    _check_header(settings(file), data)
+    Pictures.column_names = ["image", "cat"]
+    Pictures.features = {"image": Image(), "cat": Value("string")}
+    with pytest.raises(UserError, match="the first line has 'cat' where the name of a column"):
+        _check_header(settings(file), data)

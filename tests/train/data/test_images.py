@@ -147,3 +147,10 @@ def test_a_model_that_looks_at_content_gets_some(
         return
     with pytest.raises(UserError, match=r"\(3 x 24 x 24\): only small ones: make its config"):
         batches.check_model("mine", Looks())
+
+
+def test_training_on_the_cpu_asks_no_gpu_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7, 9))
+    assert images._free_bytes(Settings(script="vit")) == 7
+    assert images._free_bytes(Settings(script="vit", trainer=(("use_cpu", True),))) == 0

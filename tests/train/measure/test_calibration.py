@@ -44,6 +44,10 @@ def test_a_machine_is_measured_once_in_hours(
     os.utime(file, (old_s - 60, old_s - 60))  # another session
     calibration.calibration()
     assert file.stat().st_mtime > old_s + 60
+    ahead_s = time.time() + calibration.FRESH_S + 60  # before the clock was set back
+    os.utime(file, (ahead_s, ahead_s))
+    calibration.calibration()
+    assert file.stat().st_mtime < ahead_s - 60
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("no folder")  # nothing can be cached

@@ -324,6 +324,7 @@ def test_work_that_is_no_polynomial_of_second_degree_is_unknown() -> None:
         ("Tesla P100-PCIE-16GB", "fp32", 9.3),
         ("NVIDIA H800 PCIe", "bf16", 756),
         ("GRID A100-10C", "bf16", None),
+        ("NVIDIA A100-1-5CME", "bf16", None),
         ("Tesla T4", "fp16", 65),
         ("NVIDIA GeForce RTX 3090", "bf16", 71),
         ("NVIDIA GeForce RTX 3090 Ti", "bf16", None),

@@ -212,7 +212,12 @@ def test_the_interface_is_the_named_one_or_that_of_the_connections(
 ) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     named = {"GLOO_SOCKET_IFNAME": "vA", "NCCL_SOCKET_IFNAME": "ib", "MASTER_PORT": "1"}
-    assert interface(cpu, named) == "vA" and interface(gpu, named) == "ib"
+    with monkeypatch.context() as patched:
+        patched.setattr(psutil, "net_if_addrs", lambda: {"vA": [], "ib": [], "eth0": []})
+        assert interface(cpu, named) == "vA" and interface(gpu, named) == "ib"
+    # Patterns, as NCCL takes them, and several are no interface.
+    for pattern in ("^lo,docker0", "=eth0", "eth", "eth0,eth1"):
+        assert interface(gpu, named | {"NCCL_SOCKET_IFNAME": pattern}) is None
     real = psutil.Process.net_connections
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

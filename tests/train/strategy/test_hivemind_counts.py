@@ -144,6 +144,10 @@ def test_what_no_row_has_counted_is_in_the_next_one(
         counted.append(exchange.epoch_fields["fed_samples"])
         exchange.peers.state.known["other"] = edge(2, fed=72, loss=2.0)
     assert counted == [64, 32 + 40]
+    kept = read_json(tmp_path / "peers.json") or {}
+    assert [(kept[name]["fed"], kept[name]["before"]["fed"]) for name in ("recorder", "other")] == [
+        (64, 32), (72, 32)
+    ]  # fmt: skip
     rows = [{"epoch": float(epoch)} for epoch in range(1, written + 1)]
     again = recorder(tmp_path, checkpoint=8, rows=rows)  # under another name
     known = again.peers.state.known

@@ -118,10 +118,12 @@ class PeerState(_OneGroupPerUpdate, TrainingStateAverager):
     def get_current_state(self) -> Any:
         """Copies, with the number of their update: hivemind would hand the tensors themselves to
         another process, which moves them to other memory while this one trains on them, so that
-        updates get lost. It also counts an update before it is made.
+        updates get lost. It also counts an update before it is made. (One that loads a state of
+        the update before the newest still takes it for the newest.)
         """
         with self.lock_optimizer:  # not in the middle of a step
-            update = self.local_epoch - (self.local_epoch == self.unmade)
+            counted = self.local_epoch  # read once: an update may be counted at any time
+            update = counted - (counted == self.unmade)
             metadata, tensors, infos = super().get_current_state()
             with self.lock_averaged_tensors:  # nor while an average is written
                 return metadata | {"epoch": update}, [each.clone() for each in tensors], infos
