@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import random
 import re
 import subprocess
 import sys
@@ -39,8 +38,7 @@ SERVE = (
 )
 # Each run of torchrun takes the next port: connections of the previous run may linger. Runners
 # begin at different ones.
-FIRST = random.randrange(1000)  # noqa: S311 - nothing to guess: a run needs its ID as well
-PORTS = (PORT + 1 + (FIRST + n) % 1000 for n in itertools.count())
+PORTS = (PORT + 1 + n % 1000 for n in itertools.count(os.getpid()))
 
 # When a run that survives the loss of nodes ends, no node waits longer than this for the others.
 EXIT_BARRIER_S = 3.0
