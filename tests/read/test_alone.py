@@ -61,8 +61,11 @@ def test_its_last_line_says_where_the_record_is(
     said = capsys.readouterr().out
     assert said.splitlines().count(line) == 1 and "no quality" not in said
     assert "0.01" in table(folder)  # its learning rate
-    trained(tmp_path / "other", 8, evaluated="no")
+    other = trained(tmp_path / "other", 8, evaluated="no").path
     assert 'no quality is recorded: set eval_strategy="epoch" (' in capsys.readouterr().out
+    compared = Verb("compare", capsys)(folder, other)
+    assert "speed: comparable\n" in compared
+    assert "quality: no measure is known on both sides\n" in compared
 
 
 def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:

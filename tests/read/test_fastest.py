@@ -47,6 +47,23 @@ def answered(plan: Plan) -> tuple[str, str]:
     return sentence, str(answer)
 
 
+def test_with_a_target_the_batch_that_reaches_it_soonest_is_named(plan: Plan) -> None:
+    for batch, wall_s in ((4, 20.0), (16, 40.0), (64, 10.0)):
+        for seed in (1, 2, 3):
+            reached = epochs(*([0.5] if batch == 64 else [0.5, 0.95]), seconds=wall_s + seed)
+            plan.run("1_1", batch, seed, epochs=reached, updates=1000 // batch,
+                     train_samples_per_s=100.0 * batch + seed,
+                     environment={"effective_batch": batch})  # fmt: skip
+    target = {"metric": "accuracy", "value": 0.9}
+    (sentence,) = fastest_batch(measured(plan, target=target))
+    # 64 is fastest, and never reaches it.
+    assert sentence.startswith("The fastest batch per GPU is 64 (beyond the noise)")
+    assert (
+        "; accuracy at least 0.9 is reached soonest, by wall time, with 4 (beyond the noise; 64 "
+        "reached by 0 of 3 runs); the highest accuracy has 4 and 16" in sentence
+    )
+
+
 def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
     batches(plan, "1_1", {4: 100.0, 16: 200.0, 64: 3000.0}, best=4)
     assert fastest_batch(measured(plan)) == [

@@ -309,7 +309,7 @@ def show(comparison: Comparison) -> None:
     unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(*comparison.groups)]
     screen.print(f"training settings that differ: {', '.join(unlike) or 'none'}")
     for question, verdict in comparison.verdicts.items():
-        screen.print(f"{question}: {_is_comparable(question, verdict, comparison.groups)}")
+        screen.print(f"{question}: {_is_comparable(question, comparison)}")
         for text in (*verdict.reasons, *(f"note: {note}" for note in verdict.notes)):
             screen.print(f"  {text}")
     for note in comparison.notes:
@@ -321,16 +321,16 @@ def show(comparison: Comparison) -> None:
         for row in comparison.rows:
             screen.print(sentence(row, comparison.groups))
         screen.print(LEGEND, style="dim")
-    elif not any(verdict.reasons for verdict in comparison.verdicts.values()):
-        screen.print("no measure is known on both sides")
     for line in more_seeds(comparison):
         screen.print(line)
 
 
-def _is_comparable(question: str, verdict: Verdict, groups: tuple[Group, Group]) -> str:
-    if verdict.reasons:
+def _is_comparable(question: str, comparison: Comparison) -> str:
+    if comparison.verdicts[question].reasons:
         return "not comparable"
-    is_disturbed = question != QUALITY and all(map(all_beside_others, groups))
+    if not any(row.measure.question == question for row in comparison.rows):
+        return "no measure is known on both sides"
+    is_disturbed = question != QUALITY and all(map(all_beside_others, comparison.groups))
     return f"comparable{', as far as disturbed runs are' if is_disturbed else ''}"
 
 

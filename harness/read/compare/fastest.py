@@ -1,4 +1,6 @@
-"""Which batch of a sweep over batches is fastest, in one sentence, and what to ask next."""
+"""Which batch of a sweep over batches is fastest, and reaches the target soonest, in one sentence,
+and what to ask next.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from harness.read.compare.answers import BY_NAME, Pair
+from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair
 from harness.read.compare.compare import ComparedMeasure
 from harness.read.compare.critical_batch import has_enough_batches
-from harness.read.labels import heading_of, listed, plain_text, shown_axes
+from harness.read.labels import TIMES_TO_TARGET, heading_of, listed, plain_text, shown_axes
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, all_beside_others
 from harness.read.records.groups import Group
@@ -20,6 +22,7 @@ from harness.read.statistics import Estimate, Noise, leaders
 BATCH = "per_gpu_batch"
 NOT_BEYOND = "not beyond the noise"
 MOST_NAMED = 6  # batches
+_, WALL_TO_TARGET = TIMES_TO_TARGET
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Best:
 
 
 def fastest_batch(sweep: SweepResults) -> list[str]:
-    """A sentence on the batch with the most samples/s and the one with the highest accuracy, of
-    those that `compare` would compare: by the seeds that both have, from quiet runs. Nothing where
-    no two batches have a rate.
+    """A sentence on the batch with the most samples/s, the one that reaches the sweep's target in
+    the least wall time and the one with the highest accuracy, of those that `compare` compares:
+    by the seeds that both have, from quiet runs. Nothing where no two batches have a rate.
     """
     cases = _cases(sweep)
     if not cases:
@@ -48,9 +51,13 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     else:
         why = dict.fromkeys(best.left_out or "each is slower than some other" for best in rates)
         text = f"Which {heading_of(BATCH)} is fastest cannot be told: {listed(why, '; ', 2)}"
-    accuracies = [_best(groups, BY_NAME[ACCURACY]) for groups in cases]
-    if any(best.batch for best in accuracies):
-        text += f"; the highest accuracy has {_told(accuracies, '')}"
+    more = [("the highest accuracy has", ACCURACY)]
+    if sweep.target:
+        more.insert(0, (f"{sweep.target} is reached soonest, by wall time, with", WALL_TO_TARGET))
+    for words, name in more:
+        bests = [_best(groups, BY_NAME[name]) for groups in cases]
+        if any(best.batch for best in bests):
+            text += f"; {words} {_told(bests, '')}"
     return [f"{text}."]
 
 
@@ -83,7 +90,8 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
         return Pair(groups[one], groups[other]).estimate(measure)
 
     def lead(one: int, other: int) -> Estimate:
-        estimate = between(one, other)
+        ahead = (other, one) if measure.name in LESS_IS_BETTER else (one, other)
+        estimate = between(*ahead)
         assert isinstance(estimate, Estimate)
         return estimate
 
@@ -103,6 +111,7 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
     for n, group in enumerate(groups):
         if n not in compared:
             why = next(text for other in compared if isinstance(text := between(n, other), str))
+            why = f"reached by {group.reached} runs" if isinstance(why, Missed) else why
             reasons.setdefault(why, []).append(_batch(group))
     left_out = "; ".join(f"{listed(names, ', ', MOST_NAMED)} {why}"
                          for why, names in reasons.items())  # fmt: skip
