@@ -2,10 +2,10 @@
 
     python -m benchmarks.direct_sends
 
-Nothing is run. Runs on two nodes (slow_link_exchange-tiny) are predicted from runs of one process,
-as usual. For the machine of the four nodes (start_together-tiny) no runs of one process are
-published: the computing time there is the median step of DiLoCo's epochs apart, of groups other
-than the predicted one, because only one update in ten or fifty of these exchanges anything.
+Nothing is run. First come runs that are predicted from runs of one process, as usual. For those of
+start_together-tiny, on four nodes, no runs of one process from the same days are published: the
+computing time there is the median step of DiLoCo's epochs apart, of groups other than the predicted
+one, because only one update in ten or fifty of these exchanges anything.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from harness.read.records.sweeps import read_results, read_sweep
 
 RECORDS = "outputs/published"
 FOUR = "outputs/published/exchange/sweeps/start_together-tiny"
-HEADINGS = ("set-up", "strategy", "runs", "step, ms", "predicted", "off", "of it exchange")
+HEADINGS = ("set-up", "link", "strategy", "runs", "step, ms", "predicted", "off", "of it exchange")
 
 
 def cells(case: PredictedGroup) -> tuple[str, ...]:
     found = case.prediction
     return (
-        str(found.plan.shape), scenario_of(case.runs).label, str(len(case.runs)),
+        str(found.plan.shape), str(case.runs[0].identity["link"]), scenario_of(case.runs).label,
+        str(len(case.runs)),
         f"{1e3 * case.mean_s:.1f}", f"{1e3 * found.step_s:.1f}",
         f"{case.error:+.1%}".replace("%", " %"), f"{1e3 * found.parts[EXCHANGE]:.1f}",
     )  # fmt: skip
 
 
-def two_nodes() -> Iterator[PredictedGroup]:
+def from_one_process() -> Iterator[PredictedGroup]:
     workloads, _ = workloads_of(read_results(RECORDS))
     for workload in workloads:
         yield from (c for c in workload.cases if c.prediction.plan.exchange in SENT_DIRECTLY)
 
 
-def four_nodes() -> Iterator[PredictedGroup]:
+def start_together() -> Iterator[PredictedGroup]:
     groups = [group for group in read_sweep(FOUR).groups if group.finished]
     for group in groups:
         runs = tuple(group.measured("epoch_time_s"))
@@ -66,9 +67,9 @@ def computing_s(groups: Sequence[Group]) -> float:
 
 
 def table() -> str:
-    rows = [cells(case) for case in (*two_nodes(), *four_nodes())]
+    rows = [cells(case) for case in (*from_one_process(), *start_together())]
     lines = [f"| {' | '.join(row)} |" for row in (HEADINGS, *rows)]
-    return "\n".join([lines[0], "|---|---|--:|--:|--:|--:|--:|", *lines[1:]])
+    return "\n".join([lines[0], "|---|---|---|--:|--:|--:|--:|--:|", *lines[1:]])
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,6 +7,9 @@ and the choice compared with the best that was measured there.
 Nothing is run. First comes how far off the predicted steps of all published groups on several nodes
 are, each predicted from runs of one machine. The regret of a choice is how much longer it took than
 the best of the same effective batch, both as measured: mean wall time to the target over the seeds.
+
+The runs took the exchange that `auto` chose over their link, so that a choice is one of strategy,
+compression and period. Errors are those of predictions with the exchange of the runs.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -42,14 +46,14 @@ class Case(NamedTuple):
     nodes: int
     link: str
     chosen: Candidate
-    measured_s: dict[str, float]  # label -> mean wall time to the target, of those that reached it
+    measured_s: dict[str, float]  # way -> mean wall time to the target, of those that reached it
     held: list[bool]  # per candidate with an interval: does it hold the measured time?
     errors: list[float]  # of each candidate: predicted / measured - 1
 
     @property
     def regret(self) -> float:
         """The regret of the choice; infinite where it did not reach the target here."""
-        took_s = self.measured_s.get(self.chosen.plan.label, float("inf"))
+        took_s = self.measured_s.get(way_of(self.chosen.plan), math.inf)
         return took_s / min(self.measured_s.values()) - 1
 
 
@@ -92,9 +96,11 @@ def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
         except UserError as error:
             print(f"{nodes} nodes, {link}: {error}")
             continue
-        times = {each.plan.label: took(there, each.plan) for each in found}
-        measured = {label: s for label, s in times.items() if s is not None and math.isfinite(s)}
-        pairs = [(each, measured[each.plan.label]) for each in found if each.plan.label in measured]
+        times = {way_of(each.plan): took(there, each.plan) for each in found}
+        measured = {way: s for way, s in times.items() if s is not None and math.isfinite(s)}
+        as_run = [each for each in found if each.plan.exchange in exchanges(there, each.plan)]
+        pairs = [(each, measured[way_of(each.plan)]) for each in as_run
+                 if way_of(each.plan) in measured]  # fmt: skip
         yield Case(
             nodes, link, found[0], measured,
             [e.interval[0] <= s <= e.interval[1] for e, s in pairs if e.interval is not None],
@@ -102,15 +108,32 @@ def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def took(there: Sequence[Run], plan: Scenario) -> float | None:
-    """The mean time over runs of this strategy and way of exchange; infinite where one missed."""
-    same = [
+def way_of(plan: Scenario) -> str:
+    """The strategy as tables name it, without its exchange."""
+    return replace(plan, exchange="backend").label
+
+
+def alike(there: Sequence[Run], plan: Scenario) -> list[Run]:
+    """The runs with the strategy, compression and period of a plan."""
+    return [
         run for run in there
         if run.identity["strategy"] == plan.strategy and run.identity["compress"] == plan.compress
         and (run.identity["sync_every"] or plan.sync_every) == plan.sync_every
-        and run.identity["exchange"] == plan.exchange
     ]  # fmt: skip
-    counted = Group(tuple(same)).measured("tta_wall_s")
+
+
+def exchanges(there: Sequence[Run], plan: Scenario) -> set[str]:
+    return {run.identity["exchange"] for run in alike(there, plan)}
+
+
+def took(there: Sequence[Run], plan: Scenario) -> float | None:
+    """The mean time over the runs that are like a plan; infinite where one missed. Where `auto`
+    chose one exchange for all of them, a choice with another exchange took as long.
+    """
+    runs, ways = alike(there, plan), exchanges(there, plan)
+    if len(ways) > 1:
+        runs = [run for run in runs if run.identity["exchange"] == plan.exchange]
+    counted = Group(tuple(runs)).measured("tta_wall_s")
     return statistics.mean(r.measures["tta_wall_s"] for r in counted) if counted else None
 
 
@@ -130,10 +153,11 @@ def main(argv: list[str]) -> int:
     print("| nodes | link | chosen | predicted s (95 %) | measured s | best | best s | regret |")
     print("|--:|---|---|--:|--:|---|--:|--:|")
     for case in found:
-        best = min(case.measured_s, key=lambda label: case.measured_s[label])
+        best = min(case.measured_s, key=lambda way: case.measured_s[way])
         chosen, ends = case.chosen, case.chosen.interval or (float("nan"), float("nan"))
+        took_s = case.measured_s.get(way_of(chosen.plan), math.inf)
         print(f"| {case.nodes} | {case.link} | {chosen.plan.label} | {chosen.wall_s:.1f} "
-              f"({ends[0]:.1f} to {ends[1]:.1f}) | {case.measured_s.get(chosen.plan.label, 0):.1f} "
+              f"({ends[0]:.1f} to {ends[1]:.1f}) | {took_s:.1f} "
               f"| {best} | {case.measured_s[best]:.1f} | {case.regret:.1%} |")  # fmt: skip
     near = sum(case.regret <= 0.1 for case in found)
     errors = sorted(abs(error) for case in found for error in case.errors)

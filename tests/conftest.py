@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.process
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,8 +28,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Prepared data are kept for the session, away from the user's own cache.
-os.environ.setdefault("HF_HOME", tempfile.mkdtemp(prefix="harness-test-cache-"))
+# Prepared data are kept for the session, away from the user's own cache. Workers share it.
+OWN_CACHE = None if "HF_HOME" in os.environ else tempfile.mkdtemp(prefix="harness-test-cache-")
+os.environ.setdefault("HF_HOME", OWN_CACHE or "")
 
 import pytest
 
@@ -54,6 +56,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(standin)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(root)
+
+
+def pytest_unconfigure() -> None:
+    if OWN_CACHE is not None:
+        shutil.rmtree(OWN_CACHE, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

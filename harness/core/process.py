@@ -283,11 +283,8 @@ def report_to_torchrun(line: str) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, as by SIGSTOP; False where the kernel does not tell."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in "Tt"
+    state = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1]
+    return state in (["T"], ["t"])
 
 
 def ranks_beside() -> dict[int, int]:
@@ -299,20 +296,17 @@ def ranks_beside() -> dict[int, int]:
     if run_id is None:
         return found
     for children in Path(f"/proc/{parent}/task").glob("*/children"):
-        with suppress(OSError):
-            for pid in map(int, children.read_text().split()):
-                began = _environment_of(pid)
-                if began.get("TORCHELASTIC_RUN_ID") == run_id and began.get("RANK", "").isdigit():
-                    found[int(began["RANK"])] = pid
+        for pid in map(int, text_of(children).split()):
+            began = _environment_of(pid)
+            if began.get("TORCHELASTIC_RUN_ID") == run_id and began.get("RANK", "").isdigit():
+                found[int(began["RANK"])] = pid
     return found
 
 
 def _environment_of(pid: int) -> dict[str, str]:
     """The environment variables that a process was started with."""
-    with suppress(OSError):
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-        return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
-    return {}
+    text = text_of(Path(f"/proc/{pid}/environ"))
+    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
 def forked() -> list[int]:
@@ -320,16 +314,12 @@ def forked() -> list[int]:
     does not tell.
     """
     own = os.getpid()
-    with suppress(OSError):
-        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-        return [int(child) for child in children if _words_of(child) == _words_of(own)]
-    return []
+    children = text_of(Path(f"/proc/{own}/task/{own}/children")).split()
+    return [int(child) for child in children if _words_of(child) == _words_of(own)]
 
 
-def _words_of(pid: int | str) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+def _words_of(pid: int | str) -> str:
+    return text_of(Path(f"/proc/{pid}/cmdline"))
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -53,8 +53,8 @@ began=$(date +%s)
 signal= reminder= ended=
 tell() {
     printf '{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}\n' \
-        "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" "$began" "$1" "$2" "$signal" >"$note.new"
-    mv "$note.new" "$note"
+        "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}" "$began" "$1" "$2" "$signal" >"$note.new" &&
+        mv "$note.new" "$note"
 }
 # The ranks save, record and end, or just record. When a job is cancelled, SLURM sends them TERM.
 export HARNESS_PREEMPTION="${note%.json}.preemption"
@@ -75,7 +75,7 @@ export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/my project'
 
 set -- vit.py --tiny --setup 1_2 --output_dir OUT
 
-srun --nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 \
+srun --export=ALL --nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 \
     /opt/venv/bin/python -m harness.train.torchrun --standalone --nproc_per_node=2 "$@" &
 step=$!
 
@@ -134,7 +134,7 @@ first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))
 # Secret: whoever knows it could write into the rendezvous.
 export PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-srun --nodes=4 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 \
+srun --export=ALL --nodes=4 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 \
     /opt/venv/bin/python -m harness.train.torchrun --nnodes=4 --rdzv_backend=c10d \
     --rdzv_endpoint="$first:$port" --nproc_per_node=2 "$@" &
 step=$!
@@ -323,6 +323,7 @@ S = ["--launcher", "slurm"]
         ([*S, "--setup_script", "no.sh"], "--setup_script no.sh: there is no such file"),
         ([*S, "--sbatch", "time=3"], "--sbatch time=3: use --timeout"),
         ([*S, "--sbatch", "array=0-9"], "--sbatch array=0-9: the sweep sets it"),
+        ([*S, "--sbatch", "clusters=b"], "--sbatch clusters=b: use a login node of that cluster"),
         ([*S, "--sbatch", "mem="], "--sbatch mem=: expected an option of sbatch"),
         ([*S, "--sbatch", "p gpu"], "--sbatch p gpu: expected an option of sbatch"),
         ([*S, "--sbatch", "mem=2G\nrm -rf /"], "expected an option of sbatch"),

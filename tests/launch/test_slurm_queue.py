@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,58 +14,23 @@ from harness.core.records import WAITING, RunFolder, read_json, write_json
 from harness.core.records.locks import Lock
 from harness.core.settings import UserError
 from harness.launch import sweep as sweep_module
-from harness.launch.outcome import ELSEWHERE, State
-from harness.launch.places import Options
-from harness.launch.plan import Job
+from harness.launch.outcome import ELSEWHERE
 from harness.launch.screen import standing
-from harness.launch.slurm import Slurm, queue
+from harness.launch.slurm import queue
 from harness.launch.slurm.cluster import Submitted
 from harness.launch.slurm.queue import Queue, Watched
 from tests.support.slurm_cluster import TORCHRUN
 from tests.support.slurm_commands import StandIn
-from tests.support.sweeps import Watcher, jobs_of, start, sweep_file, wait_for
+from tests.support.slurm_queue import planned, queue_of, says_of, seen, stand_in, worked
+from tests.support.sweeps import Watcher, start, sweep_file, wait_for
 from tests.support.sweeps import harness_sweep as main
 
 S = ["--launcher", "slurm"]
 
 
-def planned(folder: Path, text: str) -> list[Job]:
-    return jobs_of(folder, text, folder / "out", tiny=True)
-
-
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    commands = StandIn(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{commands.folder}{os.pathsep}{os.environ['PATH']}")
-    for name in ("ASK_EVERY_S", "NOTE_S", "RECORD_S", "SECOND_S"):
-        monkeypatch.setattr(queue, name, 0.0)
-    commands.says("sbatch", "12\n")
-    return commands
-
-
-def queue_of(folder: Path, text: str = "script: vit", **options: Any) -> Queue:
-    states = [State(job) for job in planned(folder, text)]
-    slurm = Slurm(gres="none", detach=options.pop("detach", True))
-    (folder / "sweep").mkdir(exist_ok=True)
-    how = Options(launcher="slurm", slurm=slurm, **options)
-    return Queue(states, how, folder / "sweep", Watcher())
-
-
-def worked(folder: Path, text: str = "script: vit", **options: Any) -> Queue:
-    """A queue that has done its work."""
-    waiting = queue_of(folder, text, **options)
-    waiting.work()
-    return waiting
-
-
-def seen(queue: Queue) -> Watcher:
-    assert isinstance(queue.screen, Watcher)
-    return queue.screen
-
-
-def says_of(waiting: Queue, state: str, reason: str = "None") -> str:
-    """What squeue prints of the jobs that a queue watches."""
-    return "".join(f"{w.entry.id}|{state}|{reason}|{w.entry.name}\n" for w in waiting.watched)
+    return stand_in(tmp_path, monkeypatch)
 
 
 @pytest.mark.process

@@ -223,6 +223,13 @@ def times_of(folder: Path, times: dict[int, dict[int, float]]) -> Path:
     return folder
 
 
+def test_a_smaller_batch_that_takes_as_long_is_named(tmp_path: Path, batches: Verb) -> None:
+    times = {16: {1: 8.0, 2: 9.2}, 32: {1: 8.1, 2: 8.8}, 64: {1: 14.0, 2: 14.6}}
+    text = batches.in_one_line(times_of(tmp_path, times), *AT)
+    assert "least training time to the target: 8.45 s, at batch 32; batch 64 takes 1.69" in text
+    assert "; batch 16 takes 1.02 times as long (within noise)" in text
+
+
 def test_seeds_that_one_batch_lacks_decide_nothing(tmp_path: Path, batches: Verb) -> None:
     """As `compare` has it: the mean of all runs is less at batch 16 for its third seed alone."""
     missing = {16: {1: 2.90, 2: 2.91, 3: 1.44}, 64: {1: 2.58, 2: 2.585}}

@@ -64,6 +64,24 @@ def test_with_a_target_the_batch_that_reaches_it_soonest_is_named(plan: Plan) ->
     )
 
 
+def test_a_learning_rate_of_its_own_belongs_to_a_batch(plan: Plan) -> None:
+    """Else a batch that is compared with none is left out without a word, and may be fastest."""
+    rates = {8: (0.0005, 3000.0), 32: (0.002, 1000.0), 64: (0.002, 1208.0)}
+    for batch, (lr, rate) in rates.items():
+        for seed in (1, 2, 3):
+            plan.run("1_1", batch, seed, updates=1000 // batch, train_samples_per_s=rate + seed,
+                     environment={"effective_batch": batch}, label={"lr": lr})  # fmt: skip
+    axes = ["setup", "per_gpu_batch", "lr"]
+    (sentence,) = fastest_batch(measured(plan, axes=axes))
+    assert sentence.startswith("The fastest batch per GPU is 8 (beyond the noise)")
+    # A batch with two rates: then a case is one rate, and is named where others are left out.
+    for seed in (1, 2, 3):
+        plan.run("1_1", 8, seed, updates=125, train_samples_per_s=900.0 + seed,
+                 environment={"effective_batch": 8}, label={"lr": 0.002})  # fmt: skip
+    (sentence,) = fastest_batch(measured(plan, axes=axes))
+    assert sentence.startswith("The fastest batch per GPU for lr 0.002 is 64 (beyond the noise)")
+
+
 def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
     batches(plan, "1_1", {4: 100.0, 16: 200.0, 64: 3000.0}, best=4)
     assert fastest_batch(measured(plan)) == [
@@ -272,3 +290,15 @@ def test_scripts_head_their_times_to_accuracy(scripts: tuple[str, ...], plan: Pl
     figure = draw("time_to_accuracy", measured(plan)).figure
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ([""] * 3 if len(scripts) == 1 else ["vit"] * 3 + ["bert"] * 3)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_runs_beside_the_baseline_that_differ_in_more_are_not_denied(
+    plan: Plan, tmp_path: Path
+) -> None:
+    for setup, count in (("1_1", 12), ("1_2", 8)):
+        plan.run(setup, 4, 1, label={"epochs": count})
+    plan.write(axes=["setup", "epochs"], baseline={"setup": "1_1"})
+    _, text, *_ = make_report(plan.output_dir, tmp_path / "report")
+    said = "no finished run has its baseline with the same other settings (setup 1_1)"
+    assert f"- Nothing is compared: {said}." in text.read_text().splitlines()

@@ -305,7 +305,7 @@ def test_which_published_intervals_do_not_hold(root: Path) -> None:
         if low_s is not None and high_s is not None and not low_s <= case.mean_s <= high_s:
             outside.add((case.prediction.plan.label, case.runs[0].identity["link"]))
     assert outside == {
-        ("ddp powersgd", "20ms/50mbit"), ("diloco every 50", "80ms/1000mbit"),
+        ("ddp", "20ms/1000mbit"), ("ddp direct", "1ms/1000mbit"),
     }  # fmt: skip
 
 

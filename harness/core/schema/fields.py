@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
 
@@ -110,12 +110,10 @@ def kind_of(hint: Any) -> Kind:
     if origin is Annotated:
         values = [m for m in hint.__metadata__ if isinstance(m, Value)]
         kind = kind_of(inner[0])
-        return Kind(kind.base, values[-1] if values else kind.value, kind.nullable, kind.item,
-                    kind.record)  # fmt: skip
+        return replace(kind, value=values[-1]) if values else kind
     if origin in (Union, types.UnionType):
         (of,) = (of for of in inner if of is not type(None))
-        kind = kind_of(of)
-        return Kind(kind.base, kind.value, True, kind.item, kind.record)
+        return replace(kind_of(of), nullable=True)
     if origin is Literal:
         choices = tuple(i for i in inner if isinstance(i, str))
         numbers = [float(i) for i in inner if isinstance(i, int)] or [-LARGEST, LARGEST]

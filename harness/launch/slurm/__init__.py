@@ -20,6 +20,7 @@ OURS = {
     **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode", "array", "nodes",
                      "ntasks", "ntasks-per-node", "signal", "parsable", "wait", "wrap",
                      "test-only")),
+    **dict.fromkeys(("clusters", "cluster"), "a login node of that cluster"),
     **dict.fromkeys(("cpus-per-task", "cpus-per-gpu"), "--cpus_per_gpu"),
     **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), "--gres"),
     **dict.fromkeys(("requeue", "no-requeue"), "--requeue"),

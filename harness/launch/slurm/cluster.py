@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ ENDED: dict[str, tuple[str, str] | None] = {
     "PREEMPTED": ("interrupted", "the job had to make room for another (PREEMPTED)"),
     "NODE_FAIL": ("interrupted", "a node of the job failed (NODE_FAIL)"),
     "BOOT_FAIL": ("interrupted", "a node of the job did not start (BOOT_FAIL)"),
+    "REVOKED": ("interrupted", "another cluster of the federation took the job (REVOKED)"),
 }
+# Variables of SLURM's that are not those of a job in which a sweep is started.
+OF_NO_JOB = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
 
 
 class Unreachable(Exception):
@@ -62,28 +66,51 @@ def partitions() -> list[str]:
     return sorted(set(_ask("sinfo", "--noheader", "--format=%R").split()))
 
 
-def submit(script: Path, lock: int) -> str:
-    """Submit a script and return the job's number; UserError with sbatch's message if it refuses.
+def submit(script: Path, lock: int, is_left: Callable[[], bool]) -> str | None:
+    """Submit a script and return the job's number; UserError with sbatch's message if it refuses,
+    None if is_left() before it answers.
 
     sbatch survives a runner that is stopped or killed, and holds the lock until it ends, so that
-    the next runner sees the job instead of submitting another.
+    the next runner sees the job instead of submitting another. Variables such as SBATCH_TIMELIMIT
+    are defaults: they override the options in a script, but not those on the command line.
     """
-    done = subprocess.run(
-        ["sbatch", "--parsable", str(script)],
-        capture_output=True,
+    options = re.findall(r"^#SBATCH (.*)$", script.read_text("utf-8"), re.M)
+    running = subprocess.Popen(
+        ["sbatch", "--parsable", *shlex.split(" ".join(options)), str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         pass_fds=(lock,),
         start_new_session=True,
+        env=outside_a_job(os.environ),
     )
-    if done.returncode:
-        lines = [line.removeprefix("sbatch: error: ") for line in done.stderr.splitlines() if line]
-        reason = "; ".join(lines) or f"exit code {done.returncode}"
+    while True:
+        try:
+            told, errors = running.communicate(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            if is_left():
+                return None
+    if running.returncode:
+        lines = [line.removeprefix("sbatch: error: ") for line in errors.splitlines() if line]
+        reason = "; ".join(lines) or f"exit code {running.returncode}"
         hint = (
             ": without GPUs use --gres none, a core is then a device" if "(gres)" in reason else ""
         )
         raise UserError(f"sbatch refuses: {reason}{hint}; the script is {script}")
-    return done.stdout.strip().partition(";")[0]
+    if not (numbered := re.search(r"^(\d+)(;.*)?$", told.strip(), re.M)):
+        raise UserError(
+            f"sbatch --parsable answers {last_line(told)!r}, which is no job number; the script is "
+            f"{script}; the same command looks for the job by its name"
+        )
+    return numbered[1]
+
+
+def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without that of a job: its array number or memory are not those of jobs that
+    are submitted from it.
+    """
+    return {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k in OF_NO_JOB}
 
 
 def queued(names: Iterable[str]) -> list[Queued]:
@@ -92,7 +119,15 @@ def queued(names: Iterable[str]) -> list[Queued]:
         "squeue", "--noheader", "--array", "--states=all", f"--name={','.join(sorted(names))}",
         "--format=%i|%T|%r|%j",
     )  # fmt: skip
-    return [Queued(*line.strip().split("|", 3)) for line in text.splitlines() if line.strip()]
+    found = []
+    for line in (line.strip() for line in text.splitlines()):
+        if line.count("|") < 3:
+            continue  # a header or a notice
+        job = Queued(*line.split("|", 3))
+        if not re.fullmatch(r"\d+(_\d+)?", job.id):
+            raise Unreachable(f"squeue lists a job as {job.id}, in place of one by one")
+        found.append(job)
+    return found
 
 
 def accounted(id: str) -> str | None:

@@ -28,6 +28,8 @@ from harness.launch.slurm.cluster import ENDED, Note, Queued, Submitted, code_of
 ASK_EVERY_S = 5.0  # the cluster also serves others
 # How long after the end of a job its last writes may still become visible on shared storage.
 NOTE_S, RECORD_S = 10.0, 30.0
+# How long squeue does not list a job until it counts as lost, where nothing tells of its end.
+LOST_S = 60.0
 # Reasons for which a job merely has to wait; any other reason is shown.
 PATIENCE = ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "Cleaning")
 # Reasons that persist unless the job requests something else.
@@ -178,6 +180,9 @@ class Queue(Worker):
         before = [watched.state for watched in self.watched]
         self.resuming = True
         self._look()
+        while not self.stops and any(watched.ended_s is not None for watched in self.watched):
+            time.sleep(ASK_EVERY_S)
+            self._look()
         self.resuming = False
         # --rerun all is satisfied by a job of this sweep that has ended by now.
         rerun = None if self.options.rerun == "all" else self.options.rerun
@@ -211,15 +216,19 @@ class Queue(Worker):
             if self.stops or self.over:
                 return
             name = scripts.job_name(self.folder.name, secrets.token_hex(3))
-            path = self.submitted.script(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            script = self.submitted.script(name)
+            script.parent.mkdir(parents=True, exist_ok=True)
             self.log_folder.mkdir(exist_ok=True)
-            path.write_text(scripts.text_of(jobs, self.options, self.folder, name), "utf-8")
+            script.write_text(scripts.text_of(jobs, self.options, self.folder, name), "utf-8")
             self.submitted.intend(name, [job.path for job in jobs], self.command)
-            self.submitted.confirm(name, cluster.submit(path, lock))
+            job = cluster.submit(script, lock, lambda: self.stops > 1)
+            if job is None:  # the next call finds the job by its name
+                self.screen.print(f"sbatch has not answered: {AGAIN}")
+                return
+            self.submitted.confirm(name, job)
             entries = self.submitted.open()
-            for job in jobs:
-                state, entry = due[job.path], entries[job.path]
+            for path in (job.path for job in jobs):
+                state, entry = due[path], entries[path]
                 self.watched.append(Watched(state, entry))
                 self.screen.note(f"{self.name_of(state)}: submitted as job {entry.id}")
 
@@ -284,7 +293,8 @@ class Queue(Worker):
         job_state = job.state if job is not None and job.state in ENDED else None
         final = note is not None and note.is_final
         if job_state is None and not final:
-            job_state = cluster.accounted(str(watched.entry.id))
+            told = cluster.accounted(str(watched.entry.id))
+            job_state = told if told in ENDED else None  # it may live: squeue can miss a job
         now_s = time.monotonic()
         watched.ended_s = now_s if watched.ended_s is None else watched.ended_s
         waits_s = 0.0
@@ -292,6 +302,8 @@ class Queue(Worker):
             waits_s = RECORD_S
         elif not final and job_state in ("COMPLETED", "FAILED"):
             waits_s = NOTE_S
+        elif not final and job_state is None and not self.cancelled:
+            waits_s = LOST_S
         if now_s - watched.ended_s >= waits_s:
             self._settle(watched, job_state, note)
 

@@ -116,8 +116,8 @@ began=$(date +%s)
 signal= reminder= ended=
 tell() {{
     printf '{{"job": "%s", "began": %s, "ended": %s, "code": %s, "signal": "%s"}}\\n' \\
-        "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "$began" "$1" "$2" "$signal" >"$note.new"
-    mv "$note.new" "$note"
+        "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}" "$began" "$1" "$2" "$signal" >"$note.new" &&
+        mv "$note.new" "$note"
 }}
 # The ranks save, record and end, or just record. When a job is cancelled, SLURM sends them TERM.
 export HARNESS_PREEMPTION="${{note%.json}}.preemption"
@@ -178,8 +178,9 @@ def _choice(jobs: Sequence[Job], site: Site, rerun: bool) -> list[str]:
 
 def _step(job: Job, slurm: Slurm, site: Site) -> str:
     """Shell lines that start torchrun on every node; torchrun starts the ranks there."""
+    # Without --export, SBATCH_EXPORT=NONE would keep this script's variables from the ranks.
     srun = (
-        f"srun --nodes={job.nodes} --ntasks-per-node=1 "
+        f"srun --export=ALL --nodes={job.nodes} --ntasks-per-node=1 "
         f"--cpus-per-task={job.devices * slurm.cores} "
         f"--kill-on-bad-exit={int(not job.survives_node_loss)}"
     )

@@ -359,7 +359,8 @@ def more_seeds(comparison: Comparison) -> list[str]:
     lines = []
     for n, group in enumerate(comparison.groups):
         # Repeats of a seed count for speed only, so speed decides only where nothing else is known.
-        counts = [(row.measure.question == SPEED, *_counts(row, n)) for row in comparison.rows]
+        known = (row for row in comparison.rows if row.estimate is not None)
+        counts = [(row.measure.question == SPEED, *_counts(row, n)) for row in known]
         _, few, pairs = min(counts, default=(False, SEEDS, 0))
         seeds = seeds_for_pairs(*comparison.groups, SEEDS - pairs) if few < SEEDS else []
         if seeds := [seed for seed in seeds if seed not in group.seeds]:
@@ -385,5 +386,6 @@ def more_seeds(comparison: Comparison) -> list[str]:
 
 def _counts(row: Row, side: int) -> tuple[int, int]:
     """The values of a side that count, and how many pairs there are."""
-    pairs = row.estimate.n if row.estimate is not None and row.estimate.paired else 0
+    assert row.estimate is not None
+    pairs = row.estimate.n if row.estimate.paired else 0
     return pairs or len(row.values[side]), pairs

@@ -39,7 +39,7 @@ from harness.read.records.groups import Group, by_seed
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, check_target, parse_target
 from harness.read.records.selection import read_selected
-from harness.read.statistics import Estimate, Noise, is_timed, leaders, spread, student_t
+from harness.read.statistics import ROUNDING, Estimate, Noise, is_timed, leaders, spread, student_t
 from harness.read.table import Table, screen, show
 
 BATCHES = 3  # a line goes through any two points
@@ -108,7 +108,8 @@ def fit(values: Mapping[float, Sequence[float]]) -> Fit:
     (base, slope) = inverse @ (lines.T @ (weights * samples))
     residuals = samples - lines @ (base, slope)
     freedom = len(samples) - 2
-    covariance = inverse * float((weights * residuals**2).sum()) / freedom
+    square = float((weights * residuals**2).sum())
+    covariance = inverse * square / freedom
     error = max(abs(base + slope * batch - mean) / mean for batch, mean in means.items())
     if error > TOLERANCE:
         return _undetermined(
@@ -116,7 +117,8 @@ def fit(values: Mapping[float, Sequence[float]]) -> Fit:
         )
     low, high = _ratio(base, slope, covariance, student_t(freedom))
     if high is None:
-        return _undetermined("samples do not grow with the batch by more than noise", low)
+        bound = low if square > ROUNDING else None  # without any spread it would be absurd
+        return _undetermined("samples do not grow with the batch by more than noise", bound)
     if base <= 0:
         return _undetermined(
             "samples grow as fast as the batch: smaller batches are needed to see where that begins"
@@ -428,8 +430,8 @@ def verdict(family: Family, curve: Fit) -> str:
 
 
 def fastest(family: Family) -> Iterator[str]:
-    """The batch with the least measured time to the target, and whether the next larger one takes
-    longer by more than noise; or why times are not compared.
+    """The batch with the least measured time to the target, whether the next larger one takes
+    longer by more than noise, and which others do not; or why times are not compared.
     """
     if family.unlike:
         yield f"times are not compared: {'; '.join(family.unlike)}"
@@ -451,7 +453,9 @@ def fastest(family: Family) -> Iterator[str]:
     text = f"least training time to the target: {' and '.join(texts)}"
     after = next((batch for batch in timed if batch.size > best[-1].size), None)
     if after is not None:
-        yield f"{text}; {_against(after, best[-1])}"
+        others = [batch for batch in timed if batch not in best and batch is not after]
+        near = [b for b in others if _time_of(b, best[-1]).judged(equal=1.0) != Noise.BEYOND]
+        yield "; ".join([text, *(_against(batch, best[-1]) for batch in (after, *near))])
         return
     beyond_it = any(batch.size > best[-1].size for batch in family.batches)
     why = "larger ones are left out" if beyond_it else "larger ones may be faster"

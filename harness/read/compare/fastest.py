@@ -5,14 +5,22 @@ and what to ask next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair
 from harness.read.compare.compare import ComparedMeasure
 from harness.read.compare.critical_batch import has_enough_batches
-from harness.read.labels import TIMES_TO_TARGET, heading_of, listed, plain_text, shown_axes
+from harness.read.grouping import by_key
+from harness.read.labels import (
+    TIMES_TO_TARGET,
+    heading_of,
+    label_text,
+    listed,
+    plain_text,
+    shown_axes,
+)
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, all_beside_others
 from harness.read.records.groups import Group
@@ -20,6 +28,7 @@ from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, Noise, leaders
 
 BATCH = "per_gpu_batch"
+OF_BATCH = (BATCH, "lr")
 NOT_BEYOND = "not beyond the noise"
 MOST_NAMED = 6  # batches
 _, WALL_TO_TARGET = TIMES_TO_TARGET
@@ -44,13 +53,16 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     if not cases:
         return []
     rates = [_best(groups, BY_NAME[RATE]) for groups in cases]
-    axes = [heading_of(axis) for axis in shown_axes(sweep.varied) if axis != BATCH]
-    of = f" of {len(cases)} cases of {', '.join(axes)}" if len(cases) > 1 else ""
+    axes, of, case = _axes_of(sweep, cases), "", ""
+    if len(cases) > 1:
+        of = f" of {len(cases)} cases of {', '.join(map(heading_of, axes))}"
+    elif axes and len(cases[0]) < sum(bool(group.values(RATE)) for group in sweep.groups):
+        case = f" for {label_text(cases[0][0].label, axes)}"
     if any(best.batch for best in rates):
-        text = f"The fastest {heading_of(BATCH)} is {_told(rates, of)}"
+        text = f"The fastest {heading_of(BATCH)}{case} is {_told(rates, of)}"
     else:
         why = dict.fromkeys(best.left_out or "each is slower than some other" for best in rates)
-        text = f"Which {heading_of(BATCH)} is fastest cannot be told: {listed(why, '; ', 2)}"
+        text = f"Which {heading_of(BATCH)}{case} is fastest cannot be told: {listed(why, '; ', 2)}"
     more = [("the highest accuracy has", ACCURACY)]
     if sweep.target:
         more.insert(0, (f"{sweep.target} is reached soonest, by wall time, with", WALL_TO_TARGET))
@@ -75,13 +87,29 @@ def next_question(sweep: SweepResults) -> str:
 
 
 def _cases(sweep: SweepResults) -> list[list[Group]]:
-    """Groups with a rate, by case: those of one case differ in their batch alone."""
-    cases: dict[Hashable, list[Group]] = {}
-    for group in sweep.groups if BATCH in sweep.varied else ():
-        if group.values(RATE):
-            others = tuple(str(v) for axis, v in group.label.items() if axis != BATCH)
-            cases.setdefault((group.machine, others), []).append(group)
-    return [groups for groups in cases.values() if len(groups) > 1]
+    """Groups with a rate, by case: those of one case differ in their batch alone. Where each batch
+    has one learning rate of its own, it belongs to the batch.
+    """
+    rated = [group for group in sweep.groups if BATCH in sweep.varied and group.values(RATE)]
+    cases: list[list[Group]] = []
+    for groups in by_key(rated, lambda group: _others(group, OF_BATCH)).values():
+        has_own_rates = len({plain_text(group.label[BATCH]) for group in groups}) == len(groups)
+        of_one_rate = by_key(groups, lambda group: _others(group, (BATCH,)))
+        cases += [groups] if has_own_rates else of_one_rate.values()
+    return [groups for groups in cases if len(groups) > 1]
+
+
+def _axes_of(sweep: SweepResults, cases: Sequence[Sequence[Group]]) -> tuple[str, ...]:
+    """The axes on which all groups of a case have one value."""
+    return tuple(
+        axis for axis in shown_axes(sweep.varied)
+        if all(len({plain_text(group.label.get(axis)) for group in case}) == 1 for case in cases)
+    )  # fmt: skip
+
+
+def _others(group: Group, but: Collection[str]) -> Hashable:
+    """The machine of a group, and its values of all axes but these."""
+    return group.machine, *(str(value) for axis, value in group.label.items() if axis not in but)
 
 
 def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:

@@ -16,7 +16,7 @@ from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.read.labels import counted, duration, listed
 from harness.read.records import processors
-from harness.read.records.groups import Group, enumerate_equal
+from harness.read.records.groups import Group
 from harness.read.records.runs import TO_TARGET, Run
 from harness.read.statistics import Estimate, compared, difference, ratio
 
@@ -70,6 +70,16 @@ def _versions(run: Run) -> str | None:
     return ", ".join(f"{name} {versions.get(name)}" for name in names) if versions else None
 
 
+def _fed(run: Run) -> str:
+    """The samples that --tail pad feeds in an epoch: its last update depends on how it is split."""
+    fed = run.epochs[0].get("fed_samples") if run.epochs else None
+    return "as many as it has" if run.settings.get("tail") != "pad" or fed is None else f"{fed:,}"
+
+
+def _code(run: Run) -> str:
+    return (run.environment.get("inputs") or {}).get("code") or "an unknown one"
+
+
 THREADS = Condition(
     "threads per process", lambda r: r.threads, (SPEED, TARGET),
     why="a sweep gives all runs as many; alone, set OMP_NUM_THREADS for both",
@@ -87,7 +97,10 @@ CONDITIONS = (
               why="it is another training"),
     Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
     THREADS,
+    Condition("samples fed per epoch", _fed, (), (QUALITY,),
+              why="--tail pad feeds some twice: the last updates are not the same"),
     Condition("versions", _versions, (), (SPEED, QUALITY)),
+    Condition("code of this project", _code, (), (SPEED, QUALITY)),
 )  # fmt: skip
 
 
@@ -104,6 +117,8 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
         _apply_load((one, other), verdicts)
         verdicts[TARGET].reasons.extend(_unknown_beside_misses((one, other)))
         _apply_units((one, other), verdicts)
+        _apply_model((one, other), verdicts)
+        _apply_resumed((one, other), verdicts)
         _apply_processors(one, other, verdicts)
         _apply_hours(one, other, verdicts)
     return verdicts
@@ -137,18 +152,43 @@ def _apply_units(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> N
 
 
 def _apply_processors(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None:
-    """Refuse times if the processors of one side were faster, though the machines have one name."""
-    here, there = processors.rates(one.finished), processors.rates(other.finished)
+    """Refuse times if the processors of one side were faster, though the machines have one name;
+    note it if they were faster in some runs of a side.
+    """
+    both = [*one.finished, *other.finished]
+    formats = {str(run.identity["precision"]) for run in both}
+    here, there = (processors.rates(group.finished, formats) for group in (one, other))
+    reasons = []
     for number_format, threads in sorted(here.keys() & there.keys()):
         key = number_format, threads
         did = statistics.median(here[key]), statistics.median(there[key])
         if processors.are_apart(*did):
-            text = (
+            reasons.append(
                 f"processor: before training it did {did[0]:.2g} TFLOP/s in {number_format} for "
                 f"{one.name} and {did[1]:.2g} for {other.name} (medians of products of matrices)"
             )
-            for question in (SPEED, TARGET):
+    for question in (SPEED, TARGET):
+        verdicts[question].reasons.extend(reasons)
+        verdicts[question].notes.extend(() if reasons else processors.spread_of(both))
+
+
+def _apply_model(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    """Refuse quality where one --model has had several contents."""
+    contents: dict[str, set[str]] = {}
+    for run in (run for group in groups for run in group.finished):
+        recorded = run.environment.get("inputs") or {}
+        if checksum := (recorded.get("model") or {}).get("checksum"):
+            contents.setdefault(str(run.settings.get("model")), set()).add(str(checksum))
+    for name, checksums in contents.items():
+        if len(checksums) > 1:
+            text = f"model: {name} had {len(checksums)} contents: some runs began from other files"
+            for question in (QUALITY, TARGET):
                 verdicts[question].reasons.append(text)
+
+
+def _apply_resumed(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    for group in groups:
+        verdicts[TARGET].notes.extend(f"{group.name}: {text}" for text in resumed(group.finished))
 
 
 def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
@@ -322,14 +362,18 @@ def _asked_for(group: Group, base: Group) -> tuple[str, ...]:
 def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float]:
     """Speed: a value per run, by seed and repeat. All else: a value per seed, the mean of its
     repeats, as repeats show the noise of times, but not that of quality.
+
+    Where runs have the same seed and repeat, nothing tells which of them is whose partner: then the
+    times of this group are not paired.
     """
+    runs = [run for run in group.measured(measure) if measure in run.measures]
+    has_doubles = len({run.repetition for run in runs}) < len(runs)
     values: dict[Hashable, list[float]] = {}
-    for n, run in enumerate_equal(group.measured(measure)):
-        if measure in run.measures:
-            key: Hashable = (run.repetition, n) if question == SPEED else run.seed
-            if run.seed is None:
-                key = group.name, run.path  # equal to no key of another group: never paired
-            values.setdefault(key, []).append(run.measures[measure])
+    for run in runs:
+        key: Hashable = run.repetition if question == SPEED else run.seed
+        if run.seed is None or (question == SPEED and has_doubles):
+            key = group.name, run.path  # equal to no key of another group
+        values.setdefault(key, []).append(run.measures[measure])
     return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}
 
 

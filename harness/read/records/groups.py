@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -162,15 +162,6 @@ def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
     """
     quiet = [run for run in runs if not run.is_disturbed]
     return quiet or [run for run in runs if not run.other_batches] or [*runs]
-
-
-def enumerate_equal(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:
-    """Number the runs that have the same seed and repeat; all are 0 unless a plan has doubles."""
-    seen: dict[Any, int] = {}
-    for run in runs:
-        number = seen.get(run.repetition, 0)
-        seen[run.repetition] = number + 1
-        yield number, run
 
 
 def make_groups(runs: Iterable[Run], axes: tuple[str, ...]) -> tuple[Group, ...]:

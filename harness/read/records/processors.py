@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from harness.read.records.runs import Run
@@ -13,15 +13,18 @@ UNLIKE = 1.25
 Rates = dict[tuple[str, int], list[float]]
 
 
-def rates(runs: Iterable[Run]) -> Rates:
-    """(number format of the training, threads) -> TFLOP/s of a process in this format."""
+def rates(runs: Iterable[Run], formats: Collection[str] = ()) -> Rates:
+    """(number format, threads) -> TFLOP/s of a process in this format: in these formats, or else in
+    that of each run's training.
+    """
     measured: Rates = defaultdict(list)
     for run in runs:
         known: Mapping[str, Any] = run.calibration
-        number_format = run.identity["precision"]
-        rate, threads = known.get(f"{number_format}_tflops"), known.get("threads")
-        if rate and threads and run.device == "cpu":
-            measured[number_format, threads].append(rate)
+        threads = known.get("threads")
+        for number_format in formats or (run.identity["precision"],):
+            rate = known.get(f"{number_format}_tflops")
+            if rate and threads and run.device == "cpu":
+                measured[number_format, threads].append(rate)
     return measured
 
 

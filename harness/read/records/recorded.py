@@ -400,14 +400,12 @@ def _check_attempts(
         )
 
 
-def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
-
-
 def _check_equal(by_rows: Mapping[str, Any], summary: Mapping[str, Any], file: str) -> None:
     for name, value in by_rows.items():
         stated = summary.get(name)
-        if is_number(stated) and is_number(value) and not _close(stated, value):
+        if not (is_number(stated) and is_number(value)):
+            continue
+        if not math.isclose(stated, value, rel_tol=1e-6, abs_tol=1e-6):
             raise _differ(name, value, stated, file)
 
 

@@ -171,11 +171,11 @@ def select(path: Path, runs: Sequence[Run], conditions: Mapping[str, str]) -> li
 
 
 def _values(run: Run) -> dict[str, Any]:
-    """What runs are selected by: labels of the sweep before settings, and the threads of a process,
-    which are no setting.
+    """What runs are selected by: labels of the sweep before settings; the machine, and the threads
+    of a process, which are no settings.
     """
     seed, repeat = run.repetition
-    more = {"seed": seed, "repeat": repeat, "threads": run.threads}
+    more = {"seed": seed, "repeat": repeat, "threads": run.threads, "machine": run.machine_kind}
     return {**run.identity, **more, **run.label}
 
 

@@ -243,9 +243,12 @@ def _uncompared(sweep: SweepResults) -> str:
         alike = "all runs have the same settings" if len(sweep.runs) > 1 else "there is one run"
         why = alike if len(sweep.groups) == 1 else "no baseline is named"
         return f"Nothing is compared: {why}."
-    has_baseline = any(g.finished and baseline_of(sweep, g) is g for g in sweep.groups)
+    is_baseline = [baseline_of(sweep, g) is g for g in sweep.groups if g.finished]
     named = label_text(sweep.baseline, sweep.axes)
-    which = "beside" if has_baseline else "of"
+    if any(is_baseline) and not all(is_baseline):
+        others = "no finished run has its baseline with the same other settings"
+        return f"Nothing is compared: {others} ({named})."
+    which = "beside" if any(is_baseline) else "of"
     return f"Nothing is compared: no finished run {which} the baseline ({named})."
 
 

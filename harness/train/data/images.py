@@ -342,6 +342,12 @@ def _timm_resize(processor: Any) -> Callable[[Any], np.ndarray]:
 
 def _processed(processor: Any, image: Any) -> np.ndarray:
     """One image as a saved processor hands it to its model."""
+    mean = getattr(processor, "image_mean", None)
+    if isinstance(mean, (list, tuple)) and len(mean) != 3:
+        raise ValueError(
+            f"its image processor is for images of {len(mean)} channel(s), and images are read "
+            "with three (RGB)"
+        )
     pixels = np.asarray(processor(image, return_tensors="pt")["pixel_values"][0], np.float64)
     if pixels.ndim != 3 or len(pixels) != 3:
         raise ValueError(f"its image processor makes no images, but {pixels.shape} values")

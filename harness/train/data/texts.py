@@ -208,6 +208,7 @@ class TextBatches:
         self.labels = labels
         self.pad = tokenizer.pad_token_id
         self.pads_left = getattr(tokenizer, "padding_side", "right") == "left"
+        self.end_token = getattr(tokenizer, "eos_token", None)
         self.layout = Layout()
         self.buckets: dict[int, list[int]] = {}  # by the number of texts in a batch
 
@@ -226,6 +227,28 @@ class TextBatches:
                     f"--model {name}: its tokenizer gives {what} up to {largest}, and the model "
                     f"knows those below {known}: save the tokenizer that belongs to it there"
                 )
+        config = getattr(model, "config", None)
+        end = getattr(config, "eos_token_id", None)
+        if getattr(config, "is_encoder_decoder", False) and end is not None:
+            self._check_ends(name, end)
+
+    def _check_ends(self, name: str, end: int) -> None:
+        """Refuse texts without one end, by which encoders with a decoder classify: the first batch
+        with such a text would end the run.
+        """
+        before = np.concatenate([[0], np.cumsum(self.tokens == end)])
+        ends = before[self.offsets[1:]] - before[self.offsets[:-1]]
+        usual = int(np.bincount(ends).argmax())
+        if usual == 0:
+            raise UserError(
+                f"--model {name}: it classifies by a text's end token, number {end}, and its "
+                "tokenizer adds none: save a tokenizer that does there"
+            )
+        if others := int((ends != usual).sum()):
+            raise UserError(
+                f"--model {name}: it classifies by a text's end token, and {others} texts have "
+                f"{self.end_token} elsewhere, too: remove it from them"
+            )
 
     def unknown_share(self, tokenizer: Any) -> float:
         """The share of unknown tokens in the texts, without those that a tokenizer adds."""

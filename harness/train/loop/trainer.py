@@ -22,7 +22,7 @@ from harness.core import attempts
 from harness.core.records.disk import writing_to
 from harness.core.strategies import is_apart, strategy_of
 from harness.train.context import HALF_PRECISION, Context, autocast
-from harness.train.data import probes, text_layout
+from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder, check_model
 from harness.train.data.texts import join_predictions, parts_of
 from harness.train.loop import host_overhead
@@ -40,7 +40,7 @@ from harness.train.run.checkpoints import Written, agree_to_save, complete, requ
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import choice, exchange_of, sharding, verify
-from harness.train.strategy.weights import arrange_ddp
+from harness.train.strategy.weights import arrange_ddp, is_wrapped, settle_unused
 
 
 class ExactTrainer(Trainer):
@@ -95,7 +95,7 @@ class ExactTrainer(Trainer):
             self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
             if settings.strategy == "fsdp":
                 with autocast(settings, args.device):
-                    sharding.refuse_skipped_layers(self.model, self._samples())
+                    sharding.refuse_skipped_layers(self.model, self._samples(), settings)
         if settings.strategy == "fsdp":
             sharding.shard(self.model, settings, self.args.device)
             # The Trainer's flag for a model that manages its own placement and gradients: it is
@@ -256,14 +256,11 @@ class ExactTrainer(Trainer):
         return wrapped
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        # DDP waits for every parameter's gradient unless told to search for unused parameters; the
-        # search takes time in each update.
-        if self.settings.strategy == "ddp":
+        if is_wrapped(self.settings):
             with untouched_random_state(), autocast(self.settings, self.args.device):
-                unused = probes.unused_parameters(self.model, sample := self._samples(), True)
-                if unused and probes.skips_layers(self.model, sample):
+                handler, sample = self.accelerator.ddp_handler, self._samples()
+                if settle_unused(handler, self.model, sample, self.settings):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
-            self.accelerator.ddp_handler.find_unused_parameters = bool(unused)
         if self.settings.strategy != "fsdp":  # its weights are in shards
             arrange_ddp(self.accelerator, self.model, self.context.world)
         # From here on the model is as it will be trained: the strategy attaches; all is verified.

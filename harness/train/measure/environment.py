@@ -17,7 +17,7 @@ import torch
 
 from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
-from harness.core.process import usable_cores
+from harness.core.process import text_of, usable_cores
 from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
 from harness.core.records.redact import redacted, redacted_command, settings_of
 from harness.core.settings import Settings
@@ -178,10 +178,7 @@ def _changed(args: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
+    text = text_of(Path("/proc/cpuinfo"))
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return model[1] if model else platform.processor() or platform.machine()
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from harness.core.process import text_of
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
 NETWORK = "/proc/self/ns/net"  # a link that names the network namespace
 LEAST_S = 0.2  # of an interval: the kernel counts processor time in hundredths of a second
@@ -93,11 +95,7 @@ def _of_trees_s(pids: Sequence[int]) -> float:
 
 def _machine() -> str:
     """An identifier that tells machines apart and does not name them."""
-    try:
-        name = BOOT_ID.read_text()
-    except OSError:
-        name = socket.gethostname()
-    return _hash(name)
+    return _hash(text_of(BOOT_ID) or socket.gethostname())
 
 
 def _network() -> str:

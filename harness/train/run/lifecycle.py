@@ -20,11 +20,10 @@ import torch.distributed as dist
 from harness.core.attempts import GOES_ON, batch_to_try
 from harness.core.command_line import refuse
 from harness.core.process import end_at_once, ending_signals, forked, restore_excepthook
-from harness.core.records import COMPLETE, read_json
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.settings import UserError
-from harness.train.context import Context, Position
+from harness.train.context import Context, Position, mark_of
 from harness.train.data.models import loading
 from harness.train.measure.environment import launch
 from harness.train.run.checkpoints import remove_broken, usable_checkpoint
@@ -78,8 +77,7 @@ class Lifecycle:
         checkpoint = usable_checkpoint(context.folder.path, context.world)
         if checkpoint is None:
             return context
-        mark = read_json(checkpoint / COMPLETE)
-        assert mark is not None
+        mark = mark_of(checkpoint)
         saved = mark["fingerprint"]
         differing = [k for k, v in context.fingerprint.items() if saved.get(k) != v]
         if differing:

@@ -49,12 +49,15 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def refuse_skipped_layers(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Refuse layers skipped at random: all ranks gather a layer's weights, and would wait."""
+def refuse_skipped_layers(model: nn.Module, batch: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse layers skipped at random: all ranks gather a layer's weights, or exchange its
+    gradients, and would wait.
+    """
     if skips_layers(model, batch):
         raise UserError(
-            f"--strategy fsdp: {type(model).__name__} skips layers at random, different ones on "
-            "each rank, but each layer needs all ranks: add --dropout 0, or use --strategy ddp"
+            f"--strategy {settings.strategy}: {type(model).__name__} skips layers at random, "
+            "different ones on each rank, but each layer needs all ranks: add --dropout 0, or use "
+            "--strategy ddp"
         )
 
 

@@ -1,8 +1,12 @@
-"""Whether all ranks have the same weights: before the first update, and after the last one."""
+"""What DDP is told about the weights, and whether all ranks have the same: before the first update,
+and after the last one.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import accelerate
 import torch
@@ -10,8 +14,12 @@ import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
+from harness.core.settings import Settings
+from harness.core.strategies import is_apart, strategy_of
 from harness.core.topology import World
+from harness.train.data import probes
 from harness.train.session import gather
+from harness.train.strategy.sharding import refuse_skipped_layers
 
 
 class EqualStart(DistributedDataParallelKwargs):
@@ -19,6 +27,34 @@ class EqualStart(DistributedDataParallelKwargs):
 
     def to_kwargs(self) -> dict[str, object]:
         return {**super().to_kwargs(), "init_sync": False}
+
+
+def is_wrapped(settings: Settings) -> bool:
+    """Whether DDP wraps the model."""
+    return settings.strategy != "fsdp" and strategy_of(settings).processes == "many"
+
+
+def settle_unused(
+    arguments: DistributedDataParallelKwargs,
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    settings: Settings,
+) -> bool:
+    """Prepare for parameters on which the loss does not depend: DDP waits for the gradient of each.
+    Returns whether training skips layers at random.
+
+    DDP is told to search for them in every update, which takes time, and a collective of all ranks.
+    Replicas that train apart do without: parameters that never get a gradient are not trained.
+    """
+    if is_apart(settings):
+        refuse_skipped_layers(model, batch, settings)
+        unused = {*probes.unused_parameters(model, batch)}
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(weight.requires_grad and name not in unused)
+        return False
+    skipped = probes.unused_parameters(model, batch, skipping=True)
+    arguments.find_unused_parameters = bool(skipped)
+    return bool(skipped) and probes.skips_layers(model, batch)
 
 
 def arrange_ddp(accelerator: accelerate.Accelerator, model: nn.Module, world: World) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate.utils import DistributedDataParallelKwargs
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
@@ -17,7 +18,7 @@ from transformers import (
 
 from harness.core.settings import Settings, UserError
 from harness.train.data import embedded, models, probes
-from harness.train.strategy import sharding, verify
+from harness.train.strategy import sharding, verify, weights
 from tests.support import architectures
 from tests.support.broken_runs import only_run
 from tests.support.ranks import ranks, script
@@ -100,31 +101,31 @@ def test_unused_parameters_are_those_without_a_gradient(kind: str, unused: bool)
 
 
 @pytest.mark.process
-def test_ddp_trains_a_model_that_leaves_parameters_unused(tmp_path: Path) -> None:
+def test_processes_train_a_model_that_leaves_parameters_unused(tmp_path: Path) -> None:
     Dinov2Config(**PATCHES).save_pretrained(tmp_path / "model")
     argv = ["--model", str(tmp_path / "model"), "--from_scratch", "--image_size", "8"]
-    argv += [
-        "--dataset",
-        "embedded:digits",
-        "--train_size",
-        "64",
-        "--test_size",
-        "32",
-        "--lr",
-        "0.1",
-    ]
+    argv += ["--dataset", "embedded:digits", "--train_size", "64", "--test_size", "32"]
     argv += ["--optim", "sgd", "--epochs", "2", "--rank_dropout", "same", "--telemetry_hz", "0"]
-    rows = []
-    for count in (1, 2):
-        out = str(tmp_path / str(count))
-        done = script("vit", *argv, "--b", str(16 // count), "--o", out, count=count)
+    argv += ["--lr", "0.1"]
+    # With SGD, to average the weights after each update is to average its gradients.
+    apart = ["--strategy", "local_sgd", "--sync_every", "1", "--sync_scope", "rank"]
+    rows = {}
+    for name, count, more, searches in (
+        ("single", 1, [], None), ("ddp", 2, [], True), ("apart", 2, apart, None)
+    ):  # fmt: skip
+        out = str(tmp_path / name)
+        done = script("vit", *argv, *more, "--b", str(16 // count), "--o", out, count=count)
         assert done.code == 0, done.err
-        folder = only_run(tmp_path / str(count))
-        rows.append(folder.read_epochs()[0][-1])
+        folder = only_run(tmp_path / name)
+        rows[name] = folder.read_epochs()[0][-1]
         observed = (folder.read_environment() or {})["observed"]
-        assert observed.get("find_unused_parameters") == (None if count == 1 else True)
-    for field in ("train_loss", "eval_loss", "grad_norm"):
-        assert rows[0][field] == pytest.approx(rows[1][field], rel=1e-5)
+        assert observed.get("find_unused_parameters") is searches
+        frozen = observed["parameter_bytes"] - observed["trained_bytes"]
+        assert (frozen > 0) == (name == "apart")
+    for field in ("train_loss", "eval_loss"):
+        assert rows["single"][field] == pytest.approx(rows["ddp"][field], rel=1e-5)
+        assert rows["single"][field] == pytest.approx(rows["apart"][field], rel=1e-5)
+    assert rows["single"]["grad_norm"] == pytest.approx(rows["ddp"]["grad_norm"], rel=1e-5)
 
 
 OPT = {
@@ -141,10 +142,23 @@ def test_layers_that_training_skips_may_be_unused() -> None:
     names = probes.unused_parameters(model, inputs, skipping=True)
     layers = [n for n, _ in model.named_parameters() if ".layers." in n]
     assert layers and names == layers and model.training
-    with pytest.raises(UserError, match=r"OPTFor.* skips layers at random.* add --dropout 0"):
-        sharding.refuse_skipped_layers(model, inputs)
+    arguments = DistributedDataParallelKwargs()
+    assert weights.settle_unused(arguments, model, inputs, Settings(script="bert", strategy="ddp"))
+    assert arguments.find_unused_parameters
+    for strategy in ("fsdp", "diloco"):
+        why = rf"--strategy {strategy}: OPTFor.* skips layers at random.* add --dropout 0"
+        with pytest.raises(UserError, match=why):
+            sharding.refuse_skipped_layers(
+                model, inputs, Settings(script="bert", strategy=strategy)
+            )
+    with pytest.raises(UserError, match="--strategy diloco: OPTFor"):
+        weights.settle_unused(arguments, model, inputs, Settings(script="bert", strategy="diloco"))
     model.config.layerdrop = model.model.decoder.layerdrop = 0.0
-    sharding.refuse_skipped_layers(model, inputs)
+    sharding.refuse_skipped_layers(model, inputs, Settings(script="bert", strategy="fsdp"))
+    assert not weights.settle_unused(
+        arguments, model, inputs, Settings(script="bert", strategy="ddp")
+    )
+    assert not arguments.find_unused_parameters
 
 
 @pytest.mark.process

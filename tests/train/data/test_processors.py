@@ -119,6 +119,12 @@ def test_recorded_metrics_are_those_of_the_saved_model(tmp_path: Path) -> None:
     assert folder.read_epochs()[0][-1]["eval_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_a_processor_of_one_channel_is_refused(tmp_path: Path) -> None:
+    settings = saved(tmp_path, "ViT", {"image_mean": [0.5], "image_std": [0.5]})
+    with pytest.raises(UserError, match=r"for images of 1 channel\(s\), and images are read"):
+        _resizer(settings)
+
+
 def test_a_processor_that_makes_no_images_is_refused(tmp_path: Path) -> None:
     settings = saved(tmp_path, "Siglip2", {"patch_size": 16, "max_num_patches": 16})
     with pytest.raises(UserError, match=r"its image processor makes no images"):

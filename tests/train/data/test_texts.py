@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,42 @@ def test_a_model_without_a_row_for_a_token_is_refused(
         data.collate.check_model("mine", torch.nn.Linear(2, 2))  # which tells nothing
         return
     with pytest.raises(UserError, match=f"^--model mine: its tokenizer gives {told}: save"):
+        data.collate.check_model("mine", model)
+
+
+@pytest.mark.parametrize(("adds", "more", "told"), [
+    (True, "", None),
+    (True, " [END] w1", "1 texts have [END] elsewhere, too: remove it from them"),
+    (False, "", "end token, number 3, and its tokenizer adds none: save a tokenizer that does"),
+])  # fmt: skip
+def test_texts_without_one_end_are_refused(
+    tmp_path: Path, adds: bool, more: str, told: str | None
+) -> None:
+    """BART and T5 would end the run at the first batch with one."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+    ends = {"eos_token_id": 3, "pad_token_id": 1, "bos_token_id": 0, "decoder_start_token_id": 3}
+    config = transformers.BartConfig(
+        vocab_size=50, forced_eos_token_id=None, **sizes, **heads, **ends
+    )
+    options = saved(tmp_path, config, pad_token="[PAD]", eos_token="[END]")
+    if adds:
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A [END]", pair="$A [END] $B [END]", special_tokens=[("[END]", 3)]
+        )
+        tokenizer.save_pretrained(options.model)
+    texts = [f"w{i} w2{more if i == 7 else ''}" for i in range(40)]
+    rows = Dataset.from_dict({"text": texts, "label": [i % 2 for i in range(40)]})
+    folder = tmp_path / "other"
+    DatasetDict({"train": rows, "test": rows.select(range(20, 40))}).save_to_disk(folder)
+    data: Any = load_texts(replace(options, dataset=str(folder)), 1)
+    model = models.build(options, data.labels)
+    if told is None:
+        data.collate.check_model("mine", model)
+        model(**{k: v for k, v in data.collate(range(9)).items() if k != "shape"})
+        return
+    with pytest.raises(UserError, match=re.escape(told)):
         data.collate.check_model("mine", model)
 
 

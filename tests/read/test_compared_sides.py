@@ -1,0 +1,129 @@
+"""What the runs of a side may differ by among themselves: it is told, or nothing is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.read.compare.critical_batch import fit
+from tests.support.paired import Verb, pair, pairs
+from tests.support.records import timed_epochs, with_epochs
+
+
+@pytest.fixture
+def compared(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("compare", capsys)
+
+
+def calibrated(fp32: float, bf16: float | None = None) -> dict[str, Any]:
+    known = {"fp32_tflops": fp32, "bf16_tflops": bf16, "threads": 1}
+    return {"cpu_calibration": known, "observed": {"device": "cpu"}}
+
+
+def test_seeds_that_were_measured_twice_are_not_paired(tmp_path: Path, compared: Verb) -> None:
+    """Nothing tells which of both is whose partner: the order of their folders did."""
+    for rate in (1000.0, 500.0):
+        pairs(tmp_path / "a", [0.7, 0.8, 0.9], rate=rate)
+    other = pairs(tmp_path / "b", [0.7, 0.8, 0.9], rate=1500.0)
+    text = compared.in_one_line(tmp_path / "a", other)
+    # The geometric mean of both rates is 707.1; each half of the runs lies ln(2) / 2 from it.
+    assert "samples/s: B has 2.121 times that of A, 95 % interval 1.424 to 3.160, 6 and 3" in text
+    assert "values, not paired" in text
+    assert "accuracy: B is equal to A, 3 seeds paired by seed" in text
+
+
+def test_processors_that_were_unlike_within_a_side_are_noted(
+    tmp_path: Path, compared: Verb
+) -> None:
+    one = pairs(tmp_path / "a", [0.7, 0.8, 0.9], environment=calibrated(0.08))
+    other = pairs(tmp_path / "b", [0.7, 0.8], environment=calibrated(0.08))
+    pair(other, 3, environment=calibrated(0.04), rate=50.0)
+    text = compared.in_one_line(one, other)
+    assert "speed: comparable" in text
+    assert "note: before these runs processors did 0.04 to 0.08 TFLOP/s in fp32" in text
+    assert "processors did" not in compared.in_one_line(one, one)
+
+
+def test_processors_are_compared_in_the_number_formats_of_both_sides(
+    tmp_path: Path, compared: Verb
+) -> None:
+    """Where formats are the question, no run has trained in both."""
+    one = pairs(tmp_path / "a", [0.7, 0.8], environment=calibrated(0.3, 0.6))
+    other = pairs(
+        tmp_path / "b", [0.7, 0.8], "--precision", "bf16", environment=calibrated(0.1, 0.2)
+    )
+    text = compared.in_one_line(one, other, code=2)
+    for number_format, ours, theirs in (("bf16", "0.6", "0.2"), ("fp32", "0.3", "0.1")):
+        assert (
+            f"processor: before training it did {ours} TFLOP/s in {number_format} for A and "
+            f"{theirs} for B" in text
+        )
+
+
+def test_one_model_of_other_contents_is_another_training(tmp_path: Path, compared: Verb) -> None:
+    def side(name: str, checksum: str, *flags: str, code: str = "c0") -> Path:
+        inputs = {"model": {"files": 1, "bytes": 9, "checksum": checksum}, "code": code}
+        return pairs(tmp_path / name, [0.7, 0.8], *flags, environment={"inputs": inputs})
+
+    one, same = side("a", "m0"), side("same", "m0")
+    assert "quality: comparable" in compared.in_one_line(one, same)
+    text = compared.in_one_line(one, side("b", "m1"))
+    assert "quality: not comparable model: " in text and "had 2 contents" in text
+    assert "speed: comparable" in text
+    # Two models are a question.
+    other = side("c", "m1", "--model", "bert-micro")
+    assert "quality: comparable" in compared.in_one_line(one, other)
+    text = compared.in_one_line(one, side("d", "m0", code="c1"))
+    assert text.count("note: code of this project: A has c0, B has c1") == 2
+
+
+def test_a_tail_that_was_padded_otherwise_is_noted(tmp_path: Path, compared: Verb) -> None:
+    for name, fed in (("a", 250), ("b", 256)):
+        for seed in (1, 2):
+            rows = [{**row, "fed_samples": fed} for row in timed_epochs(0.5, 0.9)]
+            with_epochs(pair(tmp_path / name, seed, "--tail", "pad"), rows)
+    text = compared.in_one_line(tmp_path / "a", tmp_path / "b")
+    assert "quality: comparable note: samples fed per epoch: A has 250, B has 256 (--tail" in text
+    assert "samples fed" not in compared.in_one_line(tmp_path / "a", tmp_path / "a")
+
+
+def test_what_was_resumed_is_noted_beside_times_to_a_target(tmp_path: Path, compared: Verb) -> None:
+    for name, attempts in (("a", 1), ("b", 2)):
+        for seed in (1, 2):
+            with_epochs(pair(tmp_path / name, seed, attempts=attempts), timed_epochs(0.5, 0.9))
+    aimed = ("--target", "accuracy=0.8")
+    text = compared.in_one_line(tmp_path / "a", tmp_path / "b", *aimed)
+    assert "note: B: 2 runs stopped and continued: wall times have what that took" in text
+    assert "note: A: " not in text
+
+
+def test_a_missed_target_changes_no_advice_on_seeds(tmp_path: Path, compared: Verb) -> None:
+    for seed in (1, 2):
+        with_epochs(pair(tmp_path / "a", seed), timed_epochs(0.5, 0.9))
+        with_epochs(pair(tmp_path / "b", seed), timed_epochs(0.5, 0.9 if seed == 1 else 0.6))
+    for target in ("accuracy=0.5", "accuracy=0.8"):
+        text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target", target)
+        for side in "AB":
+            assert f"{side} has 2 seeds: a wide interval; more: for seed in 3; do" in text
+    assert "the target is reached by 2 of 2 runs of A and 1 of 2 of B" in text
+
+
+def test_a_machine_can_be_selected(
+    tmp_path: Path, compared: Verb, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pairs(tmp_path / "a", [0.7, 0.8])
+    pair(folder, 3, environment={"machine": "b-cpux8"})
+    said = Verb("explain", capsys).refused(folder)
+    here, there = f"{folder}:machine=a-cpux2", f"{folder}:machine=b-cpux8"
+    assert "machine (a-cpux2, b-cpux8)" in said and here in said
+    text = compared.in_one_line(here, there)
+    assert "(2 finished runs, seeds 1, 2, a-cpux2)" in text
+    assert "speed: not comparable machine: A has a-cpux2, B has b-cpux8" in text
+
+
+def test_without_any_spread_there_is_no_bound() -> None:
+    """Errors of rounding gave one of 2e17 samples."""
+    alike = fit({8.0: [1000.0, 1000.0], 16.0: [1000.0, 1000.0], 32.0: [1000.0, 1000.0]})
+    assert alike.critical is None and alike.low is None and "by more than noise" in str(alike.why)
