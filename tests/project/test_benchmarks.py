@@ -197,8 +197,8 @@ def test_the_page_says_what_regret_prints(
     _, near, trainings, off, held = cells(page, row)
     half, most, worst = off.split(", ")
     assert said[-1] == (
-        f"{near} choices within 10 % of the best; wall times of {trainings} trainings off by {half} "
-        f"in the median, {most} in 9 of 10, {worst} at most; {held} intervals hold"
+        f"{near} choices within 10 % of the best; wall times of {trainings} trainings off by "
+        f"{half} in the median, {most} in 9 of 10, {worst} at most; {held} intervals hold"
     )
     groups, off, held, known = re.findall(
         r"several nodes, (\d+) groups, .*? says: (off by .*? at most); (\d+) of the (\d+) int",
