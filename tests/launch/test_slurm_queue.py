@@ -417,7 +417,8 @@ def test_two_runners_do_not_submit_at_once(
 
 
 SLOW = """sleep 1
-sed -n 's/^#SBATCH --job-name=\\(.*\\)/12|PENDING|None|\\1/p' $2 > {folder}/squeue.says
+for script in "$@"; do :; done
+sed -n 's/^#SBATCH --job-name=\\(.*\\)/12|PENDING|None|\\1/p' $script > {folder}/squeue.says
 echo 12"""
 
 
