@@ -261,6 +261,8 @@ class LogCallback(Recorder):
         if self.update == state.global_step:
             return self.clock.wait_begins()  # one peer's batch, not yet an update of all peers
         self.clock.step(self.batch)
+        if control.should_evaluate or control.should_save:
+            self.clock.settle()
         self.update = state.global_step
         self._report_progress(state, every_s=1)
 

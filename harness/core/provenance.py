@@ -132,10 +132,17 @@ def nvidia_driver() -> Driver | None:
         name = version if isinstance(version, str) else version.decode()
         newest = pynvml.nvmlSystemGetCudaDriverVersion()
         cuda = (newest // 1000, newest % 1000 // 10)
-        gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        capabilities = [tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)) for gpu in gpus]
-        return Driver(len(gpus), name, cuda, min(capabilities, default=(0, 0)))
-    except pynvml.NVMLError as error:  # such as of a GPU that is lost
+        count, capabilities, problem = pynvml.nvmlDeviceGetCount(), [], None
+        for number in range(count):
+            try:
+                gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
+                capabilities.append(tuple(pynvml.nvmlDeviceGetCudaComputeCapability(gpu)))
+            except pynvml.NVMLError as error:  # a GPU that is lost, or not ours: others may do
+                problem = str(error)
+        if problem and not capabilities:
+            return Driver(0, name, cuda, (0, 0), problem)
+        return Driver(count, name, cuda, min(capabilities, default=(0, 0)))
+    except pynvml.NVMLError as error:
         return Driver(0, name, cuda, (0, 0), str(error))
     finally:
         with contextlib.suppress(pynvml.NVMLError):

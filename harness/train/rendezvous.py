@@ -164,16 +164,17 @@ def _listen(host: str, port: int) -> socket.socket | None:
     everywhere = _only_a_name(host, str(address[0]))
     try:
         listening.bind(("", port) if everywhere else address)
+        listening.listen(BACKLOG)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+        if error.errno == errno.EADDRINUSE:  # also where another began to listen after the bind
             listening.close()
             return None
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         # Perhaps the address of a router in front of this machine, to which it cannot bind.
         listening.bind(("", port))
+        listening.listen(BACKLOG)
         everywhere = True
-    listening.listen(BACKLOG)
     own_port = listening.getsockname()[1]
     if everywhere and (reason := unreachable(host, own_port, REACH_S)):
         listening.close()

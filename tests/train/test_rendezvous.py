@@ -246,3 +246,20 @@ def test_the_rank_that_has_the_store_does_not_wait_in_it(
     made = make(host_name=HERE, port=0, world_size=2, is_master=True, timeout=timedelta(seconds=1))
     assert made.check([rendezvous.HERE.format(0)])
     made.set(rendezvous.HERE.format(1), "")
+
+
+def test_a_port_that_is_taken_after_the_bind_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two agents of one machine bind to it, and one of them listens first."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((HERE, 0))
+
+        class Late(socket.socket):
+            def bind(self, address: Any) -> None:
+                super().bind(address)
+                other.listen()
+
+        monkeypatch.setattr(rendezvous.socket, "socket", Late)
+        assert rendezvous._listen(HERE, other.getsockname()[1]) is None

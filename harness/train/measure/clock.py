@@ -109,6 +109,12 @@ class StepClock:
         self.log = None
         self.last_s = time.perf_counter()
 
+    def settle(self) -> None:
+        """What follows is none of the last step, which a GPU may still be computing."""
+        if self.cuda:
+            torch.cuda.synchronize()
+            self.last_s = time.perf_counter()
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What is done meanwhile is excluded from the epoch's time and traffic."""

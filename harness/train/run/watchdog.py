@@ -82,7 +82,8 @@ class Watchdog(TrainerCallback):
         self.answered = False  # whether the store has answered since the last look
         self.declared: dict[str, Any] | None = None  # the verdict that this rank proposes
         self.verdict: dict[str, Any] | None = None
-        self.traffic = traffic() if world.nodes > 1 else None  # bytes, when last seen to move
+        self.traffic = traffic() if world.nodes > 1 else None  # bytes, at the time traffic_s
+        self.traffic_s = 0.0
         self.closed = threading.Event()
         self.done = False  # this rank has nothing left to train, and may end before the others
         tasks = [self._judge] if store is None else [self._judge, self._exchange]
@@ -192,15 +193,16 @@ class Watchdog(TrainerCallback):
         return False
 
     def _link_moves(self) -> bool:
-        """Whether the nodes have exchanged more than signs of life since the last time."""
+        """Whether the nodes have exchanged more than signs of life in a short time."""
         if self.traffic is None:
             return False
         now = traffic()
         least = MOVED_BYTES * (1 + self.per_node) + MOVED_BYTES_PER_RANK * self.size
-        if now - self.traffic < least:
-            return False
-        self.traffic = now
-        return True
+        has_moved = now - self.traffic >= least
+        # Else a trickle of others, as of shared storage, would add up to it at some time.
+        if has_moved or self.clock_s - self.traffic_s > self.hang_after_s / 4:
+            self.traffic, self.traffic_s = now, self.clock_s
+        return has_moved
 
     def _idle_s(self) -> float:
         return self.clock_s - self.moved_s if self.training else 0.0

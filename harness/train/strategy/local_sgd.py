@@ -66,7 +66,10 @@ class BackgroundTask:
         self.previous = previous
         self.work: Callable[[], Any] | None = work  # a stream needs its tensors until wait()
         self.error: BaseException | None = None
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = None
+        if device.type == "cuda":
+            # One stream for all: memory that was freed in one is of no use to others.
+            self.stream = previous.stream if previous else torch.cuda.Stream(device)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(self.stream):

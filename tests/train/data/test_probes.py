@@ -107,7 +107,7 @@ def test_processes_train_a_model_that_leaves_parameters_unused(tmp_path: Path) -
     argv += ["--dataset", "embedded:digits", "--train_size", "64", "--test_size", "32"]
     argv += ["--optim", "sgd", "--epochs", "2", "--rank_dropout", "same", "--telemetry_hz", "0"]
     argv += ["--lr", "0.1", "--max_grad_norm", "1000"]
-    # With SGD and without clipping, to average the weights after each update is to average its gradients.
+    # With SGD and without clipping, to average the weights of an update is to average gradients.
     apart = ["--strategy", "local_sgd", "--sync_every", "1", "--sync_scope", "rank"]
     rows = {}
     for name, count, more, searches in (

@@ -53,6 +53,22 @@ def test_steps_leave_out_what_pauses_the_epoch_and_wait_for_their_batches() -> N
     assert clock.waits() == [0.5, 0.25] and clock.log_waits() == [0.0, 0.25]
 
 
+def test_what_a_gpu_still_computes_is_part_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not of the evaluation that follows, whose beginning is the end of the last step."""
+    now = [10.0]
+    monkeypatch.setattr("harness.train.measure.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("harness.train.measure.clock.stamp", lambda cuda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: now.__setitem__(0, now[0] + 1.0))
+    clock = StepClock(cuda=True)
+    clock.start()
+    clock.step(4)
+    clock.settle()
+    evaluated_from = clock.last_s
+    now[0] += 5.0
+    clock.resume()
+    assert evaluated_from == 11.0 and clock.paused_s == 5.0 and clock.so_far() == 1.0
+
+
 def test_steps_are_never_longer_than_their_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the process is stopped between two looks at the clock."""
     looks = iter(range(100))

@@ -133,6 +133,19 @@ def test_an_exchange_over_a_slow_link_gets_on(monkeypatch: pytest.MonkeyPatch) -
     assert clock.dog.declared is not None
 
 
+def test_a_trickle_of_others_is_no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of shared storage: added up, it excused any hang."""
+    sent = [0]
+    monkeypatch.setattr(watchdog, "traffic", lambda: sent[0])
+    clock = Clock(monkeypatch, world=SimpleNamespace(rank=0, size=2, per_node=1, nodes=2))
+    clock.dog.known = {1: {"number": 1, "idle_s": 99.0, "in": "f (x.py:1)"}}
+    clock.step()
+    for _ in range(30):
+        sent[0] += 2**15
+        clock.goes_on(1)
+    assert clock.dog.declared is not None
+
+
 def test_bytes_of_the_loopback_are_no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     count = SimpleNamespace(bytes_sent=3, bytes_recv=4)
     cards = {"lo": count, "eth0": count, "eth1": count}
