@@ -96,8 +96,8 @@ def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:
         except UserError as error:
             print(f"{nodes} nodes, {link}: {error}")
             continue
-        times = {way_of(each.plan): took(there, each.plan) for each in found}
-        measured = {way: s for way, s in times.items() if s is not None and math.isfinite(s)}
+        times = [(way_of(each.plan), took(there, each.plan)) for each in found]
+        measured = {way: s for way, s in times if s is not None and math.isfinite(s)}
         as_run = [each for each in found if each.plan.exchange in exchanges(there, each.plan)]
         pairs = [(each, measured[way_of(each.plan)]) for each in as_run
                  if way_of(each.plan) in measured]  # fmt: skip

@@ -163,18 +163,20 @@ def _listen(host: str, port: int) -> socket.socket | None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     everywhere = _only_a_name(host, str(address[0]))
     try:
-        listening.bind(("", port) if everywhere else address)
+        try:
+            listening.bind(("", port) if everywhere else address)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            # Perhaps the address of a router in front of this machine, to which it cannot bind.
+            listening.bind(("", port))
+            everywhere = True
         listening.listen(BACKLOG)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # also where another began to listen after the bind
-            listening.close()
-            return None
-        if error.errno != errno.EADDRNOTAVAIL:
+        if error.errno != errno.EADDRINUSE:  # which it also is if another listened after our bind
             raise
-        # Perhaps the address of a router in front of this machine, to which it cannot bind.
-        listening.bind(("", port))
-        listening.listen(BACKLOG)
-        everywhere = True
+        listening.close()
+        return None
     own_port = listening.getsockname()[1]
     if everywhere and (reason := unreachable(host, own_port, REACH_S)):
         listening.close()

@@ -87,8 +87,10 @@ def test_an_answer_without_a_number(said: str, tmp_path: Path, cluster: StandIn)
     assert entry.job == "78" and cluster.asked("sbatch") == 1
 
 
-def test_two_stops_do_not_wait_for_sbatch(tmp_path: Path, cluster: StandIn) -> None:
-    cluster.does("sbatch", "sleep 30")
+def test_two_stops_do_not_wait_for_sbatch(
+    tmp_path: Path, cluster: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.does("sbatch", f"while [ ! -e {tmp_path}/end ]; do sleep 0.1; done")
     waiting = queue_of(tmp_path)
     threading.Timer(0.5, lambda: setattr(waiting, "stops", 2)).start()
     began = time.monotonic()
@@ -96,7 +98,14 @@ def test_two_stops_do_not_wait_for_sbatch(tmp_path: Path, cluster: StandIn) -> N
     assert 0.5 <= time.monotonic() - began < 10
     assert "sbatch has not answered: the same command shows and settles them" in seen(waiting)
     (entry,) = waiting.submitted.open().values()
-    assert entry.job is None  # the next call looks for it
+    assert entry.job is None  # the next call looks for it, once sbatch has ended
+    monkeypatch.setattr("harness.launch.slurm.cluster.PATIENCE_S", 0.5)
+    with pytest.raises(UserError, match="submits these runs: try again later"):
+        worked(tmp_path)
+    (tmp_path / "end").touch()
+    cluster.does("sbatch", "echo 12")
+    monkeypatch.setattr("harness.launch.slurm.cluster.PATIENCE_S", 20.0)
+    assert "submitted as job 12" in seen(worked(tmp_path))
 
 
 def test_what_the_script_asks_for_comes_before_variables(
@@ -114,7 +123,8 @@ def test_what_the_script_asks_for_comes_before_variables(
     (asked,) = (tmp_path / "bin" / "asked").read_text().splitlines()[:1]
     (script,) = (tmp_path / "sweep" / "jobs").glob("*.sh")
     assert " --time=120 " in asked and asked.endswith(f" {script}")
-    assert outside_a_job({"SLURM_JOB_ID": "1", "SLURM_JWT": "x", "A": ""}) == {
+    more = {"SBATCH_CLUSTERS": "other"}
+    assert outside_a_job({"SLURM_JOB_ID": "1", "SLURM_JWT": "x", "A": "", **more}) == {
         "SLURM_JWT": "x", "A": "",
     }  # fmt: skip
 

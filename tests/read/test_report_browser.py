@@ -262,7 +262,9 @@ def test_a_heading_sorts_its_table_by_mouse_and_keys(links: Path, page: Page) ->
     assert missed and len({*missed}) > 1 and known[-len(missed) :] == missed != known
     page.value(f"document.querySelectorAll('{table} th')[{at['acc. points']}].click()")
     points = column(page, table, at["acc. points"])
-    assert points[-1] == "base" and numbers([points[0]])[0] < -5
+    known = [text for text in points if text not in ("base", "-")]
+    assert points[: len(known)] == known and {"base", "-"} == {*points[len(known) :]}
+    assert numbers([points[0]])[0] < -5
     assert page.complaints() == []
 
 
@@ -297,8 +299,7 @@ def test_a_filter_acts_on_all_tables(links: Path, page: Page) -> None:
         for name in ("script", "setup", "strategy", "link")
     }
     assert options["setup"] == ["all", "2_1", "4_1"]
-    assert options["link"] == ["all", "1ms/50mbit", "1ms/1000mbit", "20ms/50mbit",
-                               "20ms/1000mbit", "80ms/50mbit", "80ms/1000mbit"]  # fmt: skip
+    assert options["link"] == ["all", "1ms/50mbit", "1ms/1000mbit", "20ms/50mbit", "80ms/50mbit"]
     assert options["strategy"][:4] == ["all", "ddp", "ddp powersgd", "diloco h10 lr1 m0.5"]
     shown = "[...document.querySelectorAll('#filter label')].filter(l => !l.hidden).length"
     assert page.value(shown) == 3  # all runs are of one script
@@ -313,7 +314,7 @@ def test_a_filter_acts_on_all_tables(links: Path, page: Page) -> None:
     )
     assert len(visible) == len(whole) and all(visible)
     assert {text for table in visible for text in table} == {"4_1 20ms/50mbit"}
-    assert "6 of 72 rows" in page.value(counts)
+    assert "5 of 44 rows" in page.value(counts)
     told = page.value("document.querySelector('#filter output').textContent")
     assert " rows, in 1 of 1 sections; answers and figures show all runs" in told
     # By the keys alone: the next strategy of the list.
@@ -321,7 +322,7 @@ def test_a_filter_acts_on_all_tables(links: Path, page: Page) -> None:
     page.value("document.querySelector('#filter select[name=strategy]').focus()")
     key(page, "ArrowDown")
     assert page.value("document.activeElement.value") == "ddp"
-    assert "6 of 72 rows" in page.value(counts)
+    assert "4 of 44 rows" in page.value(counts)
     page.value("document.querySelector('#filter button[type=reset]').click()")
     page.ask("Runtime.evaluate", expression="new Promise(r => setTimeout(r, 20))",
              awaitPromise=True)  # fmt: skip

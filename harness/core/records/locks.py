@@ -101,6 +101,13 @@ class Lock:
         os.close(self.file)
         self.file = None
 
+    def leave(self) -> None:
+        """Leave the lock to a process that was given its descriptor, and holds it until it ends."""
+        if self.file is not None:
+            _held.discard((os.getpid(), self.file))
+            os.close(self.file)
+            self.file = None
+
     def _try(self) -> bool:
         self.made += [p for p in self.path.parents if not p.exists() and p not in self.made]
         try:

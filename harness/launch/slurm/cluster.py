@@ -110,7 +110,9 @@ def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without that of a job: its array number or memory are not those of jobs that
     are submitted from it.
     """
-    return {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k in OF_NO_JOB}
+    environment = {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k in OF_NO_JOB}
+    environment.pop("SBATCH_CLUSTERS", None)  # squeue here would not list the job
+    return environment
 
 
 def queued(names: Iterable[str]) -> list[Queued]:

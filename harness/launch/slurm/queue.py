@@ -93,18 +93,17 @@ class Queue(Worker):
         """Whether there are jobs to wait for; if detached, only ended ones without a record yet."""
         if self.options.slurm.detach:
             to_cancel = self.cancelled and not self.cancel_sent and bool(self.watched)
-            return to_cancel or any(watched.ended_s is not None for watched in self.watched)
+            return to_cancel or self._awaits_an_end()
         return bool(self.watched)
 
     @contextmanager
-    def _alone(self) -> Iterator[int]:
+    def _alone(self) -> Iterator[Lock]:
         """Exclude other runners: two that submit at once would both submit every run."""
         lock = Lock(self.folder / ".submitting")
         if not lock.take(cluster.PATIENCE_S):
             raise UserError(f"{self.folder}: {lock.holder()} submits these runs: try again later")
-        assert lock.file is not None
         try:
-            yield lock.file
+            yield lock
         finally:
             lock.release()
 
@@ -180,9 +179,12 @@ class Queue(Worker):
         before = [watched.state for watched in self.watched]
         self.resuming = True
         self._look()
-        while not self.stops and any(watched.ended_s is not None for watched in self.watched):
-            time.sleep(ASK_EVERY_S)
-            self._look()
+        until_s = time.monotonic() + LOST_S + ASK_EVERY_S + 1
+        while not self.stops and time.monotonic() < until_s and self._awaits_an_end():
+            if time.monotonic() - self.asked_s >= ASK_EVERY_S:
+                self._look()
+            self.screen.show()
+            time.sleep(0.1)
         self.resuming = False
         # --rerun all is satisfied by a job of this sweep that has ended by now.
         rerun = None if self.options.rerun == "all" else self.options.rerun
@@ -193,6 +195,10 @@ class Queue(Worker):
             self.stop_at_failure()
             if self.watched:
                 self._cancel()
+
+    def _awaits_an_end(self) -> bool:
+        """Whether a job seems to have ended, and what it wrote may not be there yet."""
+        return any(watched.ended_s is not None for watched in self.watched)
 
     def _recovered(self, entry: Entry) -> Entry | None:
         """An entry whose runner was killed while submitting; None if its job was not submitted."""
@@ -208,7 +214,7 @@ class Queue(Worker):
         self.submitted.confirm(entry.name, job)
         return self.submitted.open()[entry.path]
 
-    def _submit(self, lock: int) -> None:
+    def _submit(self, lock: Lock) -> None:
         watched = {watched.entry.path for watched in self.watched}
         new = [s for s in self.states if s.state == WAITING and s.job.path not in watched]
         due = {s.job.path: s for s in new if self._is_due(s)}
@@ -221,8 +227,10 @@ class Queue(Worker):
             self.log_folder.mkdir(exist_ok=True)
             script.write_text(scripts.text_of(jobs, self.options, self.folder, name), "utf-8")
             self.submitted.intend(name, [job.path for job in jobs], self.command)
-            job = cluster.submit(script, lock, lambda: self.stops > 1)
-            if job is None:  # the next call finds the job by its name
+            assert lock.file is not None
+            job = cluster.submit(script, lock.file, lambda: self.stops > 1)
+            if job is None:  # sbatch holds the lock; the next call finds the job by its name
+                lock.leave()
                 self.screen.print(f"sbatch has not answered: {AGAIN}")
                 return
             self.submitted.confirm(name, job)

@@ -453,15 +453,21 @@ def fastest(family: Family) -> Iterator[str]:
     text = f"least training time to the target: {' and '.join(texts)}"
     after = next((batch for batch in timed if batch.size > best[-1].size), None)
     if after is not None:
-        others = [batch for batch in timed if batch not in best and batch is not after]
-        near = [b for b in others if _time_of(b, best[-1]).judged(equal=1.0) != Noise.BEYOND]
-        yield "; ".join([text, *(_against(batch, best[-1]) for batch in (after, *near))])
+        yield "; ".join([text, *_beside(after, timed, best)])
         return
     beyond_it = any(batch.size > best[-1].size for batch in family.batches)
     why = "larger ones are left out" if beyond_it else "larger ones may be faster"
     text += f", the largest of those compared: {why}"
     before = next((batch for batch in reversed(timed) if batch not in best), None)
-    yield text if before is None else f"{text}; {_against(before, best[-1])}"
+    yield text if before is None else "; ".join([text, *_beside(before, timed, best)])
+
+
+def _beside(neighbour: Batch, timed: Sequence[Batch], best: Sequence[Batch]) -> Iterator[str]:
+    """What a neighbour takes against the best, and all others that are within the noise."""
+    yield _against(neighbour, best[-1])
+    for batch in (each for each in timed if each not in best and each is not neighbour):
+        if _time_of(batch, best[-1]).judged(equal=1.0) in (Noise.WITHIN, Noise.EQUAL):
+            yield _against(batch, best[-1])
 
 
 def _time_of(batch: Batch, other: Batch) -> Estimate:

@@ -134,22 +134,32 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
     of_times = measure.question != QUALITY
     busy = [of_times and all_beside_others(group) for group in groups]
     firsts = [n for n, is_busy in enumerate(busy) if not is_busy or all(busy)]
+    firsts.sort(key=lambda n: bool(groups[n].missed(measure.name)))
     compared = max(map(comparable, firsts), key=len)
-    reasons: dict[str, list[str]] = {}
-    for n, group in enumerate(groups):
-        if n not in compared:
-            why = next(text for other in compared if isinstance(text := between(n, other), str))
-            why = f"reached by {group.reached} runs" if isinstance(why, Missed) else why
-            reasons.setdefault(why, []).append(_batch(group))
-    left_out = "; ".join(f"{listed(names, ', ', MOST_NAMED)} {why}"
-                         for why, names in reasons.items())  # fmt: skip
+    apart = [n for n in range(len(groups)) if n not in compared]
+    whys = [next(w for o in compared if isinstance(w := between(n, o), str)) for n in apart]
+    left_out = _left_out([groups[n] for n in apart], whys, measure)
     if len(compared) < 2:
-        return Best("", "", left_out, False)
+        (alone,) = (groups[n] for n in compared)
+        is_best = all(isinstance(why, Missed) for why in whys) and not alone.missed(measure.name)
+        return Best(_batch(alone) if is_best else "", "", left_out, False)
     first = leaders(compared, lead, measure.equal)
     judged = [lead(first[0], o).judged(measure.equal) for o in compared if first and o != first[0]]
     *others, last = (_batch(groups[n]) for n in first) if first else [""]
     name = f"{', '.join(others)} and {last}, equal" if others else last
     return Best(name, _noise(judged), left_out, busy[compared[0]])
+
+
+def _left_out(others: Sequence[Group], whys: Sequence[str], measure: ComparedMeasure) -> str:
+    """The batches that are not compared, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for group, why in zip(others, whys, strict=True):
+        if isinstance(why, Missed):
+            missed = len(group.missed(measure.name))
+            why = f"missed it in {missed} of {len(group.finished)} runs"
+        reasons.setdefault(why, []).append(_batch(group))
+    texts = (f"{listed(names, ', ', MOST_NAMED)} {why}" for why, names in reasons.items())
+    return "; ".join(texts)
 
 
 def _noise(judged: Sequence[Noise]) -> str:

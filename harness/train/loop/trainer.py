@@ -258,7 +258,8 @@ class ExactTrainer(Trainer):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if is_wrapped(self.settings):
             with untouched_random_state(), autocast(self.settings, self.args.device):
-                handler, sample = self.accelerator.ddp_handler, self._samples()
+                count = self.args.per_device_train_batch_size if self.is_apart else 1
+                handler, sample = self.accelerator.ddp_handler, self._samples(count)
                 if settle_unused(handler, self.model, sample, self.settings):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
         if self.settings.strategy != "fsdp":  # its weights are in shards

@@ -200,7 +200,7 @@ class Watchdog(TrainerCallback):
         least = MOVED_BYTES * (1 + self.per_node) + MOVED_BYTES_PER_RANK * self.size
         has_moved = now - self.traffic >= least
         # Else a trickle of others, as of shared storage, would add up to it at some time.
-        if has_moved or self.clock_s - self.traffic_s > self.hang_after_s / 4:
+        if has_moved or self.clock_s - self.traffic_s > self.hang_after_s / 2:
             self.traffic, self.traffic_s = now, self.clock_s
         return has_moved
 

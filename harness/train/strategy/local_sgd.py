@@ -74,6 +74,7 @@ class BackgroundTask:
             self.stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(self.stream):
                 work()
+            self.done = self.stream.record_event()  # later tasks follow in this stream
             return
         self.thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self.thread.start()
@@ -89,7 +90,7 @@ class BackgroundTask:
 
     def wait(self) -> None:
         if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            torch.cuda.current_stream(self.stream.device).wait_event(self.done)
             self.work = self.previous = None
             return
         self.thread.join()

@@ -56,8 +56,8 @@ def refuse_skipped_layers(model: nn.Module, batch: Mapping[str, Any], settings: 
     if skips_layers(model, batch):
         raise UserError(
             f"--strategy {settings.strategy}: {type(model).__name__} skips layers at random, "
-            "different ones on each rank, but each layer needs all ranks: add --dropout 0, or use "
-            "--strategy ddp"
+            "different ones on each rank, and ranks would wait for each other: add --dropout 0, or "
+            "use --strategy ddp"
         )
 
 

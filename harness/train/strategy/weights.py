@@ -5,6 +5,7 @@ and after the last one.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,9 +49,16 @@ def settle_unused(
     """
     if is_apart(settings):
         refuse_skipped_layers(model, batch, settings)
-        unused = {*probes.unused_parameters(model, batch)}
-        for name, weight in model.named_parameters():
-            weight.requires_grad_(weight.requires_grad and name not in unused)
+        in_training = {*probes.unused_parameters(model, batch, skipping=True)}
+        unused = [n for n in probes.unused_parameters(model, batch) if n in in_training]
+        for name in unused:
+            model.get_parameter(name).requires_grad_(False)
+        if unused and dist.get_rank() == 0:
+            what = f"{len(unused)} tensors, such as {unused[0]}"
+            print(
+                f"harness: the loss does not depend on {what}: they are not trained",
+                file=sys.stderr,
+            )
         return False
     skipped = probes.unused_parameters(model, batch, skipping=True)
     arguments.find_unused_parameters = bool(skipped)

@@ -141,7 +141,7 @@ def test_a_trickle_of_others_is_no_exchange(monkeypatch: pytest.MonkeyPatch) -> 
     clock.dog.known = {1: {"number": 1, "idle_s": 99.0, "in": "f (x.py:1)"}}
     clock.step()
     for _ in range(30):
-        sent[0] += 2**15
+        sent[0] += 200_000
         clock.goes_on(1)
     assert clock.dog.declared is not None
 
