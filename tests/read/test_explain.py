@@ -106,7 +106,7 @@ def on_two(folder: str) -> None:
     trained(folder, "loader", Waiting(), collate=slow_collate, updates=MANY_UPDATES)
     trained(folder, "rank", Waiting(slow_rank=1), updates=MANY_UPDATES)
     trained(folder, "batch", Waiting(sample_s=0.0, batch_s=PLANTED_S), 128, "--eval_batch=64")
-    trained(folder, "evaluation", Waiting(eval_s=0.06), 64)
+    trained(folder, "evaluation", Waiting(eval_s=0.12), 64)
     compress.bf16_hook, before = slow_hook, compress.bf16_hook
     trained(folder, "exchange", Waiting(), FEW, "--compress=bf16", updates=MANY_UPDATES)
     compress.bf16_hook = before
