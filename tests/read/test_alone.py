@@ -65,7 +65,7 @@ def test_its_last_line_says_where_the_record_is(
     assert 'no quality is recorded: set eval_strategy="epoch" (' in capsys.readouterr().out
     compared = Verb("compare", capsys)(folder, other)
     assert "speed: comparable\n" in compared
-    assert "quality: no measure is known on both sides\n" in compared
+    assert "quality: no measure to compare\n" in compared
 
 
 def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:

@@ -329,7 +329,7 @@ def _is_comparable(question: str, comparison: Comparison) -> str:
     if comparison.verdicts[question].reasons:
         return "not comparable"
     if not any(row.measure.question == question for row in comparison.rows):
-        return "no measure is known on both sides"
+        return "no measure to compare"
     is_disturbed = question != QUALITY and all(map(all_beside_others, comparison.groups))
     return f"comparable{', as far as disturbed runs are' if is_disturbed else ''}"
 

@@ -50,15 +50,17 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def refuse_skipped_layers(model: nn.Module, batch: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse layers skipped at random: all ranks gather a layer's weights, or exchange its
-    gradients, and would wait.
-    """
+    """Refuse layers skipped at random: all ranks gather a layer's weights, and would wait."""
     if skips_layers(model, batch):
-        raise UserError(
-            f"--strategy {settings.strategy}: {type(model).__name__} skips layers at random, "
-            "different ones on each rank, and ranks would wait for each other: add --dropout 0, or "
-            "use --strategy ddp"
-        )
+        raise layers_are_skipped(model, settings)
+
+
+def layers_are_skipped(model: nn.Module, settings: Settings) -> UserError:
+    return UserError(
+        f"--strategy {settings.strategy}: {type(model).__name__} skips layers at random, "
+        "different ones on each rank, and ranks would wait for each other: add --dropout 0, or use "
+        "--strategy ddp"
+    )
 
 
 def shard(model: nn.Module, settings: Settings, device: torch.device) -> None:

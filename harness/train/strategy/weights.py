@@ -20,7 +20,7 @@ from harness.core.strategies import is_apart, strategy_of
 from harness.core.topology import World
 from harness.train.data import probes
 from harness.train.session import gather
-from harness.train.strategy.sharding import refuse_skipped_layers
+from harness.train.strategy.sharding import layers_are_skipped
 
 
 class EqualStart(DistributedDataParallelKwargs):
@@ -48,9 +48,11 @@ def settle_unused(
     Replicas that train apart do without: parameters that never get a gradient are not trained.
     """
     if is_apart(settings):
-        refuse_skipped_layers(model, batch, settings)
-        in_training = {*probes.unused_parameters(model, batch, skipping=True)}
-        unused = [n for n in probes.unused_parameters(model, batch) if n in in_training]
+        every = probes.unused_parameters(model, batch)
+        skipped = probes.unused_parameters(model, batch, skipping=True)
+        if len(skipped) > len(every):
+            raise layers_are_skipped(model, settings)
+        unused = [name for name in every if name in skipped]
         for name in unused:
             model.get_parameter(name).requires_grad_(False)
         if unused and dist.get_rank() == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import PreTrainedConfig, Trainer, TrainerCallback
 from harness.core.records import RunFolder
 from harness.read.records.recorded import recorded
 from harness.train.measure.clock import MEASURING
+from logcallback import LogCallback
 from tests.support.broken_runs import attempts_of
 from tests.support.ranks import ranks
 from tests.support.recorded import (
@@ -350,3 +352,17 @@ def test_losses_of_several_sets_that_ranks_share_are_the_trainers(tmp_path: Path
     for row in rows_of(folder):
         assert row["trainer_one_loss"] > 0 < row["trainer_two_loss"]
         assert not {"one_loss", "two_loss", "eval_loss"} & {*row}
+
+
+def test_the_clock_settles_where_an_evaluation_or_a_save_follows() -> None:
+    settled: list[int] = []
+    callback = LogCallback.__new__(LogCallback)
+    step: list[int] = [0]
+    clock: Any = SimpleNamespace(step=lambda _: None, settle=lambda: settled.append(step[0]))
+    callback.clock, callback.batch, callback.update, callback.attempt = clock, 4, 0, 0
+    for evaluates, saves in ((False, False), (True, False), (False, True), (False, False)):
+        step[0] += 1
+        control = SimpleNamespace(should_evaluate=evaluates, should_save=saves)
+        state: Any = SimpleNamespace(global_step=step[0])
+        callback.on_step_end(None, state, control)
+    assert settled == [2, 3]
