@@ -128,6 +128,12 @@ def _not_in_this_build() -> str | None:
 def refuse_impossible(settings: Settings, cuda: bool) -> None:
     """Refuse what this device cannot do, with the reason; nothing is silently replaced."""
     precision = settings.precision
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE", "")
+    if cuda and override == {"fp32": "1", "tf32": "0"}.get(precision):
+        raise UserError(
+            f"NVIDIA_TF32_OVERRIDE={override} turns --precision {precision} into another one: "
+            "unset it"
+        )
     nvidia = torch.version.hip is None
     ampere = precision != "tf32" or (
         cuda and nvidia and torch.cuda.get_device_capability() >= (8, 0)

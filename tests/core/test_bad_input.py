@@ -301,6 +301,18 @@ def test_gpus_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_impossible(Settings(script="bert", precision="bf16"), cuda=False)
 
 
+@pytest.mark.parametrize(("override", "precision"), [("1", "fp32"), ("0", "tf32")])
+def test_a_variable_that_replaces_the_precision(
+    override: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    with pytest.raises(UserError, match=f"NVIDIA_TF32_OVERRIDE={override}.*{precision}.*unset"):
+        refuse_impossible(Settings(script="bert", precision=precision), cuda=True)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", str(1 - int(override)))  # what it does anyway
+    refuse_impossible(Settings(script="bert", precision=precision), cuda=True)
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("launcher", ["torch.distributed.run", "harness.train.torchrun"])
 def test_torchrun_ends_with_the_line(launcher: str) -> None:

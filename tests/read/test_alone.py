@@ -65,7 +65,9 @@ def test_its_last_line_says_where_the_record_is(
     assert 'no quality is recorded: set eval_strategy="epoch" (' in capsys.readouterr().out
     compared = Verb("compare", capsys)(folder, other)
     assert "speed: comparable\n" in compared
-    assert "quality: no measure to compare\n" in compared
+    assert "quality: not comparable\n  no measure to compare\n" in compared
+    verdicts = json.loads(Verb("compare", capsys)(folder, other, "--json"))["verdicts"]
+    assert [verdicts[of]["comparable"] for of in ("speed", "quality")] == [True, False]
 
 
 def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:

@@ -126,6 +126,14 @@ def test_steps_of_another_machine_correct_no_plan(
     assert is_timed_like(fitted.first, here[0]) and not is_timed_like(first, old)
 
 
+def test_steps_of_processors_with_unlike_speeds_are_named(tmp_path: Path) -> None:
+    for batch, tflops in ((8, 0.1), (16, 0.1), (32, 0.2)):
+        known = {"fp32_tflops": tflops, "threads": 1}
+        changed(timed(tmp_path, batch), cpu_calibration=known)
+    (text,) = fit_records(str(tmp_path), Overrides()).assumed
+    assert "processors did 0.1 to 0.2 TFLOP/s in fp32" in text
+
+
 def test_one_gpu_of_a_machine_and_four_are_one_machine(tmp_path: Path) -> None:
     """The fastest on one machine is the one with more GPUs, though its label differs."""
     fitted_on(tmp_path, machine="h200x1")
@@ -348,3 +356,18 @@ def test_metrics_of_several_evaluation_sets_in_per_cent_are_shares(tmp_path: Pat
     (run,) = read_selected(str(tmp_path), None).runs
     assert run.epochs[0] == {**others, "test_accuracy": 0.92, "dev_accuracy": 0.005}
     assert run.in_per_cent == ("accuracy",)
+
+
+def test_rows_measured_with_another_torch_than_the_baseline_are_named(
+    plan: Plan, table: Verb
+) -> None:
+    def of(version: str) -> dict[str, Any]:
+        return {"environment": {"versions": {"torch": version, "transformers": "5.14"}}}
+
+    plan.run("1_1", **of("2.13"))
+    plan.run("1_2", devices=2, **of("2.13"))
+    plan.groups()
+    assert "unlike the baseline" not in table(plan.folder)
+    plan.run("1_4", devices=4, **of("2.12"))
+    plan.groups()
+    assert "versions: 1 row unlike the baseline" in table(plan.folder)

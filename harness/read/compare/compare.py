@@ -157,6 +157,10 @@ def compare(one: Group, other: Group) -> Comparison:
             )
             continue
         rows.append(_row(measure, values, others))
+    answered = {row.measure.question for row in rows}
+    for question, verdict in verdicts.items():
+        if question not in answered and not verdict.reasons:
+            verdict.reasons.append("no measure to compare")
     return Comparison((one, other), verdicts, tuple(rows), tuple(notes))
 
 
@@ -328,8 +332,6 @@ def show(comparison: Comparison) -> None:
 def _is_comparable(question: str, comparison: Comparison) -> str:
     if comparison.verdicts[question].reasons:
         return "not comparable"
-    if not any(row.measure.question == question for row in comparison.rows):
-        return "no measure to compare"
     is_disturbed = question != QUALITY and all(map(all_beside_others, comparison.groups))
     return f"comparable{', as far as disturbed runs are' if is_disturbed else ''}"
 

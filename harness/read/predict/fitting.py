@@ -44,6 +44,7 @@ from harness.read.predict.phases import Phases, fit_phases
 from harness.read.predict.scenario import APART
 from harness.read.records.comparable import THREADS
 from harness.read.records.groups import with_times_that_count
+from harness.read.records.processors import spread_of
 from harness.read.records.recorded import check_links, is_number, uniform_link, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
@@ -251,6 +252,7 @@ def fit_on(
         left_out=all_of_them - len(basis),
         assumed=(
             *_assumptions(runs, basis, first, line, overrides),
+            *spread_of([*basis, *coded]),
             *_beside_others([*basis, *coded], "runs"),
             *_beside_others(phases.over_links, "runs over links"),
         ),

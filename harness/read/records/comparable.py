@@ -104,6 +104,13 @@ CONDITIONS = (
 )  # fmt: skip
 
 
+def noted_differences(one: Group, other: Group) -> list[str]:
+    """The facts that two groups should have in common, and that stop no comparison of them."""
+    runs = [*one.finished, *other.finished]
+    noted = [condition for condition in CONDITIONS if not condition.required]
+    return [condition.name for condition in noted if len({*map(condition.of, runs)}) > 1]
+
+
 def judge(one: Group, other: Group) -> dict[str, Verdict]:
     """For each question whether the groups may be compared in it."""
     verdicts = {question: Verdict() for question in (SPEED, QUALITY, TARGET)}

@@ -33,6 +33,7 @@ from harness.read.records.comparable import (
     TARGET,
     disturbed,
     learned_nothing,
+    noted_differences,
     refused,
     resumed,
     without_times,
@@ -290,6 +291,7 @@ def _notes(sweep: SweepResults, rows: list[Row], shown: set[str]) -> list[str]:
         if any(row["baseline_finished"] == 0 for row in finished):
             notes.append(f"{UNKNOWN}: no run of the baseline ({named}) has finished")
     notes += _not_compared(sweep, shown)
+    notes += _unlike_baseline(sweep)
     notes += [f"{UNKNOWN}: {text}" for text in without_times(sweep.groups)]
     notes += learned_nothing(sweep.finished)
     notes += sweep.averaged_exchanges + sweep.shared_cores + sweep.left_out_samples
@@ -319,6 +321,13 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
         for why, number in refusals.items():
             rows = counted(number, "row")
             yield f"{UNKNOWN}: {what} not compared with the baseline in {rows} ({why})"
+
+
+def _unlike_baseline(sweep: SweepResults) -> Iterator[str]:
+    """What rows do not have in common with their baseline, though they are compared with it."""
+    differ = Counter(name for pair in compared_groups(sweep) for name in noted_differences(*pair))
+    for name, number in differ.items():
+        yield f"{name}: {counted(number, 'row')} unlike the baseline"
 
 
 def _not_finished(sweep: SweepResults, runs: Sequence[Run], shown: set[str]) -> list[NotFinished]:
