@@ -12,6 +12,8 @@ python -m docs.generate.tables README.md
     <!-- end of answers -->
     <!-- verdicts outputs/published/sweeps/news -->
     <!-- end of verdicts -->
+    <!-- sweeps experiments -->
+    <!-- end of sweeps -->
 
 What stands between such lines is replaced by these columns of the sweep's table, with the sample
 standard deviations over the seeds, with the runs of another folder as a last row of that name, or
@@ -29,19 +31,20 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.settings import UserError
+from harness.launch.sweepfile import header_of
 from harness.read.compare.answers import answers
 from harness.read.compare.expected import verdicts
 from harness.read.labels import UNKNOWN, has_texts
 from harness.read.records.sweeps import SweepResults, read_results, read_sweep
-from harness.read.table import Item, chosen, markdown_lines, markdown_list
+from harness.read.table import Item, Table, chosen, markdown_lines, markdown_list
 from harness.read.tables.sweep_table import sweep_table
 
 PLACE = re.compile(
-    r"(?P<start><!-- (?P<kind>table|answers|verdicts) (?P<folder>[^:\n]+)"
+    r"(?P<start><!-- (?P<kind>table|answers|verdicts|sweeps) (?P<folder>[^:\n]+)"
     r"(: (?P<what>[^\n]+))? -->\n)"
     r"(?P<old>.*?)(?=<!-- end of (?P=kind) -->)", re.DOTALL,
 )  # fmt: skip
-STARTS = re.compile(r"<!-- (table|answers|verdicts) ")
+STARTS = re.compile(r"<!-- (table|answers|verdicts|sweeps) ")
 
 
 def main(argv: list[str]) -> int:
@@ -71,11 +74,14 @@ def with_tables(text: str, root: Path) -> str:
 
 
 def _filled(place: re.Match[str], root: Path) -> str:
-    sweep, what = read_sweep(root / place["folder"]), place["what"] or ""
+    folder, what = root / place["folder"], place["what"] or ""
     if place["kind"] == "table":
-        lines = _table(sweep, what, root)
+        lines = _table(read_sweep(folder), what, root)
+    elif place["kind"] == "answers":
+        lines = _answers(read_sweep(folder), what)
     else:
-        lines = _answers(sweep, what) if place["kind"] == "answers" else _verdicts(sweep)
+        verdicts = place["kind"] == "verdicts"
+        lines = _verdicts(read_sweep(folder)) if verdicts else _sweeps(folder)
     return "\n".join(lines) + "\n"
 
 
@@ -111,6 +117,18 @@ def _verdicts(sweep: SweepResults) -> Iterator[str]:
     if not sweep.expect:
         raise UserError(f"{sweep.folder}: its plan expects nothing in numbers")
     return markdown_list(map(Item, verdicts(sweep)))
+
+
+def _sweeps(folder: Path) -> Iterator[str]:
+    """The question of each sweep file, and how long its runs take."""
+    rows = []
+    for file in sorted(folder.glob("*.yaml")):
+        header = header_of(file)
+        time = header["time"].removeprefix("not measured; ")
+        rows.append([file.stem, header["question"], time])
+    if not rows:
+        raise UserError(f"{folder}: no sweep file is in this folder")
+    return markdown_lines(Table(("sweep", "question", "time"), rows, numeric=(False,) * 3))
 
 
 def _of_label(sweep: SweepResults, texts: dict[str, str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def test_the_tables_match_the_records(root: Path) -> None:
     pages = [page for pattern in patterns.split() for page in sorted(root.glob(pattern))]
     texts = {page: page.read_text() for page in pages}
     places = {page.name: text.count("<!-- end of ") for page, text in texts.items()}
-    expected = {"README.md": 2, "nodes.md": 5, "reading.md": 6, "strategies.md": 23}
+    expected = {"README.md": 2, "nodes.md": 5, "reading.md": 6, "strategies.md": 23, "sweeps.md": 1}
     assert expected.items() <= places.items()
     for page, text in texts.items():
         assert with_tables(text, page.parent) == text, f"make figures: a table of {page} is old"
@@ -62,6 +62,19 @@ def test_verdicts_replace_what_was_there(root: Path) -> None:
         "- Expected of ddp, exchange direct against ddp, exchange backend: wall time to accuracy "
         "0.9 at most 0.5 times as long: holds, 0.40 (0.39 to 0.41); "
     )
+
+
+def test_every_sweep_file_is_a_row_with_its_question(tmp_path: Path) -> None:
+    for name, time in (("far", "not measured; --tiny 9 min"), ("near", "2 h; --tiny 8 min")):
+        lines = f"# Question: how {name},\n#    and why?\n# Time:     {time}\nscript: vit\n"
+        (tmp_path / f"{name}.yaml").write_text(lines)
+    place = "<!-- sweeps . -->\nold\n<!-- end of sweeps -->\n"
+    _, heading, _, *rows, _ = with_tables(place, tmp_path).splitlines()
+    assert heading == "| sweep | question | time |"
+    assert rows == [
+        "| far | how far, and why? | --tiny 9 min |",
+        "| near | how near, and why? | 2 h; --tiny 8 min |",
+    ]
 
 
 def test_chosen_columns_replace_what_was_there_and_nothing_else(root: Path, tmp_path: Path) -> None:
@@ -110,6 +123,7 @@ def test_runs_of_another_folder_are_the_last_row(root: Path) -> None:
             "<!-- end of verdicts -->\n",
             "expects nothing in numbers",
         ),
+        ("<!-- sweeps docs -->\n<!-- end of sweeps -->\n", "docs: no sweep file"),
         (f"<!-- table outputs/nowhere: n -->\n{END}\n", "nowhere"),
         (f"<!-- table {TOGETHER}: n; and words -->\n{END}\n", "expected NAME of FOLDER"),
         (f"<!-- table {TOGETHER}: n; and all of {TOGETHER} -->\n{END}\n", "with runs of one kind"),
