@@ -41,6 +41,7 @@ SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", 
 NOT_WRITTEN_HERE = {
     "environment.observed.devices",  # dp: needs several GPUs
     "environment.observed.shares",  # tests/train/loop/test_balance.py
+    "environment.observed.loss_of_batch",  # tests/train/loop/test_own_parts.py
     "environment.launch.processes_per_gpu",  # tests/standin_gpu/test_standin.py
     # tests/train/data/test_sources.py
     "environment.data.alike_classes", "environment.data.rare_classes",

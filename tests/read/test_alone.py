@@ -27,11 +27,13 @@ def in_per_cent(prediction: Any) -> dict[str, float]:
     return {"accuracy": 100 * float(right.mean()), "mcc": 0.25, "my metric": -4.0}
 
 
-def trained(folder: Path, batch: int, seed: int = 1, evaluated: str = "epoch") -> RunFolder:
+def trained(
+    folder: Path, batch: int, seed: int = 1, evaluated: str = "epoch", **more: Any
+) -> RunFolder:
     args = TrainingArguments(
         str(folder.parent / "trainer"), num_train_epochs=2, eval_strategy=evaluated, seed=seed,
         per_device_train_batch_size=batch, learning_rate=0.01, weight_decay=0.1, use_cpu=True,
-        save_strategy="no", report_to="none", disable_tqdm=True,
+        save_strategy="no", report_to="none", disable_tqdm=True, **more,
     )  # fmt: skip
     Trainer(
         Net(), args, train_dataset=Points(32), eval_dataset=Points(16),
@@ -68,6 +70,15 @@ def test_its_last_line_says_where_the_record_is(
     assert "quality: not comparable\n  no measure to compare\n" in compared
     verdicts = json.loads(Verb("compare", capsys)(folder, other, "--json"))["verdicts"]
     assert [verdicts[of]["comparable"] for of in ("speed", "quality")] == [True, False]
+
+
+def test_another_test_set_is_refused_where_the_rows_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = trained(tmp_path / "whole", 8).path
+    cut = trained(tmp_path / "cut", 8, per_device_eval_batch_size=5, dataloader_drop_last=True).path
+    text = Verb("compare", capsys)(whole, cut)
+    assert "quality: not comparable\n  test set: A has 16 samples, B has 15 samples\n" in text
 
 
 def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:

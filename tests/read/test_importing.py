@@ -439,3 +439,42 @@ def test_every_field_is_declared(tmp_path: Path) -> None:
             assert set(content) <= set(fields(kind)), kind
         assert set(contents["environment"]["data"]) <= set(fields_of(DataRecord))
         assert set(contents["settings"]["imported"]) == set(fields_of(ImportedRecord))
+
+
+def test_the_batch_of_dataparallel_is_that_of_one_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = state_file(tmp_path, state())
+    of_one = ["--script", "bert", "--grad_acc", "1", "--strategy", "dp"]
+    assert refusal(tmp_path, capsys, file, *of_one, "--setup", "1_3").endswith(
+        "whose batch of 8 is not divisible by them"
+    )
+    assert take(tmp_path, file, *of_one, "--setup", "1_4", "--train_size", "80") == 0
+    assert only(tmp_path).read_epochs()[0][-1]["effective_batch"] == 8
+    assert (only(tmp_path).read_settings() or {})["per_gpu_batch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--train_size", "640"], "20 updates of 8 samples are not 2 epochs of 640: check"),
+        (["--grad_acc", "4", "--train_size", "80"], "20 updates of 32 samples are not"),
+        (["--test_size", "200"], "--test_size 200 contradicts the file, .* about 100 samples"),
+    ],
+)
+def test_sizes_that_contradict_the_file(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = state_file(tmp_path, state())
+    of_all = ["--script", "bert", "--setup", "1_1", "--grad_acc", "1"]
+    assert re.search(words, refusal(tmp_path, capsys, file, *of_all, *flags))
+
+
+def test_losses_are_weighted_by_the_updates_that_they_are_of(tmp_path: Path) -> None:
+    entries = [{"loss": loss, "epoch": step / 100, "step": step}
+               for step, loss in ((1, 1.4), (50, 1.0), (100, 0.8))]  # fmt: skip
+    end = {"eval_loss": 0.5, "epoch": 1.0, "step": 100}
+    history = state(log_history=[*entries, end], best_metric=None, global_step=100, max_steps=100)
+    assert take(tmp_path, state_file(tmp_path, history), "--script", "bert", "--setup", "1_1") == 0
+    (row,) = only(tmp_path).read_epochs()[0]
+    assert row["train_loss"] == pytest.approx((1.4 + 49 * 1.0 + 50 * 0.8) / 100)

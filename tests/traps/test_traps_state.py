@@ -24,6 +24,7 @@ from harness.train.run.start import start
 from tests.support.ranks import ROOT, ranks, script
 from tests.support.toys import (
     CPU,
+    FEATURES,
     BreakOff,
     BrokenOffError,
     Net,
@@ -146,6 +147,52 @@ def test_trap_6_batchnorm_statistics_differ_between_ranks(tmp_path: Path) -> Non
     done = script("vit", *argv(tmp_path, "--batchnorm=sync", "--model=resnet-18",
                                "--dataset=embedded:digits"), env=CPU)  # fmt: skip
     assert done.code == 2 and "needs GPUs" in done.err
+
+
+class Centred(torch.nn.Module):
+    """A layer of a user's own: in evaluation it subtracts a running mean of what it has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(FEATURES))
+        self.register_buffer("first", torch.zeros((), dtype=torch.long))  # of each rank its own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean += 0.1 * (x.detach().mean(0) - self.mean)
+            self.first.fill_(int(1e6 * x[0, 0]))
+            return x - x.mean(0)
+        return x - self.mean
+
+
+def centred(folder: str, batch: int, strategy: str) -> dict[str, Any]:
+    data, test, net = Points(24), Points(16, draw=1), Net()
+    net.norm = Centred()
+    more = [f"--per_gpu_batch={batch}", "--epochs=2", "--save=last", f"--strategy={strategy}"]
+    more += ["--sync_every=2", "--sync_scope=rank"] if strategy == "local_sgd" else []
+    trainer, run = ours(folder, net, data, test, *more)
+    run.train(trainer)
+    saved = f"{run.context.folder.path}/checkpoint-{trainer.state.global_step}"
+    kept = safetensors.torch.load_file(f"{saved}/model.safetensors")
+    return {
+        "mean": net.norm.mean.double().numpy().copy(),
+        "first": int(net.norm.first),
+        "saved": (kept["norm.mean"].numpy(), int(kept["norm.first"])),
+        "loss": true_loss(net, test),
+        "eval_loss": rows(run)[-1]["eval_loss"],
+    }
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["ddp", "local_sgd"])
+def test_trap_6_statistics_of_a_layer_of_one_s_own(strategy: str, tmp_path: Path) -> None:
+    """One model is evaluated and saved; each rank evaluated with its own statistics."""
+    (single,) = ranks(1, centred, str(tmp_path / "1"), 8, "single", env=CPU)
+    for rank in (both := ranks(2, centred, str(tmp_path / "2"), 4, strategy, env=CPU)):
+        assert apart(rank["mean"], single["mean"]) < 1e-6  # of all the data
+        assert apart(rank["mean"], rank["saved"][0]) < 1e-9
+        assert rank["first"] == both[0]["saved"][1] != 0
+        assert rank["loss"] == pytest.approx(both[0]["eval_loss"], abs=1e-6)
 
 
 def evaluated_or_not(folder: str) -> dict[str, np.ndarray]:

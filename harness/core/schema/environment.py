@@ -135,6 +135,10 @@ class ObservedRecord(TypedDict, total=False):
     padding_reason: Annotated[str | None,
         "why it is not the layout before it in this list: what about the model, the device or a "
         "setting rules that out; null for the kernel"]
+    loss_of_batch: Annotated[str,
+        "of a model with layers or a loss of its own that reads texts: that a trial found the loss "
+        "of a batch not to be the mean of those of its texts; absent where it is. More ranks, or "
+        "`--grad_acc`, are then another training"]
     shares: Annotated[list[Positive],
         "with `--balance`: samples of each rank in a forward pass, which make `per_gpu_batch` on "
         "average"]

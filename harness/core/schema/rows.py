@@ -63,8 +63,10 @@ class EpochRow(TypedDict):
     learning_rate: Annotated[Amount | None, "of the epoch's last update"]
     train_loss: Annotated[Loss | None,
         "mean over all samples fed on all ranks in this epoch, with dropout on and the weights "
-        "changing; of LogCallback alone from the Trainer's log, and null where that does not cover "
-        "exactly the epoch, as where it was resumed inside it, or is no such mean (below)"]
+        "changing; of the loss that was trained on, also where that is not the cross-entropy of "
+        "`eval_loss` (`--label_smoothing_factor`, a model's own); of LogCallback alone from the "
+        "Trainer's log, and null where that does not cover exactly the epoch, as where it was "
+        "resumed inside it, or is no such mean (below)"]
     grad_norm: Annotated[Ratio | None,
         "mean over the updates of the gradient norm before clipping; with local_sgd and diloco "
         "each rank has its own and all count; null without clipping, and if all were skipped"]

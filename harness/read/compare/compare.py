@@ -142,13 +142,14 @@ def compare(one: Group, other: Group) -> Comparison:
     verdicts = judge(one, other)
     if one.target is None or one.target != other.target:
         del verdicts[TARGET]  # there is no target that both have
-    rows, notes = [], []
+    rows, notes, recorded = [], [], set()
     own = (_quality(name, name) for name in own_metrics_of((*one.runs, *other.runs)))
     for measure in (*MEASURES, *own):
-        if measure.question not in verdicts or verdicts[measure.question].reasons:
-            continue
         values, others = (values_of(g, measure.name, measure.question) for g in (one, other))
-        if not values or not others:
+        if measure.question not in verdicts or not values or not others:
+            continue
+        recorded.add(measure.question)
+        if verdicts[measure.question].reasons:
             continue
         if work := differing_work(measure, one, other):
             notes.append(
@@ -157,10 +158,9 @@ def compare(one: Group, other: Group) -> Comparison:
             )
             continue
         rows.append(_row(measure, values, others))
-    answered = {row.measure.question for row in rows}
-    for question, verdict in verdicts.items():
-        if question not in answered and not verdict.reasons:
-            verdict.reasons.append("no measure to compare")
+    if one.finished and other.finished:
+        for question in verdicts.keys() - recorded:
+            verdicts[question].reasons.insert(0, "no measure to compare")
     return Comparison((one, other), verdicts, tuple(rows), tuple(notes))
 
 

@@ -52,6 +52,7 @@ UNKNOWN_OF_MACHINE = (
     "system", "versions", "commit", "dirty", "command", "launch", "variables",
 )  # fmt: skip
 PREFIX = "imported-"
+ROUNDED = 0.01  # of a size, by the digits of the rates and times that it is computed from
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,6 +96,8 @@ def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
                 f"which says {number(known)}: import it without"
             )
     settings = {**foreign.settings, **flags}
+    if foreign.format == STATE and settings.get("strategy") == "dp" and settings.get("setup"):
+        settings |= _of_one_gpu(foreign, settings)
     lr = settings.get("lr")
     if lr is not None and foreign.highest_lr is not None and lr < foreign.highest_lr * (1 - 1e-6):
         raise UserError(
@@ -106,7 +109,51 @@ def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
         raise UserError(
             f"{foreign.file}: name and content do not say all: give {', '.join(missing)}"
         )
+    _check_sizes(foreign, settings)
     return replace(foreign, settings=settings)
+
+
+def _of_one_gpu(foreign: Foreign, settings: dict[str, Any]) -> dict[str, Any]:
+    """DataParallel's batch of one GPU: the Trainer's is that of the process with all its GPUs."""
+    batch, (_, gpus, _) = foreign.settings.get("per_gpu_batch"), parse_setup(settings["setup"])
+    if batch is None:
+        return {}
+    if batch % gpus:
+        raise UserError(
+            f"{foreign.file}: --strategy dp on {gpus} GPUs contradicts the file, whose batch of "
+            f"{batch} is not divisible by them"
+        )
+    return {"per_gpu_batch": batch // gpus}
+
+
+def _check_sizes(foreign: Foreign, settings: dict[str, Any]) -> None:
+    """UserError where sizes that were given do not fit the file's rates and updates."""
+    tested, trained = settings.get("test_size"), settings.get("train_size")
+    for row in foreign.rows:
+        rate, took_s = row.get("eval_samples_per_s"), row.get("eval_time_s")
+        if not (rate and took_s and isinstance(tested, int)):
+            continue
+        if abs(rate * took_s - tested) > 1 + ROUNDED * tested:
+            raise UserError(
+                f"{foreign.file}: --test_size {tested} contradicts the file, whose evaluations had "
+                f"about {rate * took_s:,.0f} samples"
+            )
+    samples, updates, epochs = _update_of(settings), foreign.updates, foreign.epochs_done
+    if not (samples and updates and epochs and isinstance(trained, int)):
+        return
+    # The last update of an epoch may be smaller.
+    if abs(updates * samples - epochs * trained) > samples * (math.ceil(epochs) + 1):
+        raise UserError(
+            f"{foreign.file}: {updates:,} updates of {samples:,} samples are not {epochs:g} epochs "
+            f"of {trained:,}: check --setup, --strategy, --grad_acc and --train_size"
+        )
+
+
+def _update_of(settings: Mapping[str, Any]) -> int | None:
+    """The samples of an update, where they are known."""
+    nodes, per_node, _ = parse_setup(settings["setup"])
+    batch, grad_acc = settings.get("per_gpu_batch"), settings.get("grad_acc")
+    return effective_batch(batch, grad_acc, nodes * per_node) if batch and grad_acc else None
 
 
 def _place(
@@ -134,8 +181,7 @@ def _place(
 def _write_record(foreign: Foreign, source: str, path: Path) -> None:
     """The whole folder or none of it."""
     nodes, per_node, _ = parse_setup(foreign.settings["setup"])
-    batch, grad_acc = foreign.settings.get("per_gpu_batch"), foreign.settings.get("grad_acc")
-    samples = effective_batch(batch, grad_acc, nodes * per_node) if batch and grad_acc else None
+    samples = _update_of(foreign.settings)
     rows = [_full_row(foreign, row, samples) for row in foreign.rows]
     environment = _environment(foreign, source, (nodes, per_node), samples)
     with draft_or_refusal(path) as draft:

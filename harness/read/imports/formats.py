@@ -25,9 +25,8 @@ import hashlib
 import json
 import math
 import re
-import statistics
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +212,7 @@ WHOLE = ("train_runtime", "train_steps_per_second")
 STATE_NOTES = (
     "eval_loss depends on batch and ranks as the Trainer computes it; its metrics are defined by "
     "the script that ran",
-    "train_loss is the mean of what was logged, on one rank",
+    "train_loss is the mean of what was logged since the evaluation before, on one rank",
 )
 
 
@@ -279,14 +278,15 @@ def _count(file: Path, state: dict[str, Any], name: str) -> int | None:
 
 def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per update with an evaluation; without any evaluation, one row for the whole run."""
-    losses: list[float] = []
+    losses: list[tuple[Any, float]] = []  # since the last evaluation, by update
     rates: dict[float, float] = {}
     last: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
+    since: Any = 0  # the update of the last loss before those
     for number, entry in enumerate(history):
         where = f"{file} log_history[{number}]"
         if "loss" in entry:
-            losses.append(_value(where, "loss", entry["loss"]))
+            losses.append((entry.get("step"), _value(where, "loss", entry["loss"])))
         if is_number(entry.get("learning_rate")):
             rates[_moment(_at(where, entry))] = float(entry["learning_rate"])
         if any(name.startswith("eval_") for name in entry):
@@ -295,13 +295,25 @@ def _rows(file: Path, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if rows and _moment(rows[-1]) == _moment(row):
                 rows[-1] |= {n: v for n, v in row.items() if rows[-1].get(n) is None}
             elif _moment(row) > 0:
-                rows.append(row | {"train_loss": statistics.fmean(losses) if losses else None})
-                losses = []
+                rows.append(row | {"train_loss": _mean_loss(losses, since)})
+                losses, since = [], losses[-1][0] if losses else since
         last = entry if "epoch" in entry else last
     if rows:
         return rows
-    loss = statistics.fmean(losses) if losses else None
-    return [{**_at(f"{file} log_history", last), "train_loss": loss}]
+    return [{**_at(f"{file} log_history", last), "train_loss": _mean_loss(losses, since)}]
+
+
+def _mean_loss(losses: list[tuple[Any, float]], since: Any) -> float | None:
+    """The mean of logged losses, each of which is that of the updates since the one before; where
+    these are not known, each counts the same.
+    """
+    updates = [since, *(update for update, _ in losses)]
+    known = all(isinstance(update, int) for update in updates)
+    counts = [after - before for before, after in pairwise(updates)] if known else []
+    if not counts or min(counts) <= 0:
+        counts = [1] * len(losses)
+    total = sum(count * loss for count, (_, loss) in zip(counts, losses, strict=True))
+    return total / sum(counts) if losses else None
 
 
 def _moment(row: dict[str, Any]) -> float:

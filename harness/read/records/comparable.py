@@ -53,7 +53,8 @@ def _test_set(run: Run) -> str | None:
     """The data that quality is measured on, each epoch and at the end."""
     data = run.data
     if data.get("test_samples") is None:
-        return None
+        evaluated = run.epochs[-1].get("eval_samples") if run.epochs else None
+        return f"{evaluated} samples" if evaluated else None
     text = f"{data['test_samples']} samples of {data.get('test_from') or 'an unnamed split'}"
     if data.get("validation_samples"):
         text += f", validation on {data['validation_samples']} of {data.get('validation_from')}"
@@ -74,6 +75,11 @@ def _fed(run: Run) -> str:
     """The samples that --tail pad feeds in an epoch: its last update depends on how it is split."""
     fed = run.epochs[0].get("fed_samples") if run.epochs else None
     return "as many as it has" if run.settings.get("tail") != "pad" or fed is None else f"{fed:,}"
+
+
+def _pass(run: Run) -> str:
+    """The batch of a forward pass, where the loss of a batch is not the mean of its samples'."""
+    return f"{run.identity['per_gpu_batch']}" if run.observed.get("loss_of_batch") else "any"
 
 
 def _code(run: Run) -> str:
@@ -99,6 +105,8 @@ CONDITIONS = (
     THREADS,
     Condition("samples fed per epoch", _fed, (), (QUALITY,),
               why="--tail pad feeds some twice: the last updates are not the same"),
+    Condition("batch of a forward pass", _pass, (), (QUALITY,),
+              why="the loss of a batch is not the mean of those of its texts"),
     Condition("versions", _versions, (), (SPEED, QUALITY)),
     Condition("code of this project", _code, (), (SPEED, QUALITY)),
 )  # fmt: skip

@@ -7,7 +7,7 @@ is trained stays as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,18 +16,19 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 BATCHNORM = nn.modules.batchnorm._BatchNorm
+WITH_DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
 
 
 def twin(model: nn.Module, device: Any = None, dtype: torch.dtype | None = None) -> Any:
-    """A copy of the model in evaluation mode. It shares its tensors with the model, unless it is
+    """A copy of the model in evaluation mode. It shares its weights with the model, unless it is
     put on a device ("meta": without content, which costs neither time nor memory) or computes in
-    another number format.
+    another number format. Its buffers are its own, as a forward pass may change them.
     """
 
     def converted(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
-    tensors: dict[int, Any] = {id(buffer): converted(buffer) for buffer in model.buffers()}
+    tensors: dict[int, Any] = {id(each): converted(each).clone() for each in model.buffers()}
     for each in model.parameters():
         tensors[id(each)] = nn.Parameter(converted(each.detach()), each.requires_grad)
     return copy.deepcopy(model, tensors).eval()
@@ -82,3 +83,46 @@ def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[st
     with torch.no_grad():
         scores, others = (exact(**inputs)["logits"] for inputs in (alone, padded))
     return not bool((scores - others).abs().max() <= 1e-6 * scores.abs().max())  # NaN is not
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Drops nothing where a forward pass calls the function by itself."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if function is nn.functional.dropout:
+            return args[0] if args else given["input"]
+        return function(*args, **given)
+
+
+def loss_is_mean(
+    model: nn.Module, batch: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether the loss of a batch in training is the mean of those of its samples. One that weighs
+    classes is not, nor one of a layer that mixes samples.
+    """
+    try:
+        return _is_mean(model, batch, parts, torch.float64, 1e-6)
+    except RuntimeError:  # with numbers of its own in float32, such as weights of classes
+        return _is_mean(model, batch, parts, None, 2e-5)
+
+
+def _is_mean(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    parts: Sequence[Mapping[str, Any]],
+    dtype: torch.dtype | None,
+    tolerance: float,
+) -> bool:
+    losses = []
+    for inputs in (batch, *parts):
+        copied = twin(model, dtype=dtype).train()
+        for module in copied.modules():
+            if isinstance(module, WITH_DROPOUT):
+                module.eval()
+        with torch.no_grad(), _WithoutDropout():
+            losses.append(copied(**inputs)["loss"])
+    whole, mean = losses[0], torch.stack(losses[1:]).mean()
+    return bool((whole - mean).abs() <= tolerance * whole.abs())

@@ -17,6 +17,8 @@ the last one.
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -30,6 +32,7 @@ from transformers.masking_utils import sdpa_mask
 
 from harness.core.records.redact import first_line
 from harness.core.settings import Settings
+from harness.core.topology import world_of
 from harness.train.context import HALF_PRECISION
 from harness.train.data import models, probes
 from harness.train.data.texts import Layout, TextBatches, attention_inputs, for_model
@@ -51,22 +54,36 @@ KERNEL_DEVICE = "cuda"
 # In tokens. In half precision a CPU's library prepares the product for each shape that it has not
 # met lately, and packed rows hardly ever have the same length.
 CPU_ROW_STEP = 32
+MOST_TRIED = 8  # texts of one trial
+NOT_TRIED = "cannot be tried"
 
 
 def arrange(
-    model: nn.Module, batches: Any, settings: Settings, args: TrainingArguments
+    model: nn.Module,
+    batches: Any,
+    settings: Settings,
+    args: TrainingArguments,
+    own_loss: bool = False,
 ) -> dict[str, Any]:
-    """Choose a layout for batches and model, and return what the record says; images have none."""
+    """Choose a layout for batches and model, and return what the record says; images have none.
+    own_loss: the script computes the loss by itself, from a whole batch.
+    """
     if not isinstance(batches, TextBatches):
         return {}
     layout, reason = _choose(model, settings, args)
-    if layout.kind == "parts" and (problem := _reads_padding(model, batches)):
+    mixes = None if layout.kind == "packed" or models.is_stock(model) else _mixes(model, batches)
+    if layout.kind == "parts" and own_loss:
+        layout, reason = Layout(), "the script has a loss of its own"
+    elif layout.kind == "parts" and (problem := _reads_padding(model, batches) or mixes):
         layout, reason = Layout(), problem
+    mixes = None if mixes and NOT_TRIED in mixes else mixes
+    if mixes and world_of(os.environ).rank == 0:
+        print(f"harness: {mixes}: to split a batch otherwise is another training", file=sys.stderr)
     batches.layout = layout
     if layout.kind == "packed":
         accept_packed(model)
     how = f"{layout.kind}, {layout.attention}" if layout.attention else layout.kind
-    return {"padding": how, "padding_reason": reason}
+    return {"padding": how, "padding_reason": reason, **({"loss_of_batch": mixes} if mixes else {})}
 
 
 def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[Layout, str | None]:
@@ -99,6 +116,27 @@ def model_type(model: Any) -> str:
     return str(getattr(config, "model_type", "this model"))
 
 
+def _mixes(model: nn.Module, batches: TextBatches) -> str | None:
+    """Why the loss of a batch may not be computed from its texts one by one, or that it cannot be
+    found out; None if it may. Tried with the shortest text of each class.
+    """
+    problem = f"the loss of a batch of {model_type(model)} is not the mean of those of its texts"
+    shortest: dict[int, int] = {}
+    for text in np.diff(batches.offsets)[: len(batches.labels)].argsort(kind="stable"):
+        shortest.setdefault(int(batches.labels[text]), int(text))
+    texts = [*shortest.values()][:MOST_TRIED]
+    device = next(model.parameters()).device
+    together, *alone = (
+        {name: value.to(device) for name, value in for_model(batches(rows)).items()}
+        for rows in (texts, *([text] for text in texts))
+    )
+    try:
+        return None if probes.loss_is_mean(model, together, alone) else problem
+    except Exception as error:  # any model of a user may fail in float64, and training goes on
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return f"whether {problem} {NOT_TRIED}: {reason}"
+
+
 def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
     """Why the model may not read parts: the shortest text has other scores alone than padded to
     the longest, or it cannot be found out. None if the scores are the same.
@@ -115,7 +153,7 @@ def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
         return problem if probes.reads_padding(model, alone, padded) else None
     except Exception as error:  # any model of a user may fail in float64, and training goes on
         reason = f"{type(error).__name__}: {first_line(error)}"
-        return f"whether {problem} cannot be tried: {reason}"
+        return f"whether {problem} {NOT_TRIED}: {reason}"
 
 
 def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -> str | None:

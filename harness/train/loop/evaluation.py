@@ -16,7 +16,7 @@ import torch
 from transformers import TrainingArguments
 
 from harness.core.identity import EVAL_BATCH
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from harness.train.measure.metrics import BatchMetrics, require
 from harness.train.run.failures import Diverged
 from harness.train.session import gather, gather_rows
@@ -43,6 +43,18 @@ def eval_batch_of(args: TrainingArguments, samples: int) -> int:
         sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in own]
         gpu_bytes = min(gather(min(sizes)))
     return eval_batch(gpu_bytes, samples, args.world_size * len(own))
+
+
+def scores_alone(outputs: Any) -> Any:
+    """Of what a model returns, the scores by their name: the Trainer would take the first entry,
+    which may be something else in a model of the user's own.
+    """
+    if not isinstance(outputs, dict):
+        return outputs
+    if "logits" not in outputs:
+        names = ", ".join(outputs)
+        raise UserError(f"the model returns {names}: name its scores, one for each class, logits")
+    return {"logits": outputs["logits"]}
 
 
 class Evaluation:

@@ -30,7 +30,7 @@ from harness.train.loop.balance import Balance
 from harness.train.loop.compiling import Compiled
 from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
-from harness.train.loop.evaluation import Evaluation, eval_batch_of, test_metrics
+from harness.train.loop.evaluation import Evaluation, eval_batch_of, scores_alone, test_metrics
 from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
@@ -92,7 +92,10 @@ class ExactTrainer(Trainer):
                 lambda: self._samples(args.per_device_train_batch_size),
             )  # fmt: skip
             self.balance = Balance(context, self.model, self._samples)
-            self.laid_out = text_layout.arrange(self.model, self.data_collator, settings, self.args)
+            own_loss = type(self).compute_loss is not ExactTrainer.compute_loss
+            self.laid_out = text_layout.arrange(
+                self.model, self.data_collator, settings, self.args, own_loss
+            )
             if settings.strategy == "fsdp":
                 with autocast(settings, args.device):
                     sharding.refuse_skipped_layers(self.model, self._samples(), settings)
@@ -204,12 +207,11 @@ class ExactTrainer(Trainer):
         # Losses are added up for the epoch's exact loss; the Trainer logs a mean of rounded means.
         samples = len(inputs["labels"])  # before label smoothing removes them
         result = super().compute_loss(model, inputs, *args, **kwargs)
-        if model.training:
-            loss = result[0] if isinstance(result, tuple) else result
-            self.sums.add_loss(loss, samples)
-            if (share := self.share * self.balance.weight) != 1.0:
-                return loss * share
-        return result
+        if not model.training:
+            return (result[0], scores_alone(result[1])) if isinstance(result, tuple) else result
+        self.sums.add_loss(result, samples)
+        share = self.share * self.balance.weight
+        return result if share == 1.0 else result * share
 
     def _clip_grad_norm(self, model: Any) -> Any:
         # The parameters are known; the Trainer would walk over all modules each time.

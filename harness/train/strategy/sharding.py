@@ -6,6 +6,7 @@ fully_shard, on CPU and GPU alike.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ from harness.core.settings import Settings, UserError
 from harness.train.context import HALF_PRECISION
 from harness.train.data import lora
 from harness.train.data.probes import BATCHNORM, skips_layers
-from harness.train.session import is_alone
+from harness.train.session import gather, gather_rows, is_alone
 
 WEIGHTS = "model.safetensors"  # in a checkpoint's folder
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -180,15 +181,39 @@ def has_finite_weights(model: nn.Module) -> bool:
 
 
 def average_buffers(model: nn.Module) -> None:
-    """Average BatchNorm's statistics over ranks, each of which has seen its share of the data.
+    """Average what the forward passes of the ranks have made unlike, as each saw its share of the
+    data: BatchNorm's statistics, and floating-point buffers of the user's own layers. Whole numbers
+    become those of rank 0.
 
     Otherwise each rank would evaluate with its own, and the metric would mix several models.
     """
     if is_alone():
         return
+    unlike: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
     for module in model.modules():
-        if isinstance(module, BATCHNORM) and module.track_running_stats:
-            for buffer in (module.running_mean, module.running_var):
-                if buffer is not None:
-                    dist.all_reduce(buffer)
-                    buffer /= dist.get_world_size()
+        if isinstance(module, BATCHNORM):
+            statistics = (module.running_mean, module.running_var)
+            unlike += [each for each in statistics if each is not None]
+        elif not type(module).__module__.startswith("transformers."):
+            others += module.buffers(recurse=False)
+    if others:
+        checksums = gather([hashlib.sha256(content_of(each)).hexdigest() for each in others])
+        by_buffer = zip(others, *checksums, strict=True)
+        unlike += [buffer for buffer, first, *more in by_buffer if {*more} != {first}]
+    if unlike:
+        _average(unlike)
+
+
+def _average(buffers: list[torch.Tensor]) -> None:
+    """In one exchange."""
+    rows = gather_rows(torch.cat([buffer.detach().double().flatten() for buffer in buffers]))
+    mean, sizes = torch.stack(rows).mean(0), [buffer.numel() for buffer in buffers]
+    parts = zip(buffers, mean.split(sizes), rows[0].split(sizes), strict=True)
+    for buffer, averaged, first in parts:
+        buffer.copy_((averaged if buffer.is_floating_point() else first).view_as(buffer))
+
+
+def content_of(tensor: torch.Tensor) -> memoryview:
+    """Its bytes."""
+    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import accelerate
-import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
@@ -20,7 +19,7 @@ from harness.core.strategies import is_apart, strategy_of
 from harness.core.topology import World
 from harness.train.data import probes
 from harness.train.session import gather
-from harness.train.strategy.sharding import layers_are_skipped
+from harness.train.strategy.sharding import content_of, layers_are_skipped
 
 
 class EqualStart(DistributedDataParallelKwargs):
@@ -87,8 +86,7 @@ def checksum_of(model: nn.Module) -> str:
     for name, weight in model.named_parameters():
         about = (name, tuple(weight.shape), weight.dtype, weight.requires_grad)
         checksum.update(repr(about).encode())
-        content = weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        checksum.update(memoryview(content.numpy()))
+        checksum.update(content_of(weight))
     return checksum.hexdigest()
 
 

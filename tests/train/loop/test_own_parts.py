@@ -14,17 +14,22 @@ import numpy as np
 import pytest
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
-from transformers import EvalPrediction
+from transformers import AutoConfig, AutoModelForSequenceClassification, EvalPrediction
 
 from harness.core.attempts import best_of
+from harness.core.command_line import parse
 from harness.core.records import find_runs
 from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError
+from harness.train.data import probes, text_layout
 from harness.train.data.models import build, loading
+from harness.train.loop.evaluation import scores_alone
 from harness.train.measure.metrics import BatchMetrics, check_before
+from tests.support.broken_runs import only_run
 from tests.support.declared import assert_declared
 from tests.support.paired import Verb
 from tests.support.ranks import script
+from tests.support.samples import text_batches
 
 BERT = Path(__file__).resolve().parents[3] / "bert.py"
 TFIDF = BERT.parent / "docs" / "tfidf.py"
@@ -92,6 +97,94 @@ def test_an_own_model_without_config_trains(
     assert trained(tmp_path, count=2)["outcome"] == "finished"
     assert "Net" in Verb("table", capsys)(tmp_path / "outputs")
     assert Verb("explain", capsys)(tmp_path / "outputs").startswith("Net with ddp on 2 processes")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("flags", [(), ("--padding", "batch")])
+def test_quality_is_of_the_logits_whatever_else_a_model_returns(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    summaries = []
+    for returned in ('{"logits": logits, ', '{"features": states.mean(1), "logits": logits, '):
+        write(tmp_path, model=True)
+        text = (tmp_path / "mine.py").read_text().replace(', "logits": logits}', "}")
+        text = text.replace('return {"loss"', f'return {returned}"loss"')
+        (tmp_path / "mine.py").write_text(text)
+        summaries.append(trained(tmp_path, "--rerun", *flags))
+    one, other = summaries
+    for name in ("accuracy", "f1", "eval_loss"):
+        assert one[name] == other[name]
+
+
+def test_a_model_without_logits_is_refused() -> None:
+    with pytest.raises(UserError, match=r"returns loss, scores: name its scores.*logits"):
+        scores_alone({"loss": 1, "scores": 2})
+    assert scores_alone((1, 2)) == (1, 2)
+
+
+WEIGHED = (
+    "functional.cross_entropy(logits, labels)",
+    "functional.cross_entropy(logits, labels, weight=torch.tensor([1.0, 2, 4, 8]).to(logits))",
+)
+
+
+@pytest.mark.process
+def test_a_loss_that_weighs_classes_reads_whole_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fed in parts it was another loss, and so another training."""
+    write(tmp_path, model=True)
+    argv = ["--tiny", "--epochs", "1", "--train_size", "64", "--test_size", "51"]
+    assert "loss of a batch" not in (done := script("mine", *argv, cwd=tmp_path)).err
+    observed = (only_run(tmp_path / "outputs").read_environment() or {})["observed"]
+    assert done.code == 0 and observed["padding"] == "parts" and "loss_of_batch" not in observed
+    text = (tmp_path / "mine.py").read_text().replace(*WEIGHED)
+    (tmp_path / "mine.py").write_text(text.replace("import nn", "import nn\nimport torch"))
+    out = {}
+    for name, *flags in (("auto",), ("padded", "--padding", "batch"), ("two", "--b", "2")):
+        out[name] = tmp_path / name
+        done = script("mine", *argv, *flags, "--o", str(out[name]), cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert "is not the mean of those of its texts: to split a batch" in done.err
+    runs = {name: only_run(path) for name, path in out.items()}
+    environment = runs["auto"].read_environment() or {}
+    assert_declared("environment", environment)
+    assert environment["observed"]["padding"] == "batch"
+    assert environment["observed"]["padding_reason"] == environment["observed"]["loss_of_batch"]
+    rows = {name: run.read_epochs()[0][-1] for name, run in runs.items()}
+    assert rows["auto"]["train_loss"] == pytest.approx(rows["padded"]["train_loss"], rel=1e-6)
+    compared = Verb("compare", capsys)(out["auto"], out["two"])
+    assert "note: batch of a forward pass: A has" in compared
+
+
+@pytest.mark.parametrize("numbers", ["", ".to(logits)"])
+@pytest.mark.parametrize("weighed", [True, False])
+def test_whether_a_loss_is_a_mean_over_samples(weighed: bool, numbers: str) -> None:
+    """Also of a model with numbers in float32, which does not compute in float64."""
+    scope: dict[str, Any] = {"nn": torch.nn, "torch": torch}
+    text = MODEL.replace(WEIGHED[0], WEIGHED[1].replace(".to(logits)", numbers))
+    if not weighed:
+        text = text.replace("1.0, 2, 4, 8", "1.0, 1, 1, 1")
+    exec(text.replace("states.sum(1)", "nn.functional.dropout(states).sum(1)"), scope)
+    ids = torch.randint(4096, (4, 6), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(4)}
+    alone = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
+    torch.manual_seed(0)
+    model = scope["Net"](4)
+    assert probes.loss_is_mean(model, batch, alone) == (not weighed)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_script_with_a_loss_of_its_own_reads_whole_batches(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("mpnet", hidden_size=16, num_hidden_layers=1, vocab_size=60,
+                                  num_attention_heads=2, intermediate_size=32)  # fmt: skip
+    model = AutoModelForSequenceClassification.from_config(config)
+    args: Any = SimpleNamespace(torch_compile=False, neftune_noise_alpha=None)
+    batches = text_batches(tmp_path, np.array([3, 5, 9]))
+    for own, padding in ((True, "batch"), (False, "parts")):
+        seen = text_layout.arrange(model, batches, parse("bert", ["--tiny"]), args, own)
+        assert seen["padding"] == padding
+        assert ("a loss of its own" in seen["padding_reason"]) == own
 
 
 def metrics(own: Any) -> dict[str, float]:
