@@ -55,8 +55,8 @@ from harness.core.topology import world_of
 
 
 @functools.cache
-def trainer_flags() -> dict[str, tuple[str, str, bool]]:
-    """Name -> (default, first sentence of its help, whether it is true or false) of the installed
+def trainer_flags() -> dict[str, tuple[str, str, str]]:
+    """Name -> (default, first sentence of its help, its type as written) of the installed
     TrainingArguments.
 
     Read from its source text: importing the class would load torch. Empty where transformers is
@@ -67,7 +67,7 @@ def trainer_flags() -> dict[str, tuple[str, str, bool]]:
         return {}
     source = Path(spec.submodule_search_locations[0], "training_args.py").read_text("utf-8")
     return {
-        item.target.id: (*_default_and_help(item.value), "bool" in ast.unparse(item.annotation))
+        item.target.id: (*_default_and_help(item.value), ast.unparse(item.annotation))
         for node in ast.parse(source).body
         if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
         for item in node.body
@@ -85,6 +85,7 @@ def _default_and_help(value: ast.expr | None) -> tuple[str, str]:
     return shown, " ".join(text.split()).split(". ")[0].rstrip(".")
 
 
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 # The packages outside the standard library that training imports.
 NEEDED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "sklearn", "psutil")
 
@@ -120,10 +121,12 @@ def texts_of(value: Any) -> list[str]:
 
 
 def typed(name: str, field_name: str | None, values: list[str]) -> Any:
-    """The typed value of a flag; for a Trainer flag the text decides the type."""
+    """The typed value of a flag; for a Trainer flag that is no text, the text decides the type."""
     if field_name is None:
-        is_switch = name in trainer_flags() and trainer_flags()[name][2]
-        scalars = tuple(scalar(v, is_switch) for v in values) or (True,)
+        kinds = {*re.findall(r"\w+", trainer_flags()[name][2] if name in trainer_flags() else "")}
+        is_text = "str" in kinds and not kinds & {"bool", "int", "float", "dict"}
+        convert = str if is_text else functools.partial(scalar, is_switch="bool" in kinds)
+        scalars = tuple(map(convert, values)) or (True,)
         return scalars[0] if len(scalars) == 1 else scalars
     meta = flag_fields()[field_name].metadata
     if len(values) > 1:
@@ -144,13 +147,10 @@ def scalar(text: str, is_switch: bool = False) -> Any:
             return text
     if text.lower() in ("true", "false") or (is_switch and text.lower() in TEXT_OF_BOOL):
         return TEXT_OF_BOOL[text.lower()]
-    for convert in (int, float):
-        try:
-            value = convert(text)
-        except ValueError:
-            continue
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-    return text
+    if not NUMBER.fullmatch(text):
+        return text
+    value = float(text)
+    return int(text) if text.lstrip("+-").isdigit() else int(value) if value.is_integer() else value
 
 
 class BadValue(argparse.ArgumentTypeError):
@@ -163,6 +163,8 @@ def setting(field_name: str) -> Callable[[str], Any]:
     if field_name == "strategy":
         known = one_of(*meta["choices"], "FILE.py:CLASS")
         return lambda text: str(Path(text)) if own_strategy(text) else known(text)
+    if field_name in ("model", "dataset", "output_dir"):
+        return os.path.expanduser  # shells leave the ~ of --model=~/mine to us
     return one_of(*meta["choices"]) if meta["choices"] else KINDS[meta["kind"]]
 
 
@@ -437,8 +439,7 @@ def _from_file(script: str, argv: list[str]) -> dict[str, Any]:
     if not argv or not argv[0].endswith((".yaml", ".yml", ".json")):
         return {}
     content = _read_file(Path(argv[0]))
-    written_by = content.pop("script", script)
-    if written_by != script:
+    if (written_by := content.pop("script", script)) != script:
         raise UserError(f"settings file {argv[0]} is for {written_by}.py, not {script}.py")
     passed = content.pop("trainer", {})
     if not isinstance(passed, dict):

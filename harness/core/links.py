@@ -61,7 +61,10 @@ class Link:
     def __str__(self) -> str:
         parts = [f"{number(self.delay_ms)}ms"] if self.delay_ms else []
         if self.rate_mbit is not None:
-            parts.append(f"{number(self.rate_mbit)}mbit")
+            # Without an exponent, which a set-up could not hold.
+            whole = float(self.rate_mbit).is_integer()
+            rate = f"{self.rate_mbit:.0f}" if whole else number(self.rate_mbit)
+            parts.append(f"{rate}mbit")
         if self.jitter_ms:
             parts.append(f"jitter{number(self.jitter_ms)}ms")
         if self.loss:

@@ -141,7 +141,7 @@ WITHOUT_LORA = {
     "hivemind": "whose peers would have to agree on the frozen weights, which they do not exchange",
 }
 # The address of a peer in libp2p's notation.
-PEER_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
+PEER_ADDRESS = re.compile(r"/(ip4|dns|dns4)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
 # Optimizers whose state can be created before the first step, so that peers can exchange it.
 PEER_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 # Schedules whose learning rate does not follow from the number of the update alone.

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,8 @@ def _ports() -> Check:
         a.address
         for known in psutil.net_if_addrs().values()
         for a in known
-        if a.family == socket.AF_INET and not a.address.startswith("127.")
+        if a.family in (socket.AF_INET, socket.AF_INET6)
+        and not ip_address(a.address.partition("%")[0]).is_loopback
     ]
     if not addresses:
         return Check("ports", OK, "no network: nobody else reaches what torchrun opens")

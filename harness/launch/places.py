@@ -47,6 +47,9 @@ class Machine:
         return max(1, len(self.cores) // len(self.gpus)) if self.gpus else 1
 
 
+CORE = "core "  # before its number, as GPUs have numbers, too
+
+
 def threads_variable(threads: int) -> dict[str, str]:
     """The number of threads per process, unless the user has set one: torchrun sets it only for
     several processes per node, and a single process would use every core.
@@ -233,7 +236,7 @@ class Machines(Place):
         """The commands that measure a run, as a person would type them; without side effects."""
 
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
-        scripts_in = "" if Path.cwd() == ROOT else f"{ROOT}/"
+        scripts_in = f"{ROOT}/"
         lines = []
         again = ("--rerun",) if self.options.rerun == "all" else ()
         for state in states:
@@ -314,7 +317,7 @@ class Local(Machines):
     def free(self, job: Job, taken: set[str]) -> Devices | None:
         """Free devices by node; with --oversubscribe, more processes than cores share them all."""
         machine = self.machine.of(job)
-        every = machine.gpus or tuple(str(core) for core in machine.cores)
+        every = machine.gpus or tuple(f"{CORE}{core}" for core in machine.cores)
         left = [device for device in every if device not in taken]
         if job.nodes * job.devices > len(every):
             return (every,) * job.nodes if not taken else None

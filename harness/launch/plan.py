@@ -280,7 +280,8 @@ def torchrun(
 def script_of(job: Job, scripts_in: str = "") -> str:
     """The script and its flags, quoted for a shell."""
     script = job.settings.script
-    return shlex.join([f"{scripts_in if script in TASKS else ''}{script}.py", *job.argv])
+    elsewhere = script in TASKS and not Path(f"{script}.py").is_file()
+    return shlex.join([f"{scripts_in if elsewhere else ''}{script}.py", *job.argv])
 
 
 def commands(job: Job, scripts_in: str = "", elastic: Elastic | None = None) -> list[str]:

@@ -50,7 +50,8 @@ class Worker(ABC):
 
     @property
     def hosts(self) -> list[str]:
-        return [str(host) for host in self.options.remote.hosts]
+        hosts = self.options.remote.hosts
+        return [name for host in hosts for name in (str(host), host.name)]
 
     @abstractmethod
     def work(self) -> None:
@@ -243,7 +244,7 @@ class Runner(Worker):
     def _request(self, state: State, devices: Devices, log: Path) -> LaunchRequest:
         job, goes_on = state.job, {attempts.GOES_ON: "1"} if state.goes_on else {}
         launch = launched(self.folder.name, self.options, self.others, self.place.facts(job))
-        on_cores = self.options.pack and not self.machine.gpus
+        on_cores = self.options.pack and not self.machine.of(job).gpus
         return LaunchRequest(
             job,
             argv=(*job.argv, *(("--rerun",) if self.options.rerun == "all" else ())),
@@ -252,7 +253,9 @@ class Runner(Worker):
                 **self.place.variables(job),
                 **goes_on,
             },
-            cores=tuple(int(core) for node in devices for core in node) if on_cores else None,
+            cores=tuple(int(core.removeprefix(places.CORE)) for node in devices for core in node)
+            if on_cores
+            else None,
             log=log,
             devices=self.place.visible(devices),
             elastic=self.options.elastic,

@@ -90,6 +90,10 @@ class PlainConsole(Console):
         texts = (printable(each) if isinstance(each, str) else each for each in objects)
         super().print(*texts, **how)
 
+    def on_broken_pipe(self) -> None:
+        """The reader has seen enough, which is no failure: quiet_when_closed() takes it."""
+        raise BrokenPipeError
+
 
 def screen() -> Console:
     return PlainConsole()

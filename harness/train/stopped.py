@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import re
 import signal
 import sys
 import threading
@@ -115,6 +116,7 @@ def hang_after_of(argv: Sequence[str]) -> float:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--hang_after", type=float, default=Settings.hang_after)
     try:
-        return float(parser.parse_known_args(argv)[0].hang_after)
+        written = [re.sub("^--hang-after(?=$|=)", "--hang_after", word) for word in argv]
+        return float(parser.parse_known_args(written)[0].hang_after)
     except argparse.ArgumentError:
         return 0.0

@@ -246,7 +246,10 @@ def test_a_verb_whose_output_is_closed(root: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", ["-m harness", "-m harness predict --help", "bert.py --help"])
+@pytest.mark.parametrize("command", [
+    "-m harness", "-m harness predict --help", "bert.py --help",
+    "-m harness table outputs/published/demo-tiny.jsonl.gz",
+])  # fmt: skip
 def test_a_closed_pipe_is_no_failure(command: str, root: Path) -> None:
     """As of `| head`: the reader has gone before anything is printed."""
     words = [sys.executable, *command.split()]

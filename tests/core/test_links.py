@@ -33,6 +33,7 @@ LINKS = [
     ({"delay_ms": "20", "jitter_ms": 2, "loss": "0.01"}, Link(20, None, 2, 0.01),
      "20ms/jitter2ms/loss0.01"),
     ("Continent", Link(20, 1000), "20ms/1000mbit"),
+    ("2000gbit", Link(0, 2e6), "2000000mbit"),
     ("0ms", Link(), "none"),
 ]  # fmt: skip
 

@@ -113,6 +113,8 @@ PASSED_THROUGH: list[tuple[list[str], Any]] = [
     (["--optim_target_modules", "query", "value"], ("query", "value")),
     (["--lr_scheduler_kwargs", '{"num_cycles": 2}'], '{"num_cycles": 2}'),
     (["--lr-scheduler-type", "cosine"], "cosine"),
+    (["--run_name", "1_2"], "1_2"),
+    (["--run_name", "007"], "007"),
 ]
 
 
@@ -123,6 +125,15 @@ def test_flags_of_the_trainer_survive_the_command_line(argv: list[str], value: A
     assert settings.trainer == ((name, value),)
     assert type(settings.trainer[0][1]) is type(value)
     assert parse("bert", to_argv(settings), ALONE) == settings
+
+
+def test_a_home_that_the_shell_has_left_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in --model=~/m, and in a settings file."""
+    monkeypatch.setenv("HOME", "/home/me")
+    argv = ["--model=~/m", "--output_dir=~/runs", "--dataset=~/d.csv", "--run_name=~/kept"]
+    settings = parse("bert", argv, ALONE)
+    assert (settings.model, settings.output_dir) == ("/home/me/m", "/home/me/runs")
+    assert settings.dataset == "/home/me/d.csv" and settings.trainer == (("run_name", "~/kept"),)
 
 
 def test_our_flags_are_these() -> None:

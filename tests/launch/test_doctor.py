@@ -231,8 +231,11 @@ def test_the_hub_and_what_stands_in_its_way(
 
 def test_what_torchrun_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     home, outer = (SimpleNamespace(family=2, address=a) for a in ("127.0.0.1", "10.0.0.9"))
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home]})
+    six, own = (SimpleNamespace(family=10, address=a) for a in ("fe80::1%eth0", "::1"))
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home, own]})
     assert doctor._ports().state == OK
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [own], "eth0": [six]})
+    assert "who reaches fe80::1%eth0 can" in doctor._ports().finding
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home], "eth0": [outer]})
     assert doctor._ports().finding == (
         "plain torchrun asks for no password: who reaches 10.0.0.9 can run code here"

@@ -164,6 +164,16 @@ def test_a_network_that_has_ended_is_one_line() -> None:
         nodes.cut(0)
 
 
+@pytest.mark.root
+def test_a_network_that_ended_before_it_is_asked_is_one_line() -> None:
+    """A closed pipe would be taken for a reader that has seen enough, and so for success."""
+    nodes = EmulatedNodes.open(2, Link())
+    nodes.holder.kill()
+    nodes.holder.wait()
+    with pytest.raises(UserError, match=r"^the emulated network has ended \(code -9\)$"):
+        nodes.counters()
+
+
 # Everything of this happens in a mount namespace of its own: the machine's device stays as it is.
 # Where the interpreter lies in a closed home, it is shown at the same place of an open one.
 AS_USER = """

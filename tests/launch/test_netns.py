@@ -220,7 +220,8 @@ def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
     process = nodes("2", "--", "sh", "-c", "test $PET_NODE_RANK = 0 && sleep 600; exit 7")
     process.communicate(timeout=120)
     assert process.returncode == 7
-    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+    codes[signal.SIGKILL] = -signal.SIGKILL
     for ended, code in codes.items():
         # In a session of its own, as torchrun starts its ranks: no signal for a group gets there.
         apart = ["sh", "-c", "setsid sleep 61 & wait"]

@@ -165,6 +165,8 @@ def test_what_hosts_cannot_do(tmp_path: Path) -> None:
     assert reason("settings: {setup: 2_4}", two) == "needs 4 devices a node: b:2222 has 2 cores"
     assert reason("settings: {setup: 2_4}", two, oversubscribe=True) is None
     assert reason("settings: {setup: 2_4}", gpus) == "needs 4 devices a node: a has 2 GPU(s)"
+    on_cores = "settings: {setup: 2_4, use_cpu: true}"
+    assert reason(on_cores, gpus) == reason(on_cores, FACTS)  # its GPUs do not matter
     assert "a: precision fp16 needs a GPU" in str(reason("settings: {precision: fp16}", FACTS))
     assert "the links of real hosts" in str(
         reason("settings: {setup: 2_1}\ngrid: {link: [1ms]}", FACTS)
@@ -442,3 +444,8 @@ def test_no_host_stands_in_a_published_command() -> None:
         ["sweep", "--hosts", "me@a", "--ssh=ssh -i k", "--master_addr", "1.2.3.4"]
     )
     assert shown == "sweep --hosts '***' '--ssh=***' --master_addr '***'"
+    cluster = ["sweep", "--account", "prj_smith", "--sbatch", "mail-user=jane@uni.edu"]
+    cluster += ["--sbatch=mail-user=jane@uni.edu", "--sbatch", "mem=1G"]
+    assert redacted_command(cluster) == (
+        "sweep --account '***' --sbatch 'mail-user=***' '--sbatch=mail-user=***' --sbatch mem=1G"
+    )

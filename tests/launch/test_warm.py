@@ -24,6 +24,7 @@ from harness.core.process import OutOfMemory, is_stopped
 from harness.core.provenance import Driver
 from harness.launch import places
 from harness.launch.places import Local, Machine, Options
+from harness.launch.plan import script_of
 from harness.train import rendezvous
 from harness.train.run import warm
 from tests.support.sweeps import jobs_of
@@ -206,7 +207,7 @@ def test_a_run_for_the_cpu_needs_no_gpu(tmp_path: Path) -> None:
     text = "script: vit\ngrid: {setup: [1_2], use_cpu: [false, true]}\nsettings: {model: vit-nano}"
     on_gpu, on_cpu = jobs_of(tmp_path, text)
     assert here.why_not(on_gpu) == "needs 2 devices: this machine has 1 GPU(s)"
-    assert here.why_not(on_cpu) is None and here.free(on_cpu, set()) == (("0", "1"),)
+    assert here.why_not(on_cpu) is None and here.free(on_cpu, set()) == (("core 0", "core 1"),)
     assert "CUDA" not in here.plan(on_cpu, "")[0]
     assert here.facts(on_cpu)["processes_per_core"] == 1
 
@@ -260,3 +261,21 @@ def test_a_stopped_fork_server_is_ended_so_that_it_is_replaced(
         warm.beat(events)
     monkeypatch.undo()
     assert server.wait(10) == -signal.SIGKILL
+
+
+def test_a_run_for_the_cpu_takes_no_gpu_of_a_packed_one(tmp_path: Path) -> None:
+    here = Local(Options(), Machine(("0", "1"), (0, 1)))
+    text = "script: vit\ngrid: {use_cpu: [false, true]}\nsettings: {setup: 1_1, model: vit-nano}"
+    on_gpu, on_cpu = jobs_of(tmp_path, text)
+    taken = {name for node in here.free(on_gpu, set()) or () for name in node}
+    assert taken == {"0"} and here.free(on_cpu, taken) == (("core 0",),)
+
+
+def test_commands_name_the_script_that_would_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = jobs_of(tmp_path, "script: vit")
+    monkeypatch.chdir(tmp_path)
+    assert script_of(job, "/stock/").startswith("/stock/vit.py ")
+    (tmp_path / "vit.py").touch()
+    assert script_of(job, "/stock/").startswith("vit.py ")

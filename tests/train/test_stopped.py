@@ -74,6 +74,8 @@ def test_the_time_is_that_of_the_script() -> None:
         (["--nnodes", "1", "vit.py", "--b", "8"], 120.0),
         (["vit.py", "--hang_after", "7"], 7.0),
         (["vit.py", "--hang_after=0", "-x"], 0.0),
+        (["vit.py", "--hang-after=0"], 0.0),
+        (["vit.py", "--hang-after", "9"], 9.0),
         (["vit.py", "--hang_after", "soon"], 0.0),
     ):
         assert hang_after_of(words) == seconds

@@ -18,7 +18,8 @@ from harness.core.strategies import own_strategy
 
 SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
 # Flags whose values name machines and their users.
-PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers)$")
+PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers|account)$")
+MAIL = re.compile(r"\b(mail-user=)\S+")  # of --sbatch
 CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
 # Tokens are known by the prefix of their service, or by the word before them: 40 digits alone are
 # a commit.
@@ -117,7 +118,7 @@ def redacted_command(words: Sequence[str]) -> str:
         elif secret and equals:
             word = f"{name}=***"
         hide_next = bool(secret) and not equals
-        shown.append(redacted(word))
+        shown.append(redacted(MAIL.sub(r"\1***", word)))
     return shlex.join(shown)
 
 

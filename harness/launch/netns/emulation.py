@@ -137,7 +137,8 @@ class EmulatedNodes:
         self.holder.wait()
         for pipe in (self.holder.stdin, self.holder.stdout):
             assert pipe is not None
-            pipe.close()
+            with suppress(OSError):  # what is left to send goes to a holder that has ended
+                pipe.close()
 
     def _inside(self) -> list[int]:
         """The processes inside the nodes that this user may see."""

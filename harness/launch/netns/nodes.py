@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.links import Link, Network, link_of
-from harness.core.process import GRACE_S
+from harness.core.process import GRACE_S, ending_signals
 from harness.core.provenance import NODES_LINK, SHARED_GPUS
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
@@ -99,7 +99,8 @@ def emulation_facts(link: Link | Network, count: int) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    asked = [number for number in ending_signals() if number != signal.SIGINT]
+    before = [signal.signal(number, lambda n, _: sys.exit(128 + n)) for number in asked]
     link = link_of(options.link)
     if options.nodes > 1 and options.command:
         refuse_apart(options.command)
@@ -121,7 +122,8 @@ def run(options: argparse.Namespace) -> int:
             threads = threads_variable(machine.threads)
             return run_on(emulated.nodes, options.command, gpus, threads)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(asked, before, strict=True):
+            signal.signal(number, handler)
 
 
 def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequence[str]]:

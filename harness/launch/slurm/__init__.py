@@ -146,9 +146,9 @@ def _gres(text: str) -> str:
 
 
 def _file(text: str) -> str:
-    if not Path(text).is_file():
+    if not (path := Path(text).expanduser()).is_file():
         raise BadValue(f"{text}: there is no such file")
-    return str(Path(text).absolute())
+    return str(path.absolute())
 
 
 def _option(text: str) -> str:

@@ -16,7 +16,6 @@ from harness.core.links import Link
 from harness.core.provenance import ROOT
 from harness.core.records import LOGS, SKIPPED
 from harness.core.rules import why_a_gpu
-from harness.core.tasks import TASKS
 from harness.launch.flags import as_typed
 from harness.launch.outcome import State
 from harness.launch.places import Options, launched, place_facts, threads_variable
@@ -241,14 +240,12 @@ def job_name(sweep: str, unlike: str) -> str:
 
 def text_of(jobs: Sequence[Job], options: Options, folder: Path, name: str) -> str:
     """The job script of these runs, which request the same resources."""
-    stock = {job.settings.script for job in jobs} & TASKS.keys()
-    in_folder = all(Path(f"{script}.py").is_file() for script in stock)
     launch = launched(folder.name, options, {}, place_facts("slurm")) | {"start": "slurm"}
     site = Site(
         name=name,
         folder=str(folder.absolute()),
         cwd=os.getcwd(),
-        scripts="" if in_folder else f"{ROOT}/",
+        scripts=f"{ROOT}/",
         root=str(ROOT),
         python="python" if options.slurm.setup_script else sys.executable,
         environment={

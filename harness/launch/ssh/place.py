@@ -81,7 +81,7 @@ class Ssh(Machines):
         if job.link != Link():
             return f"link {job.link}: the links of real hosts cannot be changed (see --launcher)"
         for host in [host for host in hosts[: job.nodes] if host in self.host_facts]:
-            machine = self.host_facts[host].machine
+            machine = self.host_facts[host].machine.of(job)
             if not machine.gpus and (reason := why_a_gpu(job.settings)):
                 return f"{host}: {reason.removeprefix('--')}"
             shared = self.options.oversubscribe and not machine.gpus

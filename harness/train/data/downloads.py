@@ -49,7 +49,7 @@ def check_downloads(kind: str, name: str) -> None:
 
     The Hub's client compares the lengths alone.
     """
-    wrong = []
+    wrong, removed = [], True
     folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
     for file, blob in _large_files(folder):
         state = blob.stat()
@@ -65,13 +65,15 @@ def check_downloads(kind: str, name: str) -> None:
             else:
                 wrong.append(file)
                 blob.unlink()
+        removed &= checksum == blob.name or not blob.exists()
     if wrong:
         if kind == "dataset":  # what was prepared from the files
             prepared = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
             shutil.rmtree(prepared, ignore_errors=True)
+        what = "removed from the cache" if removed else f"not to be removed: remove {folder}"
         raise UserError(
             f"--{kind} {name}: {', '.join(wrong)}: not what the Hub has (another checksum), and "
-            "removed from the cache: the same command downloads it again"
+            f"{what}: the same command downloads it again"
         )
 
 

@@ -14,7 +14,7 @@ from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import constants, errors
 
 from harness.core.settings import Settings, UserError
-from harness.train.data import models, sources
+from harness.train.data import downloads, models, sources
 from harness.train.data.models import explain
 from tests.support.clients import Client
 from tests.support.hub import Hub, text_dataset, tiny_bert, tiny_vit
@@ -102,6 +102,27 @@ def test_what_the_hub_allows_no_name_is_one_line(name: str) -> None:
 def test_what_exists_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: broken"), explain("model", str(tmp_path)):
         raise OSError("broken")
+
+
+def test_a_damaged_file_that_stays_is_not_said_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a cache that several people share."""
+    blob = tmp_path / ("0" * 64)
+    blob.write_bytes(b"damaged")
+    monkeypatch.setattr(downloads, "_large_files", lambda folder: [("model.safetensors", blob)])
+
+    def closed(self: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "unlink", closed)
+    with pytest.raises(UserError, match=r"not to be removed: remove .*models--me--it: the same"):
+        downloads.check_downloads("model", "me/it")
+    monkeypatch.undo()
+    monkeypatch.setattr(downloads, "_large_files", lambda folder: [("model.safetensors", blob)])
+    with pytest.raises(UserError, match="and removed from the cache: the same"):
+        downloads.check_downloads("model", "me/it")
+    assert not blob.exists()
 
 
 def test_a_mistake_of_ours_passes() -> None:
