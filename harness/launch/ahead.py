@@ -34,13 +34,21 @@ def check_start(
     if isinstance(place, Machines) and place.options.rerun != "all":
         for line in with_other_threads(chosen, place.environment.get("OMP_NUM_THREADS")):
             print(line)
-    all_as_in_file = chosen == states and not changed
-    expected_s = _expected_s(sweep, len(states)) if all_as_in_file else None
-    line, left_s = ahead(chosen, place.options.rerun, expected_s)
+    line, left_s = outlook(sweep, states, chosen, place, changed)
     print(line, flush=True)
     person = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     if place.in_turn and left_s > LONG_S and person and not yes and not _agreed():
         raise UserError("not started; --select and --limit choose fewer runs, --yes does not ask")
+
+
+def outlook(
+    sweep: Sweep, states: list[State], chosen: list[State], place: Place, changed: bool
+) -> tuple[str, float]:
+    """ahead() of the chosen runs, with the time in the header of the file where that is of them."""
+    expected_s = None if changed else _expected_s(sweep, len(chosen))
+    line, left_s = ahead(chosen, place.options.rerun, expected_s)
+    some = "by the header" in line and chosen != states
+    return line + (", if its runs take equally long" if some else ""), left_s
 
 
 def _agreed() -> bool:

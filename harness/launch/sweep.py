@@ -41,7 +41,7 @@ from harness.core.schema.checks import believable
 from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
-from harness.launch.ahead import check_start, links_apart, refuse_if_nothing_starts, runs
+from harness.launch.ahead import check_start, links_apart, outlook, refuse_if_nothing_starts, runs
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
 from harness.launch.outcome import ELSEWHERE, State, settled
@@ -110,7 +110,9 @@ def run(flags: argparse.Namespace) -> int:
             if reason is not None:
                 state.state, state.reason = SKIPPED, reason
         if flags.dry_run:
-            print("\n".join([*place.dry_run(chosen, folder), *links_apart(sweep, states)]))
+            line, left_s = outlook(sweep, states, chosen, place, changed=bool(flags.set))
+            lines = [*place.dry_run(chosen, folder), *links_apart(sweep, states)]
+            print(*([f"# {line}"] if left_s else []), *lines, sep="\n")
             refuse_if_nothing_starts(chosen)
             return 0
         command = redacted_command(["python", "-m", "harness", "sweep", *flags.argv])

@@ -285,6 +285,10 @@ def test_the_time_of_the_header_is_a_bound_where_runs_are_skipped(tmp_path: Path
         ([], "2 to go, about 10:00 by the header of the file"),
         (["--repeat", "4"], "8 to go, about 40:00 by the header of the file"),
         (["--set", "epochs=50"], "2 to go"),
+        (
+            ["--limit", "1"],
+            "1 to go, about 5:00 by the header of the file, if its runs take equally long",
+        ),
     ],
 )
 def test_the_time_of_the_header_is_for_the_runs_of_the_file(
@@ -296,6 +300,9 @@ def test_the_time_of_the_header_is_for_the_runs_of_the_file(
     out = ["-o", str(tmp_path / "out")]
     assert main([str(sweep_file(tmp_path, text)), "--tiny", *out, *flags]) == 0
     assert f"0 done before, {time}\n" in capsys.readouterr().out
+    assert main([str(tmp_path / "mine.yaml"), "--tiny", *out, *flags, "--dry_run"]) == 0
+    shown = capsys.readouterr().out.startswith(f"# 0 done before, {time}\n")
+    assert shown == ("header" in time)
 
 
 def test_what_takes_long_is_asked_for_at_a_terminal(

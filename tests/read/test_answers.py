@@ -60,17 +60,20 @@ def test_an_interval_of_more_than_tenfold_asks_for_more_runs(plan: Plan) -> None
     with_rates(plan, "2_1", 100.0, 110.0)
     wide, narrow = map(str, answers(read_sweep(plan.write())))
     too_few = "too few runs to tell (more seeds are needed)"
-    assert f"samples/s: 2.00 times as many, {too_few}; accuracy" in wide
+    ends = 2 * math.exp(-12.706 * math.log(2)), 2 * math.exp(12.706 * math.log(2))
+    many = f"2.00 times as many ({ends[0]:.2g} to {ends[1]:,.0f})"
+    assert f"samples/s: {many}, {too_few}; accuracy" in wide
     assert "samples/s: 1.05 times as many (0.57 to 1.92), within the noise; accuracy" in narrow
 
 
-def test_an_interval_of_accuracy_that_says_nothing_is_not_printed(plan: Plan) -> None:
+def test_an_interval_of_accuracy_that_says_nothing_asks_for_more_runs(plan: Plan) -> None:
     """Differences of 0 and 2 points: half of the interval is 12.706; of 0 and 1 it is 6.353."""
     for setup, accuracies in (("1_1", (0.8, 0.8)), ("1_2", (0.8, 0.82)), ("2_1", (0.8, 0.81))):
         for seed, accuracy in enumerate(accuracies):
             plan.run(setup, seed=seed, accuracy=accuracy)
     wide, narrow = map(str, answers(read_sweep(plan.write())))
-    assert "accuracy: +1.0 points, too few runs to tell (more seeds are needed); " in wide
+    too_few = "too few runs to tell (more seeds are needed)"
+    assert f"accuracy: +1.0 points (-11.7 to +13.7), {too_few}; " in wide
     assert "accuracy: +0.5 points (-5.9 to +6.9), within the noise; " in narrow
 
 

@@ -191,7 +191,7 @@ def test_misses_and_failures_are_left_out_and_named(tmp_path: Path, batches: Ver
     assert "batch 256 is left out: 1 of 1 runs miss the target" in text
     assert "batch 512 is left out: 1 not finished" in text
     assert (
-        "batch 4 is left out of the fit: 1 reach it before their first evaluation "
+        "batch 4 is left out of the fit: 1 reaches it before the first evaluation "
         "(a --target beyond accuracy=0.9 tells when)"
     ) in text
     assert "batch 2 is left out: its records do not tell" in text

@@ -379,7 +379,7 @@ def _one(
     if isinstance(result, str) or judged == Noise.EQUAL:
         return f"{judged}{named}"
     text = f"{number_of(measure, result.value)} {unit}"
-    if judged not in (TOO_FEW, Noise.NO_SPREAD):
+    if judged != Noise.NO_SPREAD:
         text += interval_of(measure, result)
     return f"{text}{named}, {judged}" if judged else f"{text}{named}"
 
@@ -442,6 +442,8 @@ def number_of(measure: ComparedMeasure, value: float | None) -> str:
     assert value is not None
     if measure.question == QUALITY:
         return f"{value:+.1f}"
+    if value < 0.01 or value >= 100:
+        return f"{value:.2g}" if value < 1 else f"{value:,.0f}"
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 

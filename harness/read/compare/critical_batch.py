@@ -23,6 +23,7 @@ from rich.console import Console
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
+from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.settings import UserError
 from harness.read.grouping import by_key
 from harness.read.labels import UNKNOWN, counted
@@ -401,8 +402,11 @@ def left_out(family: Family, target: Target) -> Iterator[str]:
         early = [at.value for at in batch.passed if at.early]
         why = [f"{missed} of {len(batch.group.finished)} runs miss the target"] if missed else []
         if early:
+            perfect = target.metric in QUALITY_FIELDS and best(early) == 1 and best is max
             beyond = f"a --target beyond {target.metric}={best(early):.4g} tells when"
-            why += [f"{len(early)} reach it before their first evaluation ({beyond})"]
+            beyond = "evaluate more often, or train on less" if perfect else beyond
+            reach = "1 reaches" if len(early) == 1 else f"{len(early)} reach"
+            why += [f"{reach} it before the first evaluation ({beyond})"]
         why += [f"{batch.failed} not finished"] if batch.failed else []
         if batch.unknown and batch.passed:
             why += [f"{batch.unknown} of {len(batch.group.finished)} do not tell"]

@@ -98,7 +98,7 @@ CONDITIONS = (
     Condition("test set", _test_set, (QUALITY, TARGET)),
     Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
     Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
-              why="it is another training; a sweep over batches compares them as its question"),
+              why="it is another training; `baseline: {per_gpu_batch: N}` of a sweep compares it"),
     Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
               why="it is another training"),
     Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),

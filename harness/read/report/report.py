@@ -19,7 +19,6 @@ from pathlib import Path
 
 from harness.core.command_line import print_json
 from harness.core.process import working
-from harness.core.records import WAITING
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
 from harness.read.compare.answers import failed_ways
@@ -28,7 +27,7 @@ from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
 from harness.read.figures.panels import Styles
-from harness.read.labels import counted, file_name, label_text
+from harness.read.labels import file_name, label_text
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.comparable import all_beside_others
 from harness.read.records.recorded import warn
@@ -40,7 +39,7 @@ from harness.read.table import Item, Table, escaped, markdown_lines, markdown_li
 from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.marks import marks_of
 from harness.read.tables.results import by_node, fairness, results
-from harness.read.tables.sweep_table import NotFinished, SweepTable, sweep_table
+from harness.read.tables.sweep_table import SweepTable, table_of_begun
 
 NO_HYPOTHESIS = "none was written down before the runs."
 MANY_RUNS = 100  # from here on, drawing takes longer than starting another process
@@ -149,27 +148,13 @@ def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section 
     """The section, with its files written; or the reason why there is none."""
     try:
         write_whole(out / name / "runs.csv", csv_text([run_row(sweep, run) for run in sweep.runs]))
-        begun, left_out = _begun(sweep)
-        table, rows = sweep_table(begun)
-        table = replace(table, not_finished=[*table.not_finished, *left_out])
+        begun, table, rows = table_of_begun(sweep)
         write_whole(out / name / "table.csv", csv_text(rows))
         return _section_of(begun, table, styles, name, out)
     except UserError:
         raise
     except Exception as error:  # one that cannot be shown stops no other; it is told
         return f"{type(error).__name__}: {error}"
-
-
-def _begun(sweep: SweepResults) -> tuple[SweepResults, list[NotFinished]]:
-    """The sweep without the groups of which no run began, such as those that nobody selected; and a
-    line that counts their runs.
-    """
-    begun = [g for g in sweep.groups if any(run.state != WAITING for run in g.runs)]
-    part = sweep.only(run for group in begun for run in group.runs)
-    left_out = len(sweep.runs) - len(part.runs)
-    if not (begun and left_out):
-        return sweep, []
-    return part, [NotFinished(counted(left_out, "run"), f"{WAITING}: not begun, or not selected")]
 
 
 def _section_of(

@@ -49,7 +49,7 @@ from harness.read.table import (
 )
 from harness.read.tables import columns
 from harness.read.tables.definitions import OF_IMPORTED, OF_LAST_EPOCH, OF_RUNS
-from harness.read.tables.sweep_table import SweepTable, keeps_best, sweep_table
+from harness.read.tables.sweep_table import SweepTable, keeps_best, table_of_begun
 
 MOST_NAMED = 8  # settings in a line
 # Column of load_runs() -> how a value is shown.
@@ -252,7 +252,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     sweep = read_sweep_part(selector)
     if (bad := [*sweep.not_read]) and len(bad) == sum(run.folder is not None for run in sweep.runs):
         raise none_readable(bad)
-    shown, rows = sweep_table(sweep)
+    _, shown, rows = table_of_begun(sweep)
     warn(sweep.problems)
     files = write_files(sweep, shown, rows) if options.write else []
     table = chosen(shown.table, options.columns) if options.columns else shown.table

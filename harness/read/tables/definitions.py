@@ -22,7 +22,8 @@ OF_COLUMNS = {
     "payload_mb_per_update": "payload: what the strategy hands over to be sent",
     "network_mb_per_update": "sent: what left the nodes' interfaces",
     TFLOPS: "TFLOP/s: 10^12 operations a second of the model, padding included",
-    MFU: "MFU: share of what the devices can do at most",
+    MFU: "MFU: share of what the devices can do at most (a CPU in products of matrices, which "
+    "convolutions may exceed)",
     BUSY: "GPU busy: of the time, however little it computes",
     ENERGY: "energy J: of the devices alone",
     JOULES: "J/sample: of the devices alone",

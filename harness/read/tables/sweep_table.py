@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from harness.core.records import FINISHED, SKIPPED, WAITING
@@ -130,6 +130,24 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     return shown, rows
 
 
+def table_of_begun(sweep: SweepResults) -> tuple[SweepResults, SweepTable, list[Row]]:
+    """The sweep without the groups of which no run began, such as those that nobody selected, and
+    its table, with a line that counts their runs.
+    """
+    submitted = _submitted(sweep)
+    begun = [
+        group for group in sweep.groups
+        if any(run.state != WAITING or run.path in submitted for run in group.runs)
+    ]  # fmt: skip
+    part = sweep.only(run for group in begun for run in group.runs) if begun else sweep
+    shown, rows = sweep_table(part)
+    if left_out := len(sweep.runs) - len(part.runs):
+        what = f"{WAITING}: not begun, or not selected"
+        line = NotFinished(counted(left_out, "run"), what)
+        shown = replace(shown, not_finished=[*shown.not_finished, line])
+    return part, shown, rows
+
+
 def _is_same(column: Column, rows: list[Row]) -> bool:
     """Whether several rows show one known value; a row that failed before it had a batch or updates
     does not differ, one that has not run may.
@@ -213,7 +231,7 @@ def keeps_best(runs: Iterable[Run]) -> bool:
 
 
 def _comparison(sweep: SweepResults, rows: list[Row], names: set[str]) -> list[str]:
-    texts, fixed = [], True
+    texts, fixed = [], sweep.hold not in sweep.axes
     if sweep.baseline is not None:
         pairs = [(group, baseline_of(sweep, group)) for group in sweep.groups]
         unlike = set().union(*(differs_from_single(*pair, sweep.axes) for pair in pairs))
