@@ -286,7 +286,7 @@ def test_the_time_of_the_header_is_a_bound_where_runs_are_skipped(tmp_path: Path
         (["--repeat", "4"], "8 to go, about 40:00 by the header of the file"),
         (["--set", "epochs=50"], "2 to go"),
         (
-            ["--limit", "1"],
+            ["--limit", "0:1"],
             "1 to go, about 5:00 by the header of the file, if its runs take equally long",
         ),
     ],

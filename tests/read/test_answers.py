@@ -60,8 +60,8 @@ def test_an_interval_of_more_than_tenfold_asks_for_more_runs(plan: Plan) -> None
     with_rates(plan, "2_1", 100.0, 110.0)
     wide, narrow = map(str, answers(read_sweep(plan.write())))
     too_few = "too few runs to tell (more seeds are needed)"
-    ends = 2 * math.exp(-12.706 * math.log(2)), 2 * math.exp(12.706 * math.log(2))
-    many = f"2.00 times as many ({ends[0]:.2g} to {ends[1]:,.0f})"
+    half = 12.7062 * math.log(2)  # of the interval of the logarithm
+    many = f"2.00 times as many ({2 * math.exp(-half):.2g} to {2 * math.exp(half):,.0f})"
     assert f"samples/s: {many}, {too_few}; accuracy" in wide
     assert "samples/s: 1.05 times as many (0.57 to 1.92), within the noise; accuracy" in narrow
 

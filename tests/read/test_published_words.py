@@ -8,11 +8,12 @@ from collections.abc import Hashable
 from pathlib import Path
 
 from harness.read.compare.compare import compare
+from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, values_of
 from harness.read.records.groups import Group
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_sweep
-from harness.read.statistics import Estimate, difference
+from harness.read.statistics import Estimate, difference, ratio
 
 
 def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
@@ -55,6 +56,58 @@ def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
     assert "2 are shown only of one process with 32." in page
 
 
+def test_the_words_about_a_different_batch_are_those_of_the_records(root: Path) -> None:
+    page = " ".join((root / "docs" / "reading.md").read_text().split())
+
+    def lost(folder: str, of: dict[str, object], than: dict[str, object]) -> Estimate:
+        groups = read_sweep(root / folder).groups
+        one, other = (
+            next(g for g in groups if all(g.label[n] == value for n, value in names.items()))
+            for names in (of, than)
+        )
+        return difference(accuracies(other), accuracies(one)).scaled(100)
+
+    news = lost(
+        "outputs/published/sweeps/news",
+        {"setup": "1_1", "per_gpu_batch": 32}, {"setup": "1_2", "per_gpu_batch": 32},
+    )  # fmt: skip
+    assert f"and is: {in_words(news, 'points', '+.1f').replace('+-', '-')}" in page
+    assert (news.low or -9) > -1
+    four = "records/gallery/sweeps/agnews_food101_topologies-tiny"
+    shown = {}
+    for setup in ("1_1", "1_2", "1_4", "2_2"):
+        of = {"script": "vit", "setup": setup, "lr": None}
+        few = lost(four, {**of, "per_gpu_batch": 16}, {**of, "per_gpu_batch": 4})
+        shown[setup] = in_words(few, "points", ".1f") if (few.low or 0) > 0 else None
+    assert shown["1_1"] is shown["1_2"] is None and shown["1_4"] == shown["2_2"]
+    assert f"with a quarter of the updates: by {shown['1_4']}" in page
+    rates = {}
+    for script in ("bert", "vit"):
+        of = {"script": script, "setup": "1_1", "per_gpu_batch": 16}
+        loss = lost(four, {**of, "lr": 2e-5}, {**of, "lr": 0.0002})
+        rates[script] = in_words(loss, "points" if script == "bert" else "", ".1f")
+    assert f"one process loses {rates['bert']} with BERT and {rates['vit']} with ViT" in page
+
+
+def test_wall_time_with_its_measuring_is_that_of_the_records(root: Path) -> None:
+    """As it was defined when the hypotheses were written."""
+    pages = [(root / name).read_text() for name in ("README.md", "docs/strategies.md")]
+    front, page = (" ".join(text.split()) for text in pages)
+    times: dict[str, dict[Hashable, float]] = {}
+    for group in read_sweep(root / "outputs/published/exchange/sweeps/slow_link_ways-tiny").groups:
+        name = f"{group.label['strategy']} {group.setting('compress')}"
+        times[name] = {
+            run.seed: next(row["wall_s"] for row in run.epochs if row["accuracy"] >= 0.9)
+            for run in group.finished
+        }
+    base = times.pop("ddp none")
+    found = {name: in_words(ratio(of_way, base)) for name, of_way in times.items()}
+    assert all(len(of_way) == 10 for of_way in (base, *times.values()))
+    value, ends = found["diloco none"].split(" ", 1)
+    assert f"with it, {value} times {ends}:" in front
+    assert f"local SGD {found['local_sgd none']} and DiLoCo {found['diloco none']}." in page
+
+
 def test_the_words_about_pictures_are_those_of_the_records(root: Path) -> None:
     page = " ".join((root / "docs" / "reading.md").read_text().split())
     file = root / "experiments" / "pictures_forest.jsonl"
@@ -65,8 +118,15 @@ def test_the_words_about_pictures_are_those_of_the_records(root: Path) -> None:
     (time,) = (r.estimate for r in compare(one, half).rows if r.measure.name == "epoch_time_s")
     assert time is not None and time.paired and time.n == 3
     assert f"take {time.value:.2f} of its training time ({time.low:.2f} to {time.high:.2f})" in page
-    lower = statistics.fmean(one.values("accuracy")) - statistics.fmean(same.values("accuracy"))
-    assert f"it is {100 * lower:.1f} in the mean of another training" in page
+    lower = in_words(difference(accuracies(one), accuracies(same)).scaled(100), "points", ".1f")
+    assert "is neither shown nor excluded: it is " in page
+    number, _, ends = lower.partition(" (")
+    low, high = ends.rstrip(")").split(" to ")
+    assert f"{number} ({float(low):+.1f} to {float(high):+.1f}), of another training" in page
+    assert float(low) < 2 < float(high)
+    faster = next(r.estimate for r in compare(half, same).rows if r.measure.name == RATE)
+    assert faster is not None and (faster.low or 0) < 1
+    assert f"is open, too: {in_words(faster, 'times')}" in page
     gained = [difference(accuracies(group), forest).scaled(100) for group in groups]
     *first, last = (in_words(gain, form=".1f") for gain in gained)
     assert f"three are above the forest by {', '.join(first)} and {last} points" in page
