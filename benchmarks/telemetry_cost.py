@@ -18,6 +18,8 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
+from harness.read.statistics import spread
+
 GOAL = 0.005  # share of a step, at 1 Hz
 
 
@@ -91,15 +93,6 @@ def paired(watched: list[float], unwatched: list[float]) -> list[float]:
     return [on / ((before + after) / 2) for on, before, after in pairs]
 
 
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """The mean and its 95 % interval; neighbouring ratios share a turn, which widens it."""
-    mean = statistics.mean(ratios)
-    if len(ratios) < 3:
-        return mean, min(ratios), max(ratios)
-    error = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
-    return mean, mean - error, mean + error
-
-
 def table(found: dict[str, dict[str, Any]], threads: int) -> str:
     lines = [
         f"Telemetry at 1 Hz, {threads} thread(s); the goal is a ratio of at most {1 + GOAL:.3f}.",
@@ -110,10 +103,11 @@ def table(found: dict[str, dict[str, Any]], threads: int) -> str:
     ]
     for name, case in found.items():
         ratios = paired(case["watched_s"], case["unwatched_s"])
-        mean, low, high = interval(ratios)
+        known = spread(ratios)  # of neighbours that share a turn, as if they did not
+        ends = "" if known.low is None else f" ({known.low:.4f} to {known.high:.4f})"
         lines.append(
             f"| {name} | {len(ratios)} | {1000 * statistics.median(case['unwatched_s']):.2f} "
-            f"| {mean:.4f} ({low:.4f} to {high:.4f}) | {min(ratios):.3f} to {max(ratios):.3f} "
+            f"| {known.mean:.4f}{ends} | {min(ratios):.3f} to {max(ratios):.3f} "
             f"| {100 * case['sampler_core_share']:.2f} % |"
         )
     return "\n".join(lines)

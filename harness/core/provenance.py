@@ -253,7 +253,7 @@ def check_model(settings: Settings) -> None:
         return
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near:
-        raise UserError(f"--model {name} is not in the table: did you mean {near[0]}?")
+        raise UserError(f"--model {name} is not one of --list_models: did you mean {near[0]}?")
 
 
 def strategy_code(settings: Settings) -> dict[str, Any] | None:

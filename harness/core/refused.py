@@ -56,7 +56,8 @@ _INSTEAD = {
     "batch_size_per_gpu per_device_batch_size",
     "use --per_gpu_batch and --grad_acc": "global_batch_size total_batch_size",
     "use --eval_batch": "test_batch_size eval_batch_size",
-    "use --grad_acc": "accumulation_steps accumulate_grad_batches accum_steps grad_accum",
+    "use --grad_acc": "accumulation_steps accumulate_grad_batches accum_steps grad_accum "
+    "grad_accumulation accumulation",
     "use --epochs": "epoch num_epochs n_epochs nepochs max_epochs total_epochs",
     "use --max_steps": "steps iterations num_steps train_steps total_steps max_iters",
     "use --lr": "lr_rate base_lr peak_lr",

@@ -203,10 +203,13 @@ FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
 )
 
 # Checked once the strategy's own defaults are filled in.
-SCHEDULES: tuple[Rule, ...] = (
+OF_FRAGMENTS: tuple[Rule, ...] = (
     (lambda s, c: s.sync_every and s.sync_every % (s.fragments or 1),
      "--fragments {s.fragments}: --sync_every {s.sync_every} cannot be divided by it; each "
      "fragment is exchanged after an update of its own"),
+)
+SCHEDULES: tuple[Rule, ...] = (
+    *OF_FRAGMENTS,
     (lambda s, c: s.sync_every and s.overlap is not None and s.overlap >= s.sync_every,
      "--overlap {s.overlap}: must be below --sync_every {s.sync_every}, when the next exchange "
      "begins"),

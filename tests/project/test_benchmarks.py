@@ -77,15 +77,17 @@ def test_telemetry_is_compared_in_turns(tmp_path: Path) -> None:
 
 
 def test_a_turn_is_compared_with_its_neighbours() -> None:
-    from benchmarks.telemetry_cost import interval, paired
+    from benchmarks.telemetry_cost import paired, table
 
     # A machine that becomes slower by the same amount each turn: there is no difference.
     assert paired([11.0, 13.0, 15.0], [10.0, 12.0, 14.0]) == [1.0, 1.0]
     assert paired([2.2, 2.0], [2.0, 2.0, 2.0]) == pytest.approx([1.1, 1.0])
-    mean, low, high = interval([1.0, 1.1, 0.9, 1.0])
-    assert mean == pytest.approx(1.0)
-    assert high - mean == pytest.approx(mean - low) == pytest.approx(1.96 * 0.02**0.5 / 3**0.5 / 2)
-    assert interval([1.0, 2.0]) == (1.5, 1.0, 2.0)
+    case = {"watched_s": [1.0, 1.1, 0.9, 1.0], "unwatched_s": [1.0] * 5, "sampler_core_share": 0.01}
+    once = {**case, "watched_s": [1.5], "unwatched_s": [1.0, 2.0]}
+    half = 3.1824 * 0.02**0.5 / 3**0.5 / 2  # Student's t of three degrees of freedom
+    several, one = table({"a": case, "b": once}, threads=1).splitlines()[-2:]
+    assert f"| 1.0000 ({1 - half:.4f} to {1 + half:.4f}) | 0.900 to 1.100 |" in several
+    assert "| 1.0000 | 1.000 to 1.000 |" in one
 
 
 def test_start_up_is_timed_to_the_end_of_the_first_step() -> None:

@@ -16,7 +16,7 @@ from matplotlib.artist import Artist
 from harness.core.collectives import MEANS, Shape, wire_of
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
-from harness.core.rules import FLAGS_OF_A_STRATEGY, Combination, refuse
+from harness.core.rules import FLAGS_OF_A_STRATEGY, OF_FRAGMENTS, Combination, refuse
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.topology import effective_batch
@@ -392,6 +392,8 @@ def run(options: argparse.Namespace) -> int:
         drawn = curve_figure(curve or [result.prediction], f"{fitted.name} over {link}")
         kind = options.plot.suffix.removeprefix(".")
         kit.save(drawn, options.plot.parent, options.plot.stem, [kind], dark=False)
+        if not options.json:
+            print(f"written: {options.plot}")
     return 0
 
 
@@ -407,8 +409,6 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
             "give --link, for example 0.1ms/25gbit; torchrun ... -m harness link measures one"
         )
     _check_flags(options)
-    if options.sync_every % options.fragments:
-        raise UserError(f"--fragments {options.fragments}: must divide --sync_every")
     batch = options.batch or fitted.model.line.batches[-1]
     samples = effective_batch(batch, fitted.model.grad_acc, nodes * per_node)
     updates = fitted.updates_of(samples) or None
@@ -427,6 +427,8 @@ def _check_flags(options: argparse.Namespace) -> None:
              if name in known and value != known[name]}  # fmt: skip
     settings = Settings("", strategy=options.strategy, **given)
     refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
+    whole = replace(settings, sync_every=options.sync_every, fragments=options.fragments)
+    refuse(OF_FRAGMENTS, Combination(whole))
     if options.blocks and options.strategy != "fsdp":
         raise UserError(f"--blocks does nothing with --strategy {options.strategy}: it belongs to "
                         "fsdp")  # fmt: skip

@@ -82,9 +82,12 @@ def load_texts(settings: Settings, world: int) -> Data:
     collate = TextBatches(folder, source.all_labels, tokenizer, typed)
     unknown = collate.unknown_share(tokenizer)
     if unknown > MOST_UNKNOWN:
+        lacks = f"its tokenizer does not know {unknown:.0%} of the tokens of these texts"
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            lacks = "there is no tokenizer in its folder"
         raise UserError(
-            f"--model {settings.model}: its tokenizer does not know {unknown:.0%} of the tokens of "
-            "these texts: save the tokenizer that belongs to it in its folder (save_pretrained)"
+            f"--model {settings.model}: {lacks}: save the tokenizer that belongs to it there "
+            "(save_pretrained)"
         )
     truncated = int(np.load(folder / "truncated.npy"))
     facts = {

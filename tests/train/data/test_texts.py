@@ -244,6 +244,14 @@ def test_a_tokenizer_that_knows_few_of_the_words_is_refused(
         load_texts(options, 1)
 
 
+def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path: Path) -> None:
+    options = saved(tmp_path, transformers.BertConfig(**SIZES), pad_token="[PAD]")
+    for file in (tmp_path / "model").glob("*token*"):
+        file.unlink()
+    with pytest.raises(UserError, match="there is no tokenizer in its folder: save the tokenizer"):
+        load_texts(options, 1)
+
+
 def test_checkpointing_that_a_model_lacks_is_refused(tmp_path: Path) -> None:
     options = saved(tmp_path, transformers.AlbertConfig(**SIZES, embedding_size=8))
     options = replace(options, trainer=(("gradient_checkpointing", True),))
