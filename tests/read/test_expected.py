@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from harness.core.schema.environment import EXPECTED_MEASURES
 from harness.core.settings import UserError
 from harness.read.compare.answers import BY_NAME
-from harness.read.compare.expected import verdicts
+from harness.read.compare.expected import tally, verdicts
 from harness.read.records.sweeps import read_sweep
 from harness.read.report.report import make_report
 from harness.read.tables.sweep_table import sweep_table
@@ -240,3 +241,31 @@ def test_a_damaged_plan_is_refused(entry: Any, message: str, plan: Plan) -> None
     with_rates(plan, "1_1", 100.0)
     with pytest.raises(UserError, match=message):
         read_sweep(plan.write(expect=[entry]))
+
+
+def test_verdicts_are_counted_by_the_worst_of_their_cases() -> None:
+    said = [
+        "Expected of a against b: samples/s at least 1 times as many: holds, 1.2 (1.1 to 1.3)",
+        "Expected of c against b: samples/s at least 1 times as many: holds in 1 of 2 cases (x); "
+        "does not hold in 1 of 2 cases (y); 3 runs each.",
+        "Expected of d against b: samples/s at least 1 times as many: open, 1.0 (0.9 to 1.1)",
+        "Expected of e against b: samples/s at least 1 times as many: holds in 1 of 2 cases (x); "
+        "open in 1 of 2 cases (y); 3 runs each.",
+        "Written or changed after 2 of 4 runs had finished.",
+    ]
+    assert tally(said) == "of 4 expectations, 1 holds, 1 does not hold, 2 are open"
+    assert tally(said[-1:]) == ""
+
+
+def test_a_report_begins_with_what_was_found(root: Path, tmp_path: Path) -> None:
+    made = make_report(root / "outputs/published/sweeps/demo-tiny", tmp_path)
+    assert tmp_path / "report.html" in made
+    page, lines = (
+        (tmp_path / "report.html").read_text(),
+        (tmp_path / "report.md").read_text().splitlines(),
+    )
+    found = "1.40 times for vit, and 1.61 times for bert; one run each, so all of it may be chance"
+    assert lines[2:4] == ["## In short", ""] and found in lines[5]
+    assert lines[5].endswith("; of 1 expectation, 1 is open")
+    nav, _, answers = page.partition("</nav>")
+    assert found in nav and "<h3>Answer</h3>" in answers

@@ -390,7 +390,7 @@ def test_nothing_to_report_is_one_line(
 def test_figures_of_any_folder(tmp_path: Path, figures: Verb) -> None:
     root = tmp_path / "outputs"
     record(root / "bert" / "one", "--seed", "1", epochs=3)
-    assert "; --all draws all of its runs together" in figures.refused(root)
+    assert "; --all draws every figure" in figures.refused(root)
     assert main(["figures", str(root), "--all", "--out", str(tmp_path / "drawn")]) == 0
     assert (tmp_path / "drawn" / "accuracy-dark.svg").is_file()
     record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")

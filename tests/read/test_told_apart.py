@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from harness.read.figures.catalogue import draw
 from harness.read.labels import short_text
 from harness.read.records.runs import read_run
@@ -105,3 +107,14 @@ def test_the_frontier_says_what_one_style_does_not_tell(plan: Plan) -> None:
     (legend,) = drawn.figure.legends
     assert [str(text.get_text()) for text in legend.get_texts()] == ["1_1", "1_2"]
     assert drawn.notes[0] == "points of one style differ in batch per GPU"
+
+
+def test_tasks_share_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, out = tmp_path / "outputs", tmp_path / "both"
+    record(root / "bert" / "one", "--seed", "1", epochs=3)
+    record(root / "bert" / "two", "--model", "bert-mini", epochs=3)
+    said = Verb("figures", capsys)(root, "--all", "--out", out)
+    folders = sorted(folder.name for folder in out.iterdir())
+    assert len(folders) == 2 and "bert_mini" in folders[0] + folders[1]
+    assert all((out / folder / "accuracy.png").is_file() for folder in folders)
+    assert {line.partition(":")[0].split(",")[0] for line in said.splitlines()} >= {"runs of bert"}

@@ -10,6 +10,8 @@ spread, no finished runs, groups that must not be compared.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +49,19 @@ def verdicts(sweep: SweepResults) -> list[str]:
     if said and sweep.changed_after:
         said.append(f"Written or changed after {sweep.changed_after} had finished.")
     return said
+
+
+def tally(said: Sequence[str]) -> str:
+    """How many of these verdicts hold in all of their cases, do not hold in some, or are open."""
+    found = [{*re.findall(rf"[:;] ({HOLDS}|{FAILS}|{OPEN})\b", text)} for text in said]
+    counts = Counter(
+        next(judged for judged in (FAILS, OPEN, HOLDS) if judged in of_one)
+        for of_one in found
+        if of_one
+    )
+    forms = {HOLDS: ("holds", "hold"), FAILS: (FAILS, "do not hold"), OPEN: ("is open", "are open")}
+    texts = [f"{n} {forms[judged][n > 1]}" for judged in forms if (n := counts[judged])]
+    return f"of {counted(counts.total(), 'expectation')}, {', '.join(texts)}" if texts else ""
 
 
 def _verdict(sweep: SweepResults, expected: Expected) -> str:

@@ -127,6 +127,11 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
     return drawn
 
 
+def headline(sweep: SweepResults) -> str:
+    """What a sweep found, in one sentence with intervals; "" where nothing is compared."""
+    return _finding(figure_for(sweep), sweep)
+
+
 def _finding(name: str, sweep: SweepResults) -> str:
     about = FIGURES[name].about
     if name == "frontier":  # whose costs depend on the sweep
@@ -274,25 +279,33 @@ def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
         notes += [f"{whose}{line}" for line in _missing_lines(sweep)]
     if not files:
         is_sweep = sweep_file(parse_selector(str(folder))[0]) is not None
-        more = "" if is_sweep else "; --all draws all of its runs together"
+        more = "" if is_sweep else "; --all draws every figure for which they have something"
         raise UserError(f"{errors[0]}{more}")
     return files, notes
 
 
 def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
-    sweep = read_results_part(str(folder))
-    with working("drawing every figure"):
-        drawn, left_out = draw_all(sweep)
-    if not drawn:
+    """Draw every figure of each sweep, and of other runs by task: these share no figure."""
+    sweeps, notes = read_all_parts(str(folder))
+    files, taken = list[Path](), list[str]()
+    for sweep in sweeps:
+        into, whose = out or folder / "figures", ""
+        if len(sweeps) > 1:
+            taken.append(file_name(sweep.name, taken))
+            into, whose = into / taken[-1], f"{sweep.name}: "
+        with working(f"drawing {sweep.name}"):
+            drawn, left_out = draw_all(sweep)
+        for name, figure in drawn.items():
+            try:
+                with working(f"writing {name}"):
+                    files += save(figure, into, name, kinds)
+            except UserError as error:
+                left_out[name] = str(error)
+        lines = [*_missing_lines(sweep), *(_not_drawn(n, why) for n, why in left_out.items())]
+        notes += [f"{whose}{line}" for line in lines]
+    if not files:
         raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
-    files: list[Path] = []
-    for name, figure in drawn.items():
-        try:
-            with working(f"writing {name}"):
-                files += save(figure, out or folder / "figures", name, kinds)
-        except UserError as error:
-            left_out[name] = str(error)
-    return files, [*_missing_lines(sweep), *(_not_drawn(n, why) for n, why in left_out.items())]
+    return files, notes
 
 
 def _missing_lines(sweep: SweepResults) -> list[str]:

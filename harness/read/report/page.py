@@ -34,7 +34,9 @@ def _page(folder: str, sections: Sequence[Section], problems: Sequence[str]) -> 
     yield from _controls()
     yield '<nav aria-label="questions"><ul>'
     for section in sections:
-        yield f'<li><a href="#{section.name}">{_text(section.table.title)}</a></li>'
+        short = f'<br><span class="small">{_text(section.headline)}</span>'
+        link = f'<a href="#{section.name}">{_text(section.table.title)}</a>'
+        yield f"<li>{link}{short if section.headline else ''}</li>"
     yield '<li><a href="#definitions">Definitions</a></li></ul></nav>'
     if problems:
         yield '<section class="problems"><h2>Not read</h2>'

@@ -22,10 +22,11 @@ from harness.core.process import working
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
 from harness.read.compare.answers import failed_ways
+from harness.read.compare.expected import tally
 from harness.read.compare.fastest import next_question
 from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
-from harness.read.figures.catalogue import FIGURES, draw_all, figures_for
+from harness.read.figures.catalogue import FIGURES, draw_all, figures_for, headline
 from harness.read.figures.panels import Styles
 from harness.read.labels import file_name, label_text
 from harness.read.records.baseline import baseline_of, run_row
@@ -175,6 +176,7 @@ def _section_of(
     return Section(
         name=name,
         table=table,
+        headline="; ".join(filter(None, (headline(sweep), tally(table.verdicts)))),
         hypothesis=sweep.hypothesis or (NO_HYPOTHESIS if sweep.has_question else ""),
         answers=_answers(sweep, table),
         next_question=next_question(sweep),
@@ -245,6 +247,11 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
     yield f"# What was measured: {escaped(folder)}"
     for problem in problems:
         yield f"\n- {escaped(problem)}"
+    yield "\n## In short\n"
+    yield from markdown_list(
+        Item(section.table.title, [section.headline] if section.headline else [])
+        for section in sections
+    )
     yield "\n## Answers"
     for section in sections:
         yield f"\n**{escaped(section.table.title)}**\n"

@@ -27,6 +27,7 @@ class Section:
 
     name: str  # of the folder with its files
     table: SweepTable
+    headline: str  # what was found, in short
     hypothesis: str  # or a text that there is none; empty for runs of no sweep
     answers: list[Item]
     next_question: str  # answered by its records or another sweep, with the command
