@@ -126,7 +126,7 @@ def _devices(facts: dict[str, Any] | str, driver: Driver | None) -> Check:
     cpus = f"{len(machine.cores)} cores, {facts['memory_gib']:g} GiB of memory"
     if driver is not None and driver.problem:
         finding = f"NVIDIA's driver does not answer: {driver.problem}"
-        return Check("devices", PROBLEM, finding, "mend that; after an update, restart the machine")
+        return Check("devices", PROBLEM, finding, "fix that; after an update, restart the machine")
     if facts["gpus"]:
         shown = f"driver {driver.version}" if driver else "no NVIDIA driver"
         return Check("devices", OK, f"{', '.join(facts['gpus'])}; {shown}; {cpus}")
@@ -174,7 +174,9 @@ def _hub() -> Check:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return Check("hub", LIMITED, f"HF_HUB_OFFLINE is set: {works}")
     if not endpoint.startswith(("http://", "https://")):
-        return Check("hub", PROBLEM, f"HF_ENDPOINT={endpoint} is no address", "unset HF_ENDPOINT")
+        return Check(
+            "hub", PROBLEM, f"HF_ENDPOINT={endpoint} is not an address", "unset HF_ENDPOINT"
+        )
     request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - looked at above
     try:
         with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S):  # noqa: S310 - likewise

@@ -69,7 +69,7 @@ def _conditions(text: str) -> dict[str, str]:
         raise BadValue(f"{text}: expected KEY=VALUE,..., for example setup=1_2")
     names = [name.strip() for name, _, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise BadValue(f"{text}: {twice[0]} stands twice: give the flag again for another value")
+        raise BadValue(f"{text}: {twice[0]} is given twice: give the flag again for another value")
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

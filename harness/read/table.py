@@ -30,7 +30,7 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     keys: int = 1  # as many columns say which row it is
-    numeric: Sequence[bool] | None = None  # columns that stand right; None: those of numbers
+    numeric: Sequence[bool] | None = None  # columns aligned to the right; None: those of numbers
     marks: Sequence[Mapping[str, str]] = ()  # of each row on a page: data-NAME of its element
 
     @property

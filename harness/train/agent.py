@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
+from harness.core.settings import UserError
 from harness.train.stopped import StoppedRanks
 
 
@@ -34,6 +36,12 @@ def ending_stopped_ranks(
     LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
     it finds the class is replaced, as checked with torch 2.13.
     """
+    for owner, name in ((api, "LocalElasticAgent"), (LocalElasticAgent, "_monitor_workers")):
+        if not hasattr(owner, name):
+            raise UserError(
+                f"torch {torch.__version__}: {owner.__name__} has no {name}, by which ranks that "
+                "are stopped are ended: pip install -r requirements.txt"
+            )
     before, stopped = api.LocalElasticAgent, StoppedRanks(hang_after_s, later_s=later_s)
     api.LocalElasticAgent = functools.partial(EndingAgent, stopped=stopped, **of_agent)
     try:

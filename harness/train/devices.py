@@ -82,7 +82,7 @@ def why_unusable(visible: str | None) -> str | None:
     if driver is None or visible in HIDDEN or not (driver.gpus or driver.problem):
         return None
     if driver.problem:
-        return f"NVIDIA's driver does not answer ({driver.problem}): mend that, {ON_CPU}"
+        return f"NVIDIA's driver does not answer ({driver.problem}): fix that, {ON_CPU}"
     problem = f"this machine has {driver.gpus} GPU(s), but torch cannot use them"
     built, newest = torch.version.cuda, ".".join(map(str, driver.cuda))
     if built is None:
@@ -99,7 +99,7 @@ def why_unusable(visible: str | None) -> str | None:
         reason = str(error).splitlines()[0]
     if visible is not None:
         reason += f" (CUDA_VISIBLE_DEVICES={visible})"
-    return f"{problem}: {reason}; mend that, {ON_CPU}"
+    return f"{problem}: {reason}; fix that, {ON_CPU}"
 
 
 def _not_in_this_build() -> str | None:

@@ -183,7 +183,7 @@ def _listen(host: str, port: int) -> socket.socket | None:
         raise UserError(f"this machine does not reach itself at {host}: {reason}")
     if everywhere:
         print(
-            f"harness: warning: {host} is no address that this machine alone has, so the "
+            f"harness: warning: {host} is not an address that this machine alone has, so the "
             f"rendezvous listens on all of its addresses (port {own_port}): let only the nodes "
             "reach them",
             file=sys.stderr, flush=True,

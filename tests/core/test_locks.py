@@ -120,9 +120,9 @@ def test_what_is_no_folder_is_not_waited_for(odd: str, tmp_path: Path) -> None:
     """It was said to be measured by another process."""
     at = tmp_path / "out"
     at.touch() if odd == "file" else at.symlink_to("nowhere")
-    with pytest.raises(UserError, match=f"cannot be locked: {at} is no folder"):
+    with pytest.raises(UserError, match=f"cannot be locked: {at} is not a folder"):
         Lock(at / "lock").take(wait_s=30)
-    with pytest.raises(UserError, match=f"cannot be locked: {at} is no folder"):
+    with pytest.raises(UserError, match=f"cannot be locked: {at} is not a folder"):
         Lock(at / "below" / "lock").take(wait_s=30)
 
 

@@ -121,7 +121,9 @@ def test_mistakes_in_a_line(
 
 
 def test_a_torchrun_that_was_forgotten() -> None:
-    with pytest.raises(UserError, match=r"vit\.py is no command: did you mean -- torchrun vit\.py"):
+    with pytest.raises(
+        UserError, match=r"vit\.py is not a command: did you mean -- torchrun vit\.py"
+    ):
         torchrun_of_ours(["vit.py", "--tiny"])
     with pytest.raises(UserError, match="did you mean -- torchrun --nproc_per_node=1"):
         torchrun_of_ours(["--nproc_per_node=1", "vit.py"])

@@ -131,7 +131,7 @@ MISTAKES = {
     "select": (["FILE", "--select", "setup"], "--select setup: expected KEY=VALUE"),
     "select a key twice": (
         ["FILE", "--select", "lr=1,setup=1_1,lr=2"],
-        "--select lr=1,setup=1_1,lr=2: lr stands twice: give the flag again for another value",
+        "--select lr=1,setup=1_1,lr=2: lr is given twice: give the flag again for another value",
     ),
     "select key": (
         ["FILE", "--select", "setpu=1_1"],

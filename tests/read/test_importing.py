@@ -134,8 +134,8 @@ def test_flags_say_what_the_name_does_not(
     ("before", "after", "words"),
     [
         ("times=[120.5,118.25]", "times=[120.5]", "unequal length: f1 2 (line 1)"),
-        ("accuracy=[0.86,0.92]", "accuracy=[86,92]", "line 2: accuracy 86 is no share"),
-        ("loss=[0.31,", "loss=[a,", "line 6: 'a' in loss is no number"),
+        ("accuracy=[0.86,0.92]", "accuracy=[86,92]", "line 2: accuracy 86 is not a share"),
+        ("loss=[0.31,", "loss=[a,", "line 6: 'a' in loss is not a number"),
         ("loss=", "f1=", "line 6: f1 stands in line 1 already"),
         ("recall", "recal", "line 4: recal is not known"),
         ("f1=[0.85,0.91]", "f1: 0.85, 0.91", "line 1: 'f1: 0.85, 0.91' is not of the form"),
@@ -157,7 +157,7 @@ def test_files_that_are_no_records(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds no line" in refusal(tmp_path, capsys, text_file(tmp_path, "\n"))
     assert "all lists are empty" in refusal(tmp_path, capsys, text_file(tmp_path, "f1=[]\n"))
     text_file(tmp_path).write_bytes(b"\xff\xfe\x00")
-    assert "is no text" in refusal(tmp_path, capsys, tmp_path / "theirs" / "bert" / NAME)
+    assert "is not text" in refusal(tmp_path, capsys, tmp_path / "theirs" / "bert" / NAME)
     assert "cannot be read" in refusal(tmp_path, capsys, tmp_path / "none.txt")
     assert "cannot be read" in refusal(tmp_path, capsys, tmp_path)
 
@@ -386,7 +386,10 @@ def test_a_state_with_a_loss_that_is_not_a_number_diverged(tmp_path: Path) -> No
         (state(log_history=[]), "log_history is empty"),
         (state(log_history=["x"]), "holds 'x', which is no entry"),
         (state(log_history=[None]), "holds 'None', which is no entry"),
-        (state(log_history=[{"eval_accuracy": 75.0, "epoch": 1}]), "[0]: accuracy 75 is no share"),
+        (
+            state(log_history=[{"eval_accuracy": 75.0, "epoch": 1}]),
+            "[0]: accuracy 75 is not a share",
+        ),
         (state(log_history=[{"eval_accuracy": 0.5}]), "log_history[0]: epoch is None"),
         (state(log_history=[{"loss": "low", "epoch": 1}]), "[0]: loss is 'low'"),
         (state(global_step=1.5), "global_step is 1.5"),
@@ -401,7 +404,7 @@ def test_a_bad_state_is_refused(
 def test_a_state_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = state_file(tmp_path, state())
     file.write_bytes(b"\x80\x81{}")
-    assert "is no text" in refusal(tmp_path, capsys, file, *PLACE)
+    assert "is not text" in refusal(tmp_path, capsys, file, *PLACE)
     file.write_text(json.dumps(state()))
     assert refusal(tmp_path, capsys, file).endswith("give --script bert or vit, --setup N_M")
 

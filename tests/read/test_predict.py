@@ -325,7 +325,7 @@ def test_a_curve_may_begin_below_half_efficiency(planted: Path, predicted: Verb)
 
 
 def test_what_emulated_nodes_print_of_a_link_is_read(records: Path, predicted: Verb) -> None:
-    """Each line has the mark of its node; what is no JSON is named in one line."""
+    """Each line has the mark of its node; what is not JSON is named in one line."""
     link = {**measured(20, 200, 1.0), "nodes": 2, "processes_per_node": 1, "backend": GLOO,
             "allreduce": [{"bytes": GRADIENT, "s": 0.4}]}  # fmt: skip
     lines = [*json.dumps(link, indent=2).splitlines(), "no time in 60 s for an all-reduce"]

@@ -279,7 +279,7 @@ def test_a_file_has_no_width(small: Path, table: Verb) -> None:
         ({"runs": [{"label": {}}]}, "runs[0].path: is missing"),
         ({"runs": [{"path": "a"}]}, "runs[0].label: is missing"),
         ({"runs": [{"label": {"lr": [1]}, "path": "a"}]}, "label.lr: must be a text, a number"),
-        ({"runs": [{"label": {"seed": n}, "path": "a"} for n in (1, 2)]}, "a stands twice"),
+        ({"runs": [{"label": {"seed": n}, "path": "a"} for n in (1, 2)]}, "a is there twice"),
         ({"axes": "setup"}, "axes is 'setup': expected list of text"),
         ({"baseline": {"seed": 1}}, "baseline: seed does not vary here: setup, per_gpu_batch"),
         ({"target": {"metric": "f1"}}, "target.value: must be a number, not None"),

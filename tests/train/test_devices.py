@@ -203,7 +203,7 @@ def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(
     cuda.available = False
     broken = Driver(0, "", (0, 0), (0, 0), "Driver/library version mismatch")
     monkeypatch.setattr(devices, "nvidia_driver", lambda: broken)
-    assert "does not answer (Driver/library version mismatch): mend that" in refused()
+    assert "does not answer (Driver/library version mismatch): fix that" in refused()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert devices.choose_gpus(ALONE, World()) == 0
 
@@ -228,10 +228,10 @@ def test_whatever_else_keeps_torch_from_the_gpus(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda.available = False
-    assert "No CUDA GPUs are available; mend that" in refused()
+    assert "No CUDA GPUs are available; fix that" in refused()
     monkeypatch.setattr(FakeCuda, "init", lambda self: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
-    assert "it gives no reason (CUDA_VISIBLE_DEVICES=9); mend that" in refused()
+    assert "it gives no reason (CUDA_VISIBLE_DEVICES=9); fix that" in refused()
 
 
 def test_a_card_that_is_not_in_this_build(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,8 @@ def test_a_name_that_is_loopback_only_here_is_not_bound(
     listening.close()
     said = capsys.readouterr().err
     assert (
-        "first-node is no address that this machine alone has, so the rendezvous listens on" in said
+        "first-node is not an address that this machine alone has, so the rendezvous listens on"
+        in said
     )
     own = rendezvous._listen(HERE, 0)
     assert own is not None and capsys.readouterr().err == ""

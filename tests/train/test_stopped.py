@@ -16,8 +16,10 @@ import pytest
 from harness.core.attempts import unended
 from harness.core.process import is_stopped, ranks_beside
 from harness.core.records import find_runs, read_rows
+from harness.core.settings import UserError
 from harness.read.records.recorded import recorded
-from harness.train import stopped
+from harness.train import agent, stopped
+from harness.train.agent import LocalElasticAgent, api, ending_stopped_ranks
 from harness.train.measure import sampler
 from harness.train.stopped import StoppedRanks, UntilMet, hang_after_of
 from tests.support import peers, warm_sweeps
@@ -79,6 +81,24 @@ def test_the_time_is_that_of_the_script() -> None:
         (["vit.py", "--hang_after", "soon"], 0.0),
     ):
         assert hang_after_of(words) == seconds
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(api, "LocalElasticAgent"), (LocalElasticAgent, "_monitor_workers")]
+)
+def test_a_torch_whose_agent_cannot_be_replaced_is_refused(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bare:
+        """An agent without the method, or a module without the agent."""
+
+    for attribute in (a for a in ("LocalElasticAgent", "_monitor_workers") if a != name):
+        monkeypatch.setattr(Bare, attribute, None, raising=False)
+    Bare.__name__ = owner.__name__
+    monkeypatch.setattr(agent, "api" if owner is api else "LocalElasticAgent", Bare)
+    refused = pytest.raises(UserError, match=f"{owner.__name__} has no {name}, by which ranks")
+    with refused, ending_stopped_ranks(1.0):
+        raise AssertionError("not reached")
 
 
 @pytest.mark.process

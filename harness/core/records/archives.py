@@ -37,7 +37,7 @@ DEEPEST = 20  # levels of nested objects and lists; records have six
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)  # rejects NaN and Infinity

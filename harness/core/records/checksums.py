@@ -1,4 +1,4 @@
-"""A JSON object's checksum of itself: an object that was changed later is not believed."""
+"""A JSON object's checksum of itself: readers refuse an object that was changed later."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Lock:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)  # less the umask
         except (FileNotFoundError, FileExistsError, NotADirectoryError):
             if (odd := next(filter(_no_folder, self.path.parents), None)) is not None:
-                raise UserError(f"{self.path} cannot be locked: {odd} is no folder") from None
+                raise UserError(f"{self.path} cannot be locked: {odd} is not a folder") from None
             return False  # somebody else has just removed its folder
         except OSError as error:
             others = ": the folder, or a lock in it, may belong to another user"

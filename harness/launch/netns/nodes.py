@@ -182,7 +182,7 @@ def torchrun_of_ours(command: list[str]) -> list[str]:
         return [sys.executable, "-m", "harness.train.torchrun", *command[1:]]
     if command[0].startswith("-") or command[0].endswith(".py"):
         line = shlex.join(["torchrun", *command])
-        raise UserError(f"{command[0]} is no command: did you mean -- {line}?")
+        raise UserError(f"{command[0]} is not a command: did you mean -- {line}?")
     return command
 
 

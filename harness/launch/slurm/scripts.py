@@ -219,7 +219,7 @@ exit "$code"
 
 def flags_in(text: str) -> list[str]:
     """The options in a script that came from flags of the call that wrote it, whatever its runs."""
-    setup = re.findall(r"^\. (.+?)(?: \|\| exit)?$", text, re.M)
+    setup = re.findall(r"^\. (.+)$", text, re.M)
     requeue = re.findall(r"^again=\$\(\((\d+) > ", text, re.M)
     options = [o for o in re.findall(r"^#SBATCH (.*)$", text, re.M) if not OF_ITS_RUNS.match(o)]
     return [

@@ -77,7 +77,7 @@ def read_foreign(file: Path) -> Foreign:
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{file}: is no text") from None
+        raise UserError(f"{file}: is not text") from None
     read = _read_state if file.suffix == ".json" else _read_text
     return read(file, text, hashlib.sha256(content).hexdigest())
 
@@ -85,7 +85,9 @@ def read_foreign(file: Path) -> Foreign:
 def check_share(where: str, name: str, value: float) -> None:
     """UserError for a share beyond 0 to 1: per cent would be a hundred times too high in tables."""
     if name in SHARES and not 0 <= value <= 1:
-        raise UserError(f"{where}: {name} {value:g} is no share: 0 to 1 is expected, not per cent")
+        raise UserError(
+            f"{where}: {name} {value:g} is not a share: 0 to 1 is expected, not per cent"
+        )
 
 
 # Name in a text file -> field of epochs.jsonl.
@@ -185,7 +187,7 @@ def _number(where: str, name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UserError(f"{where}: {text.strip()[:40]!r} in {name} is no number") from None
+        raise UserError(f"{where}: {text.strip()[:40]!r} in {name} is not a number") from None
     if math.isnan(value) and name == "loss":
         return value  # it diverged, and says so
     if not math.isfinite(value) or (name in ("times", "samples/s") and value <= 0):
@@ -263,7 +265,7 @@ def _state(file: Path, text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(f"{file} line {error.lineno}: not readable as JSON: {error.msg}") from None
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-        raise UserError(f"{file}: has no log_history: it is no trainer_state.json")
+        raise UserError(f"{file}: has no log_history: it is not a trainer_state.json")
     if not state["log_history"]:
         raise UserError(f"{file}: log_history is empty: nothing had been logged yet")
     return state

@@ -50,7 +50,7 @@ class Phases:
     over_links: tuple[Run, ...] = ()  # the runs that the fits of these are from
 
     def recorded(self, shape: Shape) -> Shape | None:
-        """The set-up on several nodes that is nearest to this one; None: no run crossed a link."""
+        """The set-up on several nodes with the nearest number of ranks; None if there is none."""
         known = [each for each in self.of if each.nodes > 1]
         return min(known, key=lambda each: abs(each.ranks - shape.ranks), default=None)
 

@@ -451,7 +451,7 @@ def _check_paths(runs: tuple[PlannedRun, ...], axes: tuple[str, ...]) -> None:
     for run in runs:
         key = (run.path, group_key(run.label, axes))
         if run.path is not None and key in seen:
-            raise UserError(f"runs: {run.path} stands twice in one group: one record, one run")
+            raise UserError(f"runs: {run.path} is there twice in one group: one record, one run")
         seen.add(key)
 
 

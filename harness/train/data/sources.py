@@ -155,7 +155,7 @@ def _refuse_broken_line(file: Path) -> None:
                 json.loads(line if line.strip() else "null")
             except ValueError as error:
                 raise UserError(
-                    f"--dataset {file} cannot be read: line {number} is no JSON: {error}"
+                    f"--dataset {file} cannot be read: line {number} is not JSON: {error}"
                 ) from None
 
 

@@ -1,4 +1,4 @@
-"""What ends a run before its time: a failure, a signal, or a machine that will be taken away.
+"""What ends a run before its time: a failure, a signal, or the preemption of its machine.
 
 Every rank writes down why it ends, and rank 0 the outcome of the run.
 """

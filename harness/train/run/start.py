@@ -374,7 +374,7 @@ def _take_smaller_batch(context: Context) -> None:
         print(
             f"harness: --auto_batch: --per_gpu_batch {args.per_device_train_batch_size} "
             f"--grad_acc {args.gradient_accumulation_steps} instead of {settings.per_gpu_batch} "
-            f"and {settings.grad_acc}, which lacked memory",
+            f"and {settings.grad_acc}, which ran out of memory",
             file=sys.stderr,
         )
 

@@ -476,7 +476,7 @@ def test_a_broken_line_of_json_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     lines = [json.dumps(row) for row in rows(20)]
     file.write_text("\n".join([*lines[:6], "", '{"text": "oops', *lines[6:]]))
-    with pytest.raises(UserError, match=r"a\.jsonl cannot be read: line 8 is no JSON: "):
+    with pytest.raises(UserError, match=r"a\.jsonl cannot be read: line 8 is not JSON: "):
         load(settings(file))
 
 

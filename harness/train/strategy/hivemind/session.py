@@ -96,9 +96,6 @@ class Peers(Session):
         assert self._state is not None
         return self._state
 
-    def own_settings(self, settings: Settings) -> Settings:
-        return settings
-
     def restrict(self, args: TrainingArguments) -> None:
         if not self.is_recorder:
             args.eval_strategy, args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
