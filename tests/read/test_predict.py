@@ -482,7 +482,7 @@ def test_a_training_set_too_small_or_unknown(records: Path, predicted: Verb) -> 
     for file in records.rglob("environment.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "data": None}))
     argv = [str(records), "--setup", "2_1", *FAR]
-    assert "epoch        unknown" in predicted(*argv)
+    assert "epoch        training unknown" in predicted(*argv)
 
 
 def test_what_is_missing_is_measured_without_an_exchange_of_others(

@@ -211,10 +211,10 @@ def prediction_lines(
     yield f"  step time    {_ms(each.step_s)} (95 % interval {interval})"
     parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.parts.items())
     yield f"  made of      {parts}; most: {each.dominating}"
-    yield f"  samples/s    {each.samples_per_s:,.4g}"
+    yield f"  samples/s    {_digits(each.samples_per_s)}"
     yield f"  efficiency   {each.efficiency:.3f} of {plan.shape.ranks} x one process"
     evaluation = _duration(result.eval_s)
-    yield f"  epoch        {_duration(result.epoch_s)} of training, evaluation {evaluation}"
+    yield f"  epoch        training {_duration(result.epoch_s)}, evaluation {evaluation}"
     if result.updates == 0:
         yield (
             f"               an update takes {each.samples:,} samples, and the records have "
@@ -229,11 +229,12 @@ def prediction_lines(
     ]
     yield f"  beside steps {', '.join(beside) or NOT_KNOWN}"
     energy = (
-        NOT_KNOWN if result.energy_j is None else f"{epochs * result.energy_j / 3.6e6:,.4g} kWh"
+        NOT_KNOWN if result.energy_j is None else f"{_digits(epochs * result.energy_j / 3.6e6)} kWh"
     )
     yield f"  energy       {energy} (devices alone)"
     cost = result.run_cost(epochs, restarts)
-    yield f"  cost         {NOT_KNOWN if cost is None else f'{cost:,.4g}'}"
+    known = NOT_KNOWN if cost is None else f"{_digits(cost)} (unit of --cost_per_gpu_hour)"
+    yield f"  cost         {known}"
     if plan.shape.nodes > 1:
         yield f"  textbook     {_ms(each.baseline_s)} (a ring's delays and bytes, after computing)"
         yield _link_note(each, link, fitted.folder)
@@ -331,11 +332,11 @@ def curve_table(curve: list[Prediction]) -> Table:
     for each in curve:
         interval = (
             UNKNOWN if each.low_s is None or each.high_s is None
-            else f"{each.low_s * 1e3:,.4g} to {each.high_s * 1e3:,.4g}"
+            else f"{_digits(each.low_s * 1e3)} to {_digits(each.high_s * 1e3)}"
         )  # fmt: skip
         rows.append((
-            f"{each.plan.shape.nodes:,}", f"{each.step_s * 1e3:,.4g}", interval,
-            f"{each.samples_per_s:,.4g}", f"{each.efficiency:.3f}", each.dominating,
+            f"{each.plan.shape.nodes:,}", _digits(each.step_s * 1e3), interval,
+            _digits(each.samples_per_s), f"{each.efficiency:.3f}", each.dominating,
             *([each.plan.exchange] if differ else []),
         ))  # fmt: skip
     headings = ("nodes", "step ms", "95 % interval", "samples/s", "efficiency", "most")
@@ -358,8 +359,13 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
+def _digits(value: float) -> str:
+    """Four digits, or all of a larger number."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.4g} ms"
+    return f"{_digits(seconds * 1e3)} ms"
 
 
 def _duration(seconds: float | None) -> str:
