@@ -124,6 +124,8 @@ def _sweeps(folder: Path) -> Iterator[str]:
     rows = []
     for file in sorted(folder.glob("*.yaml")):
         header = header_of(file)
+        if missing := {"question", "time"} - header.keys():
+            raise UserError(f"{file}: its header has no {' and no '.join(sorted(missing))}")
         time = header["time"].removeprefix("not measured; ")
         rows.append([file.stem, header["question"], time])
     if not rows:

@@ -45,7 +45,7 @@ def outlook(
     sweep: Sweep, states: list[State], chosen: list[State], place: Place, changed: bool
 ) -> tuple[str, float]:
     """ahead() of the chosen runs, with the time in the header of the file where that is of them."""
-    expected_s = None if changed else _expected_s(sweep, len(chosen))
+    expected_s = None if changed else _expected_s(sweep, len(chosen), len(states))
     line, left_s = ahead(chosen, place.options.rerun, expected_s)
     some = "by the header" in line and chosen != states
     return line + (", if its runs take equally long" if some else ""), left_s
@@ -62,8 +62,8 @@ def _agreed() -> bool:
         raise
 
 
-def _expected_s(sweep: Sweep, number: int) -> float | None:
-    """How long so many runs take according to the header of the file; None if it does not say."""
+def _expected_s(sweep: Sweep, number: int, of: int) -> float | None:
+    """How long so many of its runs take by the header of the file; None if it does not say."""
     parts = sweep.header.get("time", "").split(";")
     match = re.search(
         r"([\d.]+) (s|min|h)\b", " ".join(p for p in parts if ("--tiny" in p) == sweep.tiny)
@@ -71,7 +71,7 @@ def _expected_s(sweep: Sweep, number: int) -> float | None:
     counts = re.search(r"(\d+)(?:, --tiny (\d+))?", sweep.header.get("runs", ""))
     if match is None:
         return None
-    of = int(counts[sweep.tiny + 1] or counts[1]) if counts else number
+    of = int(counts[sweep.tiny + 1] or counts[1]) if counts else of
     return float(match[1]) * UNIT_S[match[2]] * number / of
 
 

@@ -49,9 +49,9 @@ class Worker(ABC):
         return self.folder / LOGS
 
     @property
-    def hosts(self) -> list[str]:
-        hosts = self.options.remote.hosts
-        return [name for host in hosts for name in (str(host), host.name)]
+    def hosts(self) -> list[tuple[str, str]]:
+        """The names by which logs may call each host."""
+        return [(str(host), host.name) for host in self.options.remote.hosts]
 
     @abstractmethod
     def work(self) -> None:
@@ -324,7 +324,7 @@ class Runner(Worker):
             state.took_s = None
 
 
-def _new_log(folder: Path, job: Job, hosts: Sequence[str]) -> Path:
+def _new_log(folder: Path, job: Job, hosts: Sequence[Sequence[str]]) -> Path:
     """A new file for the output of one start of a run."""
     stem = job.path.replace("/", "_")
     number = 1

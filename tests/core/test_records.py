@@ -404,7 +404,7 @@ def test_logs_of_all_ranks_are_redacted_in_place(
     with other.open("ab") as still_open:
         still_open.write(b"/home/bob/x\n")
         still_open.flush()
-        redact_logs(log, settings, ["gpu6", "gpu7"])
+        redact_logs(log, settings, [("gpu6:2222", "gpu6"), ("gpu7", "gpu7")])
         still_open.write(b"more\n")
     assert log.read_bytes() == b"[node 1] ***, not determined \xff gpu71\n"
     assert other.read_bytes() == b"/home/USER/x\nmore\n"

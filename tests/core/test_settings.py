@@ -127,13 +127,18 @@ def test_flags_of_the_trainer_survive_the_command_line(argv: list[str], value: A
     assert parse("bert", to_argv(settings), ALONE) == settings
 
 
-def test_a_home_that_the_shell_has_left_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_the_shell_has_left_to_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in --model=~/m, and in a settings file."""
     monkeypatch.setenv("HOME", "/home/me")
     argv = ["--model=~/m", "--output_dir=~/runs", "--dataset=~/d.csv", "--run_name=~/kept"]
     settings = parse("bert", argv, ALONE)
     assert (settings.model, settings.output_dir) == ("/home/me/m", "/home/me/runs")
     assert settings.dataset == "/home/me/d.csv" and settings.trainer == (("run_name", "~/kept"),)
+    (file := tmp_path / "mine.yaml").write_text("model: ~/m\noutput_dir: ~/runs\n")
+    of_file = parse("bert", [str(file)], ALONE)
+    assert (of_file.model, of_file.output_dir) == ("/home/me/m", "/home/me/runs")
 
 
 def test_our_flags_are_these() -> None:

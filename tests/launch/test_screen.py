@@ -303,6 +303,11 @@ def test_the_time_of_the_header_is_for_the_runs_of_the_file(
     assert main([str(tmp_path / "mine.yaml"), "--tiny", *out, *flags, "--dry_run"]) == 0
     shown = capsys.readouterr().out.startswith(f"# 0 done before, {time}\n")
     assert shown == ("header" in time)
+    file = tmp_path / "mine.yaml"  # without Runs: the file's own are counted
+    file.write_text(file.read_text().replace("# Runs: 4, --tiny 2\n", ""))
+    assert main([str(file), "--tiny", *out, *flags]) == 0
+    same = time if "40:00" not in time else "8 to go, about 10:00 by the header of the file"
+    assert f"0 done before, {same}\n" in capsys.readouterr().out
 
 
 def test_what_takes_long_is_asked_for_at_a_terminal(

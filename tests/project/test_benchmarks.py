@@ -85,7 +85,9 @@ def test_a_turn_is_compared_with_its_neighbours() -> None:
     case = {"watched_s": [1.0, 1.1, 0.9, 1.0], "unwatched_s": [1.0] * 5, "sampler_core_share": 0.01}
     once = {**case, "watched_s": [1.5], "unwatched_s": [1.0, 2.0]}
     half = 3.1824 * 0.02**0.5 / 3**0.5 / 2  # Student's t of three degrees of freedom
-    several, one = table({"a": case, "b": once}, threads=1).splitlines()[-2:]
+    twice = {**case, "watched_s": [1.0, 2.0], "unwatched_s": [1.0] * 3}
+    several, one, two = table({"a": case, "b": once, "c": twice}, threads=1).splitlines()[-3:]
+    assert "| 1.5000 (-4.8531 to 7.8531) | 1.000 to 2.000 |" in two  # 12.7062 / 2 to either side
     assert f"| 1.0000 ({1 - half:.4f} to {1 + half:.4f}) | 0.900 to 1.100 |" in several
     assert "| 1.0000 | 1.000 to 1.000 |" in one
 

@@ -69,6 +69,10 @@ def test_every_sweep_file_is_a_row_with_its_question(tmp_path: Path) -> None:
         lines = f"# Question: how {name},\n#    and why?\n# Time:     {time}\nscript: vit\n"
         (tmp_path / f"{name}.yaml").write_text(lines)
     place = "<!-- sweeps . -->\nold\n<!-- end of sweeps -->\n"
+    (tmp_path / "bare.yaml").write_text("script: vit\n")
+    with pytest.raises(UserError, match=r"bare\.yaml: its header has no question and no time"):
+        with_tables(place, tmp_path)
+    (tmp_path / "bare.yaml").unlink()
     _, heading, _, *rows, _ = with_tables(place, tmp_path).splitlines()
     assert heading == "| sweep | question | time |"
     assert rows == [

@@ -78,7 +78,7 @@ def test_another_test_set_is_refused_where_the_rows_tell(
     whole = trained(tmp_path / "whole", 8).path
     cut = trained(tmp_path / "cut", 8, per_device_eval_batch_size=5, dataloader_drop_last=True).path
     text = Verb("compare", capsys)(whole, cut)
-    assert "quality: not comparable\n  test set: A has 16 samples, B has 15 samples\n" in text
+    assert "quality: not comparable\n  evaluated samples: A has 16, B has 15\n" in text
 
 
 def test_what_the_trainer_knows_is_recorded(runs: Path) -> None:

@@ -253,7 +253,7 @@ def test_verdicts_are_counted_by_the_worst_of_their_cases() -> None:
         "open in 1 of 2 cases (y); 3 runs each.",
         "Written or changed after 2 of 4 runs had finished.",
     ]
-    assert tally(said) == "of 4 expectations, 1 holds, 1 does not hold, 2 are open"
+    assert tally(said) == "4 expectations: 1 holds, 1 does not hold, 2 open"
     assert tally(said[-1:]) == ""
 
 
@@ -266,6 +266,19 @@ def test_a_report_begins_with_what_was_found(root: Path, tmp_path: Path) -> None
     )
     found = "1.40 times for vit, and 1.61 times for bert; one run each, so all of it may be chance"
     assert lines[2:4] == ["## In short", ""] and found in lines[5]
-    assert lines[5].endswith("; of 1 expectation, 1 is open")
+    assert lines[5].endswith("; 1 expectation: 1 open")
     nav, _, answers = page.partition("</nav>")
     assert found in nav and "<h3>Answer</h3>" in answers
+
+
+def test_without_a_baseline_the_fastest_batch_is_what_was_found(plan: Plan, tmp_path: Path) -> None:
+    for batch, rate in ((16, 100.0), (32, 120.0)):
+        for seed in (1, 2, 3):
+            plan.run("1_1", batch, seed=seed, train_samples_per_s=rate + seed, accuracy=0.8)
+    plan.write(baseline=None)
+    make_report(tmp_path / "outputs", tmp_path / "report")
+    lines = (tmp_path / "report" / "report.md").read_text().splitlines()
+    found = lines[lines.index("- Which batch?") + 1]
+    assert found.startswith("  - The fastest batch per GPU is 32 (beyond the noise)")
+    hint = "no baseline is named, such as baseline: {per_gpu_batch: 16} in its file."
+    assert any(hint in line.replace("\\", "") for line in lines)

@@ -191,7 +191,9 @@ def test_mistakes(
     file = tmp_path / "sweeps" / "mine" / "sweep.json"
     # Its runs are not here.
     assert "no finished run has a link" in (said := figures.refused(file.parent))
-    all_runs = "; --all draws every figure"  # of a folder that is no sweep
+    all_runs = (
+        "; --all draws every figure for which they have something"  # of a folder that is no sweep
+    )
     assert all_runs not in said and all_runs in figures.refused(tmp_path)
     plan = json.loads(file.read_text())
     for run in plan["runs"]:

@@ -452,6 +452,7 @@ def test_the_batch_of_dataparallel_is_that_of_one_gpu(
     assert refusal(tmp_path, capsys, file, *of_one, "--setup", "1_3").endswith(
         "whose batch of 8 is not divisible by them"
     )
+    of_one += ["--batch", "2"]
     assert take(tmp_path, file, *of_one, "--setup", "1_4", "--train_size", "80") == 0
     assert only(tmp_path).read_epochs()[0][-1]["effective_batch"] == 8
     assert (only(tmp_path).read_settings() or {})["per_gpu_batch"] == 2

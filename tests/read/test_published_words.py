@@ -104,7 +104,7 @@ def test_wall_time_with_its_measuring_is_that_of_the_records(root: Path) -> None
     found = {name: in_words(ratio(of_way, base)) for name, of_way in times.items()}
     assert all(len(of_way) == 10 for of_way in (base, *times.values()))
     value, ends = found["diloco none"].split(" ", 1)
-    assert f"with it, {value} times {ends}:" in front
+    assert f"with it, DiLoCo takes {value} {ends} of DDP's." in front
     assert f"local SGD {found['local_sgd none']} and DiLoCo {found['diloco none']}." in page
 
 

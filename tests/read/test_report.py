@@ -239,7 +239,7 @@ def test_durations(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("baseline", "setups", "said"),
     [
-        (None, ["1_1", "1_2"], "no baseline is named"),
+        (None, ["1_1", "1_2"], "no baseline is named, such as baseline: {setup: 1_1} in its file"),
         (None, ["1_1", "1_1"], "all runs have the same settings"),
         (None, ["1_1"], "there is one run"),
         ({"setup": "4_1"}, ["1_1", "1_2"], "no finished run of the baseline (setup 4_1)"),
@@ -390,7 +390,7 @@ def test_nothing_to_report_is_one_line(
 def test_figures_of_any_folder(tmp_path: Path, figures: Verb) -> None:
     root = tmp_path / "outputs"
     record(root / "bert" / "one", "--seed", "1", epochs=3)
-    assert "; --all draws every figure" in figures.refused(root)
+    assert "; --all draws every figure for which they have something" in figures.refused(root)
     assert main(["figures", str(root), "--all", "--out", str(tmp_path / "drawn")]) == 0
     assert (tmp_path / "drawn" / "accuracy-dark.svg").is_file()
     record(tmp_path / "failed" / "bert" / "one", epochs=0, outcome="oom", reason="planted")

@@ -156,11 +156,13 @@ class Centred(torch.nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(FEATURES))
         self.register_buffer("first", torch.zeros((), dtype=torch.long))  # of each rank its own
+        self.register_buffer("turned", torch.zeros(FEATURES, dtype=torch.complex64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.mean += 0.1 * (x.detach().mean(0) - self.mean)
-            self.first.fill_(int(1e6 * x[0, 0]))
+            self.first.fill_(int(1e6 * x[0, 0]) + 2**60)
+            self.turned.copy_(torch.complex(self.mean, -self.mean))
             return x - x.mean(0)
         return x - self.mean
 
@@ -177,6 +179,7 @@ def centred(folder: str, batch: int, strategy: str) -> dict[str, Any]:
     return {
         "mean": net.norm.mean.double().numpy().copy(),
         "first": int(net.norm.first),
+        "turned": torch.view_as_real(net.norm.turned.detach()).T.double().numpy().copy(),
         "saved": (kept["norm.mean"].numpy(), int(kept["norm.first"])),
         "loss": true_loss(net, test),
         "eval_loss": rows(run)[-1]["eval_loss"],
@@ -191,7 +194,8 @@ def test_trap_6_statistics_of_a_layer_of_one_s_own(strategy: str, tmp_path: Path
     for rank in (both := ranks(2, centred, str(tmp_path / "2"), 4, strategy, env=CPU)):
         assert apart(rank["mean"], single["mean"]) < 1e-6  # of all the data
         assert apart(rank["mean"], rank["saved"][0]) < 1e-9
-        assert rank["first"] == both[0]["saved"][1] != 0
+        assert rank["first"] == both[0]["saved"][1] > 2**60 - 2**30
+        assert apart(rank["turned"], np.stack([single["mean"], -single["mean"]])) < 1e-6
         assert rank["loss"] == pytest.approx(both[0]["eval_loss"], abs=1e-6)
 
 

@@ -56,8 +56,8 @@ def _renamed(text: str, host: str, name: str) -> str:
     return re.sub(rf"(?:(?<=://)|(?<![\w./-])){re.escape(host)}(?![\w-]|\.py)", name, text)
 
 
-def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> None:
-    """Redact what the ranks of a run have printed, once it has ended; hosts: its nodes' names.
+def redact_logs(log: Path, settings: Settings, hosts: Sequence[Sequence[str]] = ()) -> None:
+    """Redact what the ranks of a run have printed, once it has ended; hosts: names of each node.
 
     In place, since a process about to end may still print: what it prints meanwhile is kept.
     """
@@ -65,8 +65,9 @@ def redact_logs(log: Path, settings: Settings, hosts: Sequence[str] = ()) -> Non
 
     def shown(content: bytes) -> bytes:
         text = redacted(content.decode("utf-8", errors="surrogateescape"))
-        for number, host in enumerate(hosts):
-            text = _renamed(text, host, f"node {number}")
+        for number, names in enumerate(hosts):
+            for host in names:
+                text = _renamed(text, host, f"node {number}")
         for value in own:
             text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
         return text.encode("utf-8", errors="surrogateescape")

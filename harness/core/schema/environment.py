@@ -137,8 +137,8 @@ class ObservedRecord(TypedDict, total=False):
         "setting rules that out; null for the kernel"]
     loss_of_batch: Annotated[str,
         "of a model with layers or a loss of its own that reads texts: that a trial found the loss "
-        "of a batch not to be the mean of those of its texts; absent where it is. More ranks, or "
-        "`--grad_acc`, are then another training"]
+        "of a batch not to be the mean of those of its texts; absent where it is, and where it "
+        "cannot be tried. More ranks, or `--grad_acc`, are then another training"]
     shares: Annotated[list[Positive],
         "with `--balance`: samples of each rank in a forward pass, which make `per_gpu_batch` on "
         "average"]

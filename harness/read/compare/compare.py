@@ -159,8 +159,10 @@ def compare(one: Group, other: Group) -> Comparison:
             continue
         rows.append(_row(measure, values, others))
     if one.finished and other.finished:
-        for question in verdicts.keys() - recorded:
-            verdicts[question].reasons.insert(0, "no measure to compare")
+        shown = {row.measure.question for row in rows}
+        for question, verdict in verdicts.items():
+            if question not in recorded or not (verdict.reasons or question in shown):
+                verdict.reasons.insert(0, "no measure to compare")
     return Comparison((one, other), verdicts, tuple(rows), tuple(notes))
 
 

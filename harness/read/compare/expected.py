@@ -59,9 +59,9 @@ def tally(said: Sequence[str]) -> str:
         for of_one in found
         if of_one
     )
-    forms = {HOLDS: ("holds", "hold"), FAILS: (FAILS, "do not hold"), OPEN: ("is open", "are open")}
+    forms = {HOLDS: ("holds", "hold"), FAILS: (FAILS, "do not hold"), OPEN: (OPEN, OPEN)}
     texts = [f"{n} {forms[judged][n > 1]}" for judged in forms if (n := counts[judged])]
-    return f"of {counted(counts.total(), 'expectation')}, {', '.join(texts)}" if texts else ""
+    return f"{counted(counts.total(), 'expectation')}: {', '.join(texts)}" if texts else ""
 
 
 def _verdict(sweep: SweepResults, expected: Expected) -> str:

@@ -88,6 +88,9 @@ def import_files(
 
 def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
     """The record completed by flags, which must not contradict the file."""
+    if foreign.format == STATE and flags.get("strategy") == "dp" and flags.get("setup"):
+        of_one = _of_one_gpu(foreign, flags["setup"])
+        foreign = replace(foreign, settings={**foreign.settings, **of_one})
     for name, value in flags.items():
         if (known := foreign.settings.get(name)) not in (None, value):
             flag = "batch" if name == "per_gpu_batch" else name
@@ -96,8 +99,6 @@ def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
                 f"which says {number(known)}: import it without"
             )
     settings = {**foreign.settings, **flags}
-    if foreign.format == STATE and settings.get("strategy") == "dp" and settings.get("setup"):
-        settings |= _of_one_gpu(foreign, settings)
     lr = settings.get("lr")
     if lr is not None and foreign.highest_lr is not None and lr < foreign.highest_lr * (1 - 1e-6):
         raise UserError(
@@ -113,9 +114,9 @@ def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
     return replace(foreign, settings=settings)
 
 
-def _of_one_gpu(foreign: Foreign, settings: dict[str, Any]) -> dict[str, Any]:
+def _of_one_gpu(foreign: Foreign, setup: str) -> dict[str, Any]:
     """DataParallel's batch of one GPU: the Trainer's is that of the process with all its GPUs."""
-    batch, (_, gpus, _) = foreign.settings.get("per_gpu_batch"), parse_setup(settings["setup"])
+    batch, (_, gpus, _) = foreign.settings.get("per_gpu_batch"), parse_setup(setup)
     if batch is None:
         return {}
     if batch % gpus:

@@ -35,6 +35,8 @@ class Scenario:
     @property
     def label(self) -> str:
         """The strategy as tables name it."""
+        if self.shape.ranks == 1:
+            return "single"
         compress = "" if self.compress == "none" else f" {self.compress}"
         every = f" every {self.sync_every}" if self.strategy in APART else ""
         every += f" after {self.sync_first} together" if self.sync_first else ""

@@ -53,12 +53,19 @@ def _test_set(run: Run) -> str | None:
     """The data that quality is measured on, each epoch and at the end."""
     data = run.data
     if data.get("test_samples") is None:
-        evaluated = run.epochs[-1].get("eval_samples") if run.epochs else None
-        return f"{evaluated} samples" if evaluated else None
+        return None
     text = f"{data['test_samples']} samples of {data.get('test_from') or 'an unnamed split'}"
     if data.get("validation_samples"):
         text += f", validation on {data['validation_samples']} of {data.get('validation_from')}"
     return text
+
+
+def _evaluated(run: Run) -> str | None:
+    """How many samples the last evaluation had, where the test set is not recorded."""
+    if run.data.get("test_samples") is not None:
+        return "its test set"
+    evaluated = run.epochs[-1].get("eval_samples") if run.epochs else None
+    return str(evaluated) if evaluated else None
 
 
 def _definitions(run: Run) -> str:
@@ -96,6 +103,7 @@ CONDITIONS = (
     Condition("data checksum", lambda r: r.data.get("data_checksum"), (SPEED, QUALITY, TARGET),
               why="they trained on other samples"),
     Condition("test set", _test_set, (QUALITY, TARGET)),
+    Condition("evaluated samples", _evaluated, (QUALITY, TARGET)),
     Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
     Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
               why="it is another training; `baseline: {per_gpu_batch: N}` of a sweep compares it"),

@@ -10,7 +10,7 @@ from harness.read.records.runs import Run
 
 # From this ratio of two calibrations on, times do not count as those of one machine.
 UNLIKE = 1.25
-NOTED = 1.05
+NOTED = 1.05  # from this ratio on, tables name both
 Rates = dict[tuple[str, int], list[float]]
 
 

@@ -162,8 +162,8 @@ def select(path: Path, runs: Sequence[Run], conditions: Mapping[str, str]) -> li
         known = [n for run in runs for n, value in _values(run).items() if value is not None]
         if name not in known and name not in _values(runs[0]):
             names = ", ".join(sorted({*known}))
-            if name == "batch":  # of tables
-                names = "an effective batch, and are selected by per_gpu_batch"
+            if name == "batch":  # of tables, where it is the effective one
+                raise UserError(f"{path}: its runs have no batch: select by per_gpu_batch")
             raise UserError(f"{path}: its runs have no {name}; they have {names}")
         values = dict.fromkeys(_text(_values(run).get(name)) for run in runs)
         runs = [run for run in runs if _is(_values(run).get(name), text)]

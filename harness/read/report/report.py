@@ -28,7 +28,7 @@ from harness.read.drawing import Drawn, for_page, save
 from harness.read.explain.explain import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for, headline
 from harness.read.figures.panels import Styles
-from harness.read.labels import file_name, label_text
+from harness.read.labels import file_name, label_text, plain_text, shown_axes
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.comparable import all_beside_others
 from harness.read.records.recorded import warn
@@ -42,6 +42,7 @@ from harness.read.tables.marks import marks_of
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import SweepTable, table_of_begun
 
+UNNAMED = "no baseline is named"
 NO_HYPOTHESIS = "none was written down before the runs."
 MANY_RUNS = 100  # from here on, drawing takes longer than starting another process
 
@@ -176,7 +177,9 @@ def _section_of(
     return Section(
         name=name,
         table=table,
-        headline="; ".join(filter(None, (headline(sweep), tally(table.verdicts)))),
+        headline="; ".join(
+            filter(None, (headline(sweep) or " ".join(table.fastest), tally(table.verdicts)))
+        ),
         hypothesis=sweep.hypothesis or (NO_HYPOTHESIS if sweep.has_question else ""),
         answers=_answers(sweep, table),
         next_question=next_question(sweep),
@@ -228,8 +231,11 @@ def _not_finished(sweep: SweepResults, table: SweepTable) -> Table:
 def _uncompared(sweep: SweepResults) -> str:
     if sweep.baseline is None:
         alike = "all runs have the same settings" if len(sweep.runs) > 1 else "there is one run"
-        why = alike if len(sweep.groups) == 1 else "no baseline is named"
-        return f"Nothing is compared: {why}."
+        if len(sweep.groups) == 1 or not sweep.has_question:
+            return f"Nothing is compared: {alike if len(sweep.groups) == 1 else UNNAMED}."
+        label = sweep.groups[0].label
+        entry = "".join(f"{a}: {plain_text(label[a])}" for a in shown_axes(sweep.varied)[:1])
+        return f"Nothing is compared: {UNNAMED}, such as baseline: {{{entry}}} in its file."
     is_baseline = [baseline_of(sweep, g) is g for g in sweep.groups if g.finished]
     named = label_text(sweep.baseline, sweep.axes)
     if any(is_baseline) and not all(is_baseline):

@@ -345,7 +345,7 @@ def _unlike_baseline(sweep: SweepResults) -> Iterator[str]:
     """What rows do not have in common with their baseline, though they are compared with it."""
     differ = Counter(name for pair in compared_groups(sweep) for name in noted_differences(*pair))
     for name, number in differ.items():
-        yield f"{name}: {counted(number, 'row')} unlike the baseline"
+        yield f"{counted(number, 'row')} differ{'s' * (number == 1)} from the baseline in {name}"
 
 
 def _not_finished(sweep: SweepResults, runs: Sequence[Run], shown: set[str]) -> list[NotFinished]:

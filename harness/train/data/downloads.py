@@ -70,10 +70,12 @@ def check_downloads(kind: str, name: str) -> None:
         if kind == "dataset":  # what was prepared from the files
             prepared = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
             shutil.rmtree(prepared, ignore_errors=True)
-        what = "removed from the cache" if removed else f"not to be removed: remove {folder}"
+        what = "removed from the cache: the same command downloads it again"
+        if not removed:
+            what = f"it could not be removed: remove {folder}, and run the same command again"
         raise UserError(
             f"--{kind} {name}: {', '.join(wrong)}: not what the Hub has (another checksum), and "
-            f"{what}: the same command downloads it again"
+            f"{what}"
         )
 
 

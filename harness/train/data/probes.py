@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from harness.core.settings import UserError
+
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 WITH_DROPOUT = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
 
@@ -73,6 +75,16 @@ def skips_layers(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     return len(unused_parameters(model, batch, skipping=True)) > len(every)
 
 
+def outputs_of(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """What the model returns: UserError for a tensor, which indexing by name would take apart."""
+    outputs = model(**inputs)
+    if isinstance(outputs, torch.Tensor):
+        raise UserError(
+            f"{type(model).__name__} returned a tensor: it must return a dict with loss and logits"
+        )
+    return outputs
+
+
 def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[str, Any]) -> bool:
     """Whether a text has other scores alone than padded; in float64, to see more than rounding.
 
@@ -81,7 +93,7 @@ def reads_padding(model: nn.Module, alone: Mapping[str, Any], padded: Mapping[st
     """
     exact = twin(model, dtype=torch.float64)
     with torch.no_grad():
-        scores, others = (exact(**inputs)["logits"] for inputs in (alone, padded))
+        scores, others = (outputs_of(exact, inputs)["logits"] for inputs in (alone, padded))
     return not bool((scores - others).abs().max() <= 1e-6 * scores.abs().max())  # NaN is not
 
 
@@ -92,8 +104,11 @@ class _WithoutDropout(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
-        if function is nn.functional.dropout:
+        if function in (nn.functional.dropout, torch.dropout):
             return args[0] if args else given["input"]
+        if function is nn.functional.scaled_dot_product_attention:
+            args, given = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:]), dict(given)
+            given |= {"dropout_p": 0.0} if "dropout_p" in given else {}
         return function(*args, **given)
 
 
@@ -117,12 +132,14 @@ def _is_mean(
     tolerance: float,
 ) -> bool:
     losses = []
-    for inputs in (batch, *parts):
+    for inputs in (batch, batch, *parts):
         copied = twin(model, dtype=dtype).train()
         for module in copied.modules():
             if isinstance(module, WITH_DROPOUT):
                 module.eval()
         with torch.no_grad(), _WithoutDropout():
-            losses.append(copied(**inputs)["loss"])
-    whole, mean = losses[0], torch.stack(losses[1:]).mean()
+            losses.append(outputs_of(copied, inputs)["loss"])
+    again, whole, mean = losses[0], losses[1], torch.stack(losses[2:]).mean()
+    if not torch.isfinite(whole) or (whole - again).abs() > tolerance * whole.abs():
+        raise RuntimeError("the loss of one batch differs from pass to pass")
     return bool((whole - mean).abs() <= tolerance * whole.abs())

@@ -31,7 +31,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from harness.core.records.redact import first_line
-from harness.core.settings import Settings
+from harness.core.settings import Settings, UserError
 from harness.core.topology import world_of
 from harness.train.context import HALF_PRECISION
 from harness.train.data import models, probes
@@ -54,7 +54,7 @@ KERNEL_DEVICE = "cuda"
 # In tokens. In half precision a CPU's library prepares the product for each shape that it has not
 # met lately, and packed rows hardly ever have the same length.
 CPU_ROW_STEP = 32
-MOST_TRIED = 8  # texts of one trial
+MOST_TRIED = 64  # texts of one trial
 NOT_TRIED = "cannot be tried"
 
 
@@ -84,6 +84,12 @@ def arrange(
         accept_packed(model)
     how = f"{layout.kind}, {layout.attention}" if layout.attention else layout.kind
     return {"padding": how, "padding_reason": reason, **({"loss_of_batch": mixes} if mixes else {})}
+
+
+def has_own_loss(trainer: Any) -> bool:
+    """Whether the script of a user computes the loss, in a subclass or by compute_loss_func."""
+    inherited = type(trainer).compute_loss.__module__.startswith("harness.")
+    return not inherited or trainer.compute_loss_func is not None
 
 
 def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[Layout, str | None]:
@@ -118,13 +124,19 @@ def model_type(model: Any) -> str:
 
 def _mixes(model: nn.Module, batches: TextBatches) -> str | None:
     """Why the loss of a batch may not be computed from its texts one by one, or that it cannot be
-    found out; None if it may. Tried with the shortest text of each class.
+    found out; None if it may. Tried with the shortest texts of every class, if possible two of
+    each, as a loss may compare them.
     """
     problem = f"the loss of a batch of {model_type(model)} is not the mean of those of its texts"
-    shortest: dict[int, int] = {}
+    if any(isinstance(module, probes.BATCHNORM) for module in model.modules()):
+        return problem
+    shortest: dict[int, list[int]] = {}
     for text in np.diff(batches.offsets)[: len(batches.labels)].argsort(kind="stable"):
-        shortest.setdefault(int(batches.labels[text]), int(text))
-    texts = [*shortest.values()][:MOST_TRIED]
+        shortest.setdefault(int(batches.labels[text]), []).append(int(text))
+    if len(shortest) > MOST_TRIED:
+        return f"whether {problem} {NOT_TRIED}: there are {len(shortest)} classes"
+    texts = [text for n in (0, 1) for of_one in shortest.values() for text in of_one[n : n + 1]]
+    texts = texts[:MOST_TRIED]
     device = next(model.parameters()).device
     together, *alone = (
         {name: value.to(device) for name, value in for_model(batches(rows)).items()}
@@ -132,6 +144,8 @@ def _mixes(model: nn.Module, batches: TextBatches) -> str | None:
     )
     try:
         return None if probes.loss_is_mean(model, together, alone) else problem
+    except UserError:
+        raise
     except Exception as error:  # any model of a user may fail in float64, and training goes on
         reason = f"{type(error).__name__}: {first_line(error)}"
         return f"whether {problem} {NOT_TRIED}: {reason}"
@@ -151,6 +165,8 @@ def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
     )
     try:
         return problem if probes.reads_padding(model, alone, padded) else None
+    except UserError:
+        raise
     except Exception as error:  # any model of a user may fail in float64, and training goes on
         reason = f"{type(error).__name__}: {first_line(error)}"
         return f"whether {problem} {NOT_TRIED}: {reason}"

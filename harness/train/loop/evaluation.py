@@ -7,6 +7,7 @@ classes, and empties the device's cache. Here that loop runs with nothing left t
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -45,16 +46,19 @@ def eval_batch_of(args: TrainingArguments, samples: int) -> int:
     return eval_batch(gpu_bytes, samples, args.world_size * len(own))
 
 
-def scores_alone(outputs: Any) -> Any:
-    """Of what a model returns, the scores by their name: the Trainer would take the first entry,
-    which may be something else in a model of the user's own.
+def logits_first(outputs: Any) -> Any:
+    """What a model returns, its scores first: the Trainer takes entries in their order, and in a
+    model of the user's own another may come first.
     """
     if not isinstance(outputs, dict):
         return outputs
     if "logits" not in outputs:
         names = ", ".join(outputs)
         raise UserError(f"the model returns {names}: name its scores, one for each class, logits")
-    return {"logits": outputs["logits"]}
+    if isinstance(outputs, OrderedDict):  # as models of transformers return them
+        outputs.move_to_end("logits", last=False)
+        return outputs
+    return {"logits": outputs["logits"], **outputs}
 
 
 class Evaluation:

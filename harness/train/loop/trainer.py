@@ -30,7 +30,7 @@ from harness.train.loop.balance import Balance
 from harness.train.loop.compiling import Compiled
 from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
-from harness.train.loop.evaluation import Evaluation, eval_batch_of, scores_alone, test_metrics
+from harness.train.loop.evaluation import Evaluation, eval_batch_of, logits_first, test_metrics
 from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
@@ -65,8 +65,8 @@ class ExactTrainer(Trainer):
         self.test_dataset = test_dataset
         self.is_apart = is_apart(context.settings)
         args, model, settings = kwargs["args"], kwargs["model"], context.settings
-        own = verify.own_model(model, str(context.settings.model))
-        context.observed.update(own)  # also of a run that fails from here on
+        # Also of a run that fails from here on.
+        context.observed.update(verify.own_model(model, str(settings.model)))
         # The models' heads take **kwargs but ignore num_items_in_batch. The Trainer relies on it:
         # it would multiply loss and gradient by the number of ranks and of accumulation steps.
         model.accepts_loss_kwargs = False
@@ -92,9 +92,8 @@ class ExactTrainer(Trainer):
                 lambda: self._samples(args.per_device_train_batch_size),
             )  # fmt: skip
             self.balance = Balance(context, self.model, self._samples)
-            own_loss = type(self).compute_loss is not ExactTrainer.compute_loss
             self.laid_out = text_layout.arrange(
-                self.model, self.data_collator, settings, self.args, own_loss
+                self.model, self.data_collator, settings, self.args, text_layout.has_own_loss(self)
             )
             if settings.strategy == "fsdp":
                 with autocast(settings, args.device):
@@ -207,11 +206,12 @@ class ExactTrainer(Trainer):
         # Losses are added up for the epoch's exact loss; the Trainer logs a mean of rounded means.
         samples = len(inputs["labels"])  # before label smoothing removes them
         result = super().compute_loss(model, inputs, *args, **kwargs)
-        if not model.training:
-            return (result[0], scores_alone(result[1])) if isinstance(result, tuple) else result
-        self.sums.add_loss(result, samples)
-        share = self.share * self.balance.weight
-        return result if share == 1.0 else result * share
+        loss, *outputs = result if isinstance(result, tuple) else (result,)
+        if model.training:
+            self.sums.add_loss(loss, samples)
+            share = self.share * self.balance.weight
+            loss = loss if share == 1.0 else loss * share
+        return (loss, *map(logits_first, outputs)) if outputs else loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
         # The parameters are known; the Trainer would walk over all modules each time.
@@ -380,7 +380,7 @@ class ExactTrainer(Trainer):
         self.sums, self.rehearsing = sums, False
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        # All ranks evaluate the same model, and the training afterwards is as without evaluation.
+        # All ranks evaluate one model; but for averaged buffers, training goes on as without it.
         sharding.average_buffers(self.model)
         if self.compiled is not None and "dtype" not in self.observations.checked:
             # Not earlier: the hook would split the graph, and its removal would compile all again.

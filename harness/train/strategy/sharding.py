@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +182,8 @@ def has_finite_weights(model: nn.Module) -> bool:
 
 def average_buffers(model: nn.Module) -> None:
     """Average what the forward passes of the ranks have made unlike, as each saw its share of the
-    data: BatchNorm's statistics, and floating-point buffers of the user's own layers. Whole numbers
-    become those of rank 0.
+    data: BatchNorm's statistics, and floating-point buffers of the user's own layers. Other
+    numbers become those of rank 0.
 
     Otherwise each rank would evaluate with its own, and the metric would mix several models.
     """
@@ -192,11 +192,12 @@ def average_buffers(model: nn.Module) -> None:
     unlike: list[torch.Tensor] = []
     others: list[torch.Tensor] = []
     for module in model.modules():
+        own = dict(module.named_buffers(recurse=False))
         if isinstance(module, BATCHNORM):
-            statistics = (module.running_mean, module.running_var)
-            unlike += [each for each in statistics if each is not None]
-        elif not type(module).__module__.startswith("transformers."):
-            others += module.buffers(recurse=False)
+            unlike += [own.pop(name) for name in ("running_mean", "running_var") if name in own]
+            own.pop("num_batches_tracked", None)
+        if not type(module).__module__.startswith("transformers."):
+            others += own.values()
     if others:
         checksums = gather([hashlib.sha256(content_of(each)).hexdigest() for each in others])
         by_buffer = zip(others, *checksums, strict=True)
@@ -205,13 +206,21 @@ def average_buffers(model: nn.Module) -> None:
         _average(unlike)
 
 
-def _average(buffers: list[torch.Tensor]) -> None:
-    """In one exchange."""
-    rows = gather_rows(torch.cat([buffer.detach().double().flatten() for buffer in buffers]))
-    mean, sizes = torch.stack(rows).mean(0), [buffer.numel() for buffer in buffers]
-    parts = zip(buffers, mean.split(sizes), rows[0].split(sizes), strict=True)
-    for buffer, averaged, first in parts:
-        buffer.copy_((averaged if buffer.is_floating_point() else first).view_as(buffer))
+def _average(buffers: Sequence[torch.Tensor]) -> None:
+    """In one exchange for floating point, and one for all else, whose bytes are rank 0's."""
+    buffers = [torch.view_as_real(each) if each.is_complex() else each for each in buffers]
+    floats = [buffer for buffer in buffers if buffer.is_floating_point()]
+    others = [buffer for buffer in buffers if not buffer.is_floating_point()]
+    if floats:
+        rows = gather_rows(torch.cat([buffer.detach().double().flatten() for buffer in floats]))
+        means = torch.stack(rows).mean(0).split([buffer.numel() for buffer in floats])
+        for buffer, mean in zip(floats, means, strict=True):
+            buffer.copy_(mean.view_as(buffer))
+    if others:
+        contents = [buffer.detach().flatten().view(torch.uint8) for buffer in others]
+        first, sizes = gather_rows(torch.cat(contents))[0], [len(content) for content in contents]
+        for buffer, content in zip(others, first.split(sizes), strict=True):
+            buffer.copy_(content.clone().view(buffer.dtype).view_as(buffer))
 
 
 def content_of(tensor: torch.Tensor) -> memoryview:

@@ -116,7 +116,9 @@ def test_a_damaged_file_that_stays_is_not_said_to_be_removed(
         raise PermissionError
 
     monkeypatch.setattr(Path, "unlink", closed)
-    with pytest.raises(UserError, match=r"not to be removed: remove .*models--me--it: the same"):
+    with pytest.raises(
+        UserError, match=r"and it could not be removed: remove .*models--me--it, and"
+    ):
         downloads.check_downloads("model", "me/it")
     monkeypatch.undo()
     monkeypatch.setattr(downloads, "_large_files", lambda folder: [("model.safetensors", blob)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError
 from harness.train.data import probes, text_layout
 from harness.train.data.models import build, loading
-from harness.train.loop.evaluation import scores_alone
+from harness.train.loop.evaluation import logits_first
 from harness.train.measure.metrics import BatchMetrics, check_before
 from tests.support.broken_runs import only_run
 from tests.support.declared import assert_declared
@@ -116,10 +118,22 @@ def test_quality_is_of_the_logits_whatever_else_a_model_returns(
         assert one[name] == other[name]
 
 
+@pytest.mark.process
+def test_a_model_that_returns_a_tensor_is_refused_before_training(tmp_path: Path) -> None:
+    write(tmp_path, model=True)
+    text = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(re.sub(r'return \{"loss".*', "return logits", text))
+    done = script("mine", "--tiny", "--train_size", "64", cwd=tmp_path)
+    assert done.code == 2, done.err
+    assert "Net returned a tensor: it must return a dict with loss and logits" in done.err
+    assert "Traceback" not in done.err
+
+
 def test_a_model_without_logits_is_refused() -> None:
     with pytest.raises(UserError, match=r"returns loss, scores: name its scores.*logits"):
-        scores_alone({"loss": 1, "scores": 2})
-    assert scores_alone((1, 2)) == (1, 2)
+        logits_first({"loss": 1, "scores": 2})
+    assert logits_first((1, 2)) == (1, 2)
+    assert [*logits_first({"loss": 1, "states": 2, "logits": 3})] == ["logits", "loss", "states"]
 
 
 WEIGHED = (
@@ -173,6 +187,99 @@ def test_whether_a_loss_is_a_mean_over_samples(weighed: bool, numbers: str) -> N
     model = scope["Net"](4)
     assert probes.loss_is_mean(model, batch, alone) == (not weighed)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+OWN_LOSS = """
+class Weighs(ExactTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **more):
+        labels = inputs["labels"]
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
+        loss = 2 * loss + 0 * outputs["states"].sum() + 0 * outputs["logits"][0, labels[0]]
+        return (loss, outputs) if return_outputs else loss
+"""
+
+
+@pytest.mark.process
+def test_a_trainer_with_a_loss_of_its_own(tmp_path: Path) -> None:
+    """It gets all that the model returns, and whole batches; quality is of the logits."""
+    write(tmp_path, model=True)
+    argv = ["--max_grad_norm", "0", "--optim", "sgd", "--lr"]
+    plain = trained(tmp_path, *argv, "0.1", "--padding", "batch")
+    shutil.rmtree(tmp_path / "outputs")
+    text = (tmp_path / "mine.py").read_text().replace("\n\ndef main(", f"{OWN_LOSS}\n\ndef main(")
+    text = text.replace('return {"loss"', 'return {"states": states, "loss"')
+    (tmp_path / "mine.py").write_text(text.replace("trainer = ExactTrainer(", "trainer = Weighs("))
+    own = trained(tmp_path, *argv, "0.05")  # half of the rate for twice the loss
+    observed = (only_run(tmp_path / "outputs").read_environment() or {})["observed"]
+    assert observed["padding_reason"] == "the script has a loss of its own"
+    assert own["accuracy"] == plain["accuracy"]
+    assert own["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("drops", "mean"), [
+    ("nn.functional.scaled_dot_product_attention(states, states, states, None, 0.5)", True),
+    ("torch.dropout(states, 0.5, True)", True),
+    ("states * torch.rand(1)", None),
+])  # fmt: skip
+def test_what_is_random_says_nothing_of_a_loss(drops: str, mean: bool | None) -> None:
+    scope: dict[str, Any] = {"nn": torch.nn, "torch": torch}
+    exec(MODEL.replace("states.sum(1)", f"({drops}).sum(1)"), scope)
+    ids = torch.arange(24).reshape(4, 6)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(4)}
+    alone = [{name: value[[row]] for name, value in batch.items()} for row in range(4)]
+    torch.manual_seed(0)
+    if mean is not None:
+        assert probes.loss_is_mean(scope["Net"](4), batch, alone)
+        return
+    with pytest.raises(RuntimeError, match="differs from pass to pass"):
+        probes.loss_is_mean(scope["Net"](4), batch, alone)
+
+
+CONTRASTIVE = """
+        near = torch.nn.functional.normalize(states.mean(1), dim=-1)
+        alike = (labels[:, None] == labels) & ~torch.eye(len(labels), dtype=torch.bool)
+        loss = nn.functional.cross_entropy(logits, labels) - ((near @ near.T) * alike).sum()
+        return {"loss": loss, "logits": logits}
+"""
+
+
+@pytest.mark.parametrize("kind", ["mean", "last class", "pairs", "classes"])
+def test_losses_are_tried_with_texts_of_every_class(kind: str, tmp_path: Path) -> None:
+    """Also a weight of the class with the longest texts, and a term of pairs of one class."""
+    classes = 65 if kind == "classes" else 10
+    lengths = np.concatenate([np.full(3, 3 + n) for n in range(classes)])
+    batches = text_batches(tmp_path, lengths)
+    batches.labels, batches.types = np.repeat(np.arange(classes), 3), None
+    scope: dict[str, Any] = {"nn": torch.nn, "torch": torch}
+    text = MODEL
+    if kind == "last class":
+        weights = f"torch.tensor([1.0] * {classes - 1} + [20.0]).to(logits)"
+        text = text.replace(WEIGHED[0], f"{WEIGHED[0][:-1]}, weight={weights})")
+    if kind == "pairs":
+        text = text[: text.index("        return {")] + CONTRASTIVE[1:]
+    exec(text, scope)
+    torch.manual_seed(0)
+    args: Any = SimpleNamespace(torch_compile=False, neftune_noise_alpha=None)
+    seen = text_layout.arrange(scope["Net"](classes), batches, parse("bert", ["--tiny"]), args)
+    assert seen["padding"] == ("parts" if kind == "mean" else "batch")
+    assert ("loss_of_batch" in seen) == (kind in ("last class", "pairs"))
+    assert ("there are 65 classes" in str(seen["padding_reason"])) == (kind == "classes")
+
+
+def test_batchnorm_mixes_the_texts_of_a_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scope: dict[str, Any] = {"nn": torch.nn, "torch": torch}
+    exec(MODEL, scope)
+    model = scope["Net"](4)
+    model.norm = torch.nn.BatchNorm1d(8)
+    args: Any = SimpleNamespace(torch_compile=False, neftune_noise_alpha=None)
+    batches = text_batches(tmp_path, np.array([3, 5, 9]))
+    batches.types = None
+    seen = text_layout.arrange(model, batches, parse("bert", ["--tiny"]), args)
+    assert seen["padding_reason"] == "BatchNorm mixes the texts of a batch"
+    assert "is not the mean of those of its texts" in seen["loss_of_batch"]
+    assert "to split a batch otherwise is another training" in capsys.readouterr().err
 
 
 def test_a_script_with_a_loss_of_its_own_reads_whole_batches(tmp_path: Path) -> None:

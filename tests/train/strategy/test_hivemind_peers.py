@@ -50,6 +50,7 @@ def updates(folder: Path) -> int:
         (["--optim", "adafactor"], "adamw_torch, adamw_torch_fused, sgd"),
         (["--lr_scheduler_type", "reduce_lr_on_plateau"], "reduce_lr_on_plateau"),
         (["--initial_peers", "10.0.0.1:4000"], "10.0.0.1:4000: not an address such as"),
+        (["--initial_peers", "/ip6/fe80::1/tcp/4000/p2p/12D3"], "12D3: not an address such as"),
         (["--target_batch", "16"], "one peer alone brings 32"),
     ],
 )
