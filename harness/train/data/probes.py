@@ -131,9 +131,9 @@ def _is_mean(
     dtype: torch.dtype | None,
     tolerance: float,
 ) -> bool:
-    losses = []
+    converted, losses = twin(model, dtype=dtype), []
     for inputs in (batch, batch, *parts):
-        copied = twin(model, dtype=dtype).train()
+        copied = twin(converted).train()  # with the weights of the other, and buffers of its own
         for module in copied.modules():
             if isinstance(module, WITH_DROPOUT):
                 module.eval()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -142,8 +143,13 @@ def _mixes(model: nn.Module, batches: TextBatches) -> str | None:
         {name: value.to(device) for name, value in for_model(batches(rows)).items()}
         for rows in (texts, *([text] for text in texts))
     )
+    return _tried(problem, lambda: not probes.loss_is_mean(model, together, alone))
+
+
+def _tried(problem: str, has_it: Callable[[], bool]) -> str | None:
+    """The problem if the model has it, or why that cannot be found out; else None."""
     try:
-        return None if probes.loss_is_mean(model, together, alone) else problem
+        return problem if has_it() else None
     except UserError:
         raise
     except Exception as error:  # any model of a user may fail in float64, and training goes on
@@ -163,13 +169,7 @@ def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
         {name: value[:1].to(device) for name, value in for_model(batches(rows)).items()}
         for rows in (texts[:1], texts)
     )
-    try:
-        return problem if probes.reads_padding(model, alone, padded) else None
-    except UserError:
-        raise
-    except Exception as error:  # any model of a user may fail in float64, and training goes on
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        return f"whether {problem} {NOT_TRIED}: {reason}"
+    return _tried(problem, lambda: probes.reads_padding(model, alone, padded))
 
 
 def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -> str | None:
