@@ -273,7 +273,7 @@ def predict(parser: Parser) -> None:
     add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")
     add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
     scopes = setting("sync_scope")
-    add("--sync_scope", type=scopes, default="node", help="node or rank: what trains apart (node)")
+    add("--sync_scope", type=scopes, help="what trains apart: node or rank (as in a run)")
     add("--fragments", type=integer, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")
     add("--blocks", type=integer, help="layers that fsdp gathers one at a time")

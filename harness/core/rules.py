@@ -24,6 +24,7 @@ from harness.core.strategies import (
     Strategy,
     is_off,
     strategy_of,
+    usual_scope,
     with_exchange,
 )
 from harness.core.tasks import TASKS, task_of
@@ -367,7 +368,8 @@ def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
     refuse(ELASTIC, Combination(settings, world))
     most = asked_processes(settings) if world.elastic else world.size
     name = settings.strategy or ("ddp" if most > 1 else "single")
-    settings = _with_own_defaults(replace(settings, strategy=name))
+    nodes = world.nodes if settings.setup is None else parse_setup(settings.setup)[0]
+    settings = _with_own_defaults(replace(settings, strategy=name), nodes)
     strategy = strategy_of(settings)
     refuse(PROCESSES + BALANCE, Combination(settings, world))
     if strategy.processes == "peers":
@@ -389,7 +391,7 @@ def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
     return settings
 
 
-def _with_own_defaults(settings: Settings) -> Settings:
+def _with_own_defaults(settings: Settings, nodes: int) -> Settings:
     """The settings with the defaults of the strategy's own flags."""
     refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
     if settings.compress == "powersgd:1":
@@ -397,6 +399,8 @@ def _with_own_defaults(settings: Settings) -> Settings:
     own = strategy_of(settings).own
     missing = {n: v for n, v in own.items() if is_off(getattr(settings, n))}
     settings = replace(settings, **missing)
+    if "sync_scope" in own and settings.sync_scope is None:
+        settings = replace(settings, sync_scope=usual_scope(nodes))
     refuse(SCHEDULES, Combination(settings))
     return settings
 

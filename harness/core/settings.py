@@ -179,7 +179,7 @@ class Settings:
         "updates that local_sgd and diloco make together, as ddp does, before they train apart (0)")
     sync_scope: str | None = flag(None, "text", "Slow links",
         "what trains apart between two exchanges: every node, whose processes share gradients at "
-        "each update, or every rank (node)", choices=("node", "rank"))
+        "each update, or every rank (node; rank on one node)", choices=("node", "rank"))
     outer_lr: float | None = flag(None, "positive", "Slow links",
         "diloco's learning rate for the averaged deltas (0.7)")
     outer_momentum: float | None = flag(None, "share", "Slow links",

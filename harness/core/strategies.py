@@ -59,7 +59,7 @@ class _Strategies(dict[str, Strategy]):
 
 
 # Flags of strategies whose units train apart from one exchange to the next.
-PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": "node"}
+PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": None}
 STRATEGIES = _Strategies({
     "single": Strategy("single", "one process on one device", "nothing", "one"),
     "dp": Strategy(
@@ -91,6 +91,9 @@ STRATEGIES = _Strategies({
 })  # fmt: skip
 
 
+# Strategies whose processes find each other without a launcher, may miss epochs and have no group.
+OF_PEERS = frozenset(name for name, each in STRATEGIES.items() if each.processes == "peers")
+
 # Compressions whose codes each process makes itself, as one row; bf16 and fp16 are torch's hooks.
 GRADIENT_CODES = ("int8", "int4")
 
@@ -118,6 +121,11 @@ def strategy_of(settings: Settings) -> Strategy:
 def is_apart(settings: Settings) -> bool:
     """Whether weights differ between processes from one exchange to the next."""
     return strategy_of(settings).apart
+
+
+def usual_scope(nodes: int) -> str:
+    """What trains apart unless --sync_scope says: every node, or the processes of a single one."""
+    return "node" if nodes > 1 else "rank"
 
 
 def with_exchange(settings: Settings) -> Settings:

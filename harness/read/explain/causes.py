@@ -234,8 +234,6 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
         less_often = f"{LARGER_BATCH}, or --strategy ddp where memory allows it"
     if context.strategy == "ddp":
         less_often += ", --strategy diloco or local_sgd"
-        if context.nodes == 1:  # whose processes are one replica otherwise
-            less_often += " with --sync_scope rank"
     if limit in ("delay", BOTH) and context.other_exchange:
         less_often += f", or --exchange {context.other_exchange}"
     if limit == "delay":

@@ -121,11 +121,26 @@ def test_a_run_that_is_too_short_to_exchange_says_so(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
+def test_the_processes_of_a_single_node_train_apart(strategy: str) -> None:
+    scopes = [
+        parse("bert", ["--strategy", strategy, *more], launched(*shape)).sync_scope
+        for shape, more in (
+            ((1, 2), ()),
+            ((2, 2), ()),
+            ((1, 2), ("--sync_scope", "node")),
+            ((2, 2), ("--sync_scope", "rank")),
+        )
+    ]
+    assert scopes == ["rank", "node", "node", "rank"]
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco"])
 def test_on_one_node_it_says_that_it_exchanges_as_ddp(
     strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = World(per_node=2)
-    replica = exchange("--strategy", strategy, "--sync_every", "20", world=pair)
+    way = ["--strategy", strategy, "--sync_every", "20", "--sync_scope", "node"]
+    replica = exchange(*way, world=pair)
     replica.begin(12)
     line = capsys.readouterr().err
     assert line == (
