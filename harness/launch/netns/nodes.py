@@ -22,6 +22,7 @@ from harness.core.links import Link, Network, link_of
 from harness.core.process import GRACE_S, ending_signals
 from harness.core.provenance import NODES_LINK, SHARED_GPUS
 from harness.core.settings import UserError
+from harness.core.strategies import OF_PEERS
 from harness.core.tasks import TASKS
 from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
@@ -187,12 +188,13 @@ def torchrun_of_ours(command: list[str]) -> list[str]:
 
 
 def refuse_apart(command: list[str]) -> None:
-    """Refuse a command that would train each node alone, into one record: only hivemind peers find
-    each other without a launcher.
+    """Refuse a command that would train each node alone, into one record: only peers find each
+    other without a launcher.
     """
     script = next((word for word in command[1:] if not word.startswith("-")), "")
     is_ours = Path(command[0]).name.startswith("python") and Path(script).name in OUR_SCRIPTS
-    peers = "--strategy=hivemind" in command or ("--strategy", "hivemind") in pairwise(command)
+    words = {*command, *map("=".join, pairwise(command))}
+    peers = any(f"--strategy={name}" in words for name in OF_PEERS)
     if is_ours and not peers:
         line = shlex.join(["torchrun", *command[command.index(script) :]])
         raise UserError(f"each node would train alone: did you mean -- {line}?")

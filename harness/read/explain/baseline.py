@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.records import RunFolder, find_runs
+from harness.core.settings import SETUP
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.grouping import by_key
 from harness.read.records.comparable import SPEED, judge
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
-from harness.read.records.recorded import SETUP_FOLDER, UNREADABLE, warn
+from harness.read.records.recorded import UNREADABLE, warn
 from harness.read.records.runs import Run, read_run
 
 # What may differ in a baseline that was not named: how work is split and exchanged, and settings
@@ -70,7 +71,7 @@ def _folders_near(path: Path) -> list[RunFolder]:
     """The runs of the records folder that holds this path, without those of folders in it. A folder
     of LogCallback alone stands by itself: the folders above it are the user's, not ours to read.
     """
-    if not SETUP_FOLDER.fullmatch(path.parent.name):
+    if not SETUP.fullmatch(path.parent.name):
         return []
     root = path.parents[2]
     return without_copies([f for f in find_runs(root) if f.path.parents[2] == root])[0]

@@ -31,8 +31,8 @@ from harness.core.schema.checks import check_fields, fields, quality_of_epochs
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
-from harness.core.settings import Settings, UserError, flag_fields, nearest
-from harness.core.strategies import SENT_DIRECTLY
+from harness.core.settings import SETUP, Settings, UserError, flag_fields, nearest
+from harness.core.strategies import OF_PEERS, SENT_DIRECTLY
 
 # The outcome of a record that is not believed; no file holds this value.
 UNREADABLE = "unreadable"
@@ -42,7 +42,6 @@ MOST_NAMED = 10  # records, in the warnings
 NEARLY = 1 - 1e-6  # factor that allows for the rounding of sums
 
 # A folder that a run of this project has made: its set-up, and below it the name of the run.
-SETUP_FOLDER = re.compile(r"\d+_\d+(_[A-Za-z0-9.-]+)?")
 RUN_FOLDER = re.compile(r".*_s\d+(_[a-z0-9]+)*_[0-9a-f]{8}")
 
 
@@ -233,7 +232,7 @@ def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
     except TypeError:
         raise UserError("settings.json lacks settings that the name of the folder has") from None
     setup = (path if len(path.parts) > 1 else path.absolute()).parent.name
-    elsewhere = SETUP_FOLDER.fullmatch(setup) and setup != settings.get("setup")
+    elsewhere = SETUP.fullmatch(setup) and setup != settings.get("setup")
     if elsewhere or not path.name.startswith(f"{expected}_"):
         named = f"{settings.get('setup')!s:.40}/{expected:.100}"
         raise UserError(f"settings.json is that of another run: {named}_...")
@@ -273,8 +272,8 @@ def check_links(environment: Mapping[str, Any], where: object) -> None:
 def _check_epochs(record: Recorded) -> None:
     """One row for each epoch, in order. The last may end inside an epoch (--max_steps)."""
     before = 0.0
-    # Peers of hivemind skip epochs that they missed; scripts of users evaluate when they want.
-    in_steps = is_ours(record.settings) and record.settings.get("strategy") != "hivemind"
+    # Peers skip epochs that they missed; scripts of users evaluate when they want.
+    in_steps = is_ours(record.settings) and record.settings.get("strategy") not in OF_PEERS
     for n, row in enumerate(record.epochs):
         epoch = row.get("epoch")
         if epoch is None:

@@ -36,7 +36,7 @@ ROUND_TRIPS_S = 0.3  # short ones are repeated so long: other programs may take 
 NEEDED_ROUND_TRIPS = 16
 # The kinds of messages.
 PING, BULK, MEASURE, ANSWER, END = range(5)
-UNKNOWN = math.nan
+NOT_MEASURED = math.nan
 
 
 @dataclass
@@ -221,7 +221,7 @@ def _lead(world: World, channel: TensorChannel, until_s: float) -> list[dict[str
         lower, upper = (_leader(world, node) for node in nodes)
         left_s = until_s - time.perf_counter()
         share_s = left_s / (len(pairs) - number)
-        result = [UNKNOWN] * 4
+        result = [NOT_MEASURED] * 4
         if left_s > 0:
             channel.send_message(upper, ANSWER, lower)
             if lower == 0:
@@ -271,7 +271,7 @@ def measure_pair(channel: TensorChannel, peer: int, share_s: float, left_s: floa
 
     transfer = climb(once, LARGEST_TRANSFER, until_s, is_enough)
     channel.send_message(peer, END)
-    return [least, statistics.median(trips), *(transfer or (UNKNOWN, UNKNOWN))]
+    return [least, statistics.median(trips), *(transfer or (NOT_MEASURED, NOT_MEASURED))]
 
 
 def _round_trip(channel: TensorChannel, peer: int) -> float:
