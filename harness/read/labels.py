@@ -13,7 +13,7 @@ from typing import Any
 from harness.core.identity import number
 from harness.core.strategies import OF_ONE_STRATEGY, is_off, own_strategy
 
-STRATEGY = "strategy"
+STRATEGY, BATCH = "strategy", "per_gpu_batch"
 UNKNOWN = "-"
 SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")  # of a number, also in brackets
 

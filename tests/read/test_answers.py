@@ -16,7 +16,7 @@ from harness.read.compare.answers import answers, finding
 from harness.read.compare.compare import compare, judgement
 from harness.read.explain.explain import _notes, memory_bounds
 from harness.read.explain.time_breakdown import REST
-from harness.read.figures.time import _parts
+from harness.read.figures.breakdown import _parts
 from harness.read.predict.facts import Overrides, step_s
 from harness.read.records.comparable import TARGET as TO_TARGET
 from harness.read.records.comparable import judge, without_times

@@ -103,7 +103,7 @@ def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
         " the highest accuracy has 4 in 1, 16 in 1 (beyond the noise in 2)."
     ]
     shown, _ = sweep_table(sweep)
-    assert shown.fastest == fastest_batch(sweep) and shown.fastest[0] in markdown(shown)
+    assert shown.best == fastest_batch(sweep) and shown.best[0] in markdown(shown)
     asked = "up to which batch larger ones pay: python -m harness batches "
     assert next_question(sweep) == f"{asked}{plan.folder} --target accuracy=VALUE"
 

@@ -46,7 +46,7 @@ FIGURES = {
     "limits-tiny": "epoch_time.png",
     "demo-tiny": "throughput.png",
     "fsdp": "frontier.png",
-    "learning_rate-tiny": "accuracy.png",
+    "learning_rate-tiny": "learning_rate.png",
     "lora-tiny": "frontier.png",
     "near_and_far-tiny": "throughput.png",
     "news": "epoch_time.png",

@@ -1,5 +1,5 @@
-"""Which batch of a sweep over batches is fastest, and reaches the target soonest, in one sentence,
-and what to ask next.
+"""Which batch of a sweep over batches is fastest, and reaches the target soonest; which learning
+rate has the highest accuracy; each in one sentence. And what to ask next.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from functools import cache
 
 from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair
-from harness.read.compare.compare import ComparedMeasure
 from harness.read.compare.critical_batch import has_enough_batches
 from harness.read.grouping import by_key
 from harness.read.labels import (
+    BATCH,
     TIMES_TO_TARGET,
     heading_of,
     label_text,
     listed,
     plain_text,
+    short_text,
     shown_axes,
 )
 from harness.read.records.baseline import RATE
@@ -27,20 +28,20 @@ from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, Noise, leaders
 
-BATCH = "per_gpu_batch"
 OF_BATCH = (BATCH, "lr")
 NOT_BEYOND = "not beyond the noise"
-MOST_NAMED = 6  # batches
+RATE_OF_UPDATES = "lr"
+MOST_NAMED = 6  # batches, or cases
 _, WALL_TO_TARGET = TIMES_TO_TARGET
 
 
 @dataclass(frozen=True)
 class Best:
-    """The batch of a case that leads all those that may be compared with it."""
+    """The batch or learning rate of a case that leads all those that may be compared with it."""
 
-    batch: str  # or several equal ones; "" where none can be told
+    value: str  # or several equal ones; "" where none can be told
     noise: str  # of its lead over the others; "" where all are equal
-    left_out: str  # batches that are not compared, and why
+    left_out: str  # values that are not compared, and why
     disturbed: bool  # whether only disturbed runs were compared
 
 
@@ -52,13 +53,13 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     cases = _cases(sweep)
     if not cases:
         return []
-    rates = [_best(groups, BY_NAME[RATE]) for groups in cases]
+    rates = [_best(groups, BATCH, RATE) for groups in cases]
     axes, of, case = _axes_of(sweep, cases), "", ""
     if len(cases) > 1:
         of = f" of {len(cases)} cases of {', '.join(map(heading_of, axes))}"
     elif axes and len(cases[0]) < sum(bool(group.values(RATE)) for group in sweep.groups):
         case = f" for {label_text(cases[0][0].label, axes)}"
-    if any(best.batch for best in rates):
+    if any(best.value for best in rates):
         text = f"The fastest {heading_of(BATCH)}{case} is {_told(rates, of)}"
     else:
         why = dict.fromkeys(best.left_out or "each is slower than some other" for best in rates)
@@ -67,10 +68,30 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     if sweep.target:
         more.insert(0, (f"{sweep.target} is reached soonest, by wall time, with", WALL_TO_TARGET))
     for words, name in more:
-        bests = [_best(groups, BY_NAME[name]) for groups in cases]
-        if any(best.batch for best in bests):
+        bests = [_best(groups, BATCH, name) for groups in cases]
+        if any(best.value for best in bests):
             text += f"; {words} {_told(bests, '')}"
     return [f"{text}."]
+
+
+def best_learning_rate(sweep: SweepResults) -> list[str]:
+    """A sentence on the learning rate with the highest accuracy in each case, of those that
+    `compare` compares. Nothing where no two rates of a case are compared.
+    """
+    cases = _alike(sweep, RATE_OF_UPDATES, ACCURACY, (RATE_OF_UPDATES,))
+    bests = [(case, _best(case, RATE_OF_UPDATES, ACCURACY)) for case in cases]
+    known = [(case, best) for case, best in bests if best.value]
+    if not known:
+        return []
+    if len(cases) == 1:
+        return [f"The learning rate with the highest accuracy is {_told([known[0][1]], '')}."]
+    axes, texts = _axes_of(sweep, cases), list[str]()
+    for (value, noise), alike in by_key(known, lambda each: (each[1].value, each[1].noise)).items():
+        names = (short_text(case[0].label, axes) for case, _ in alike)
+        texts.append(f"{value} for {listed(names, ', ', MOST_NAMED)}" + (noise and f" ({noise})"))
+    if unknown := len(cases) - len(known):
+        texts.append(f"not known in {unknown}")
+    return [f"The learning rate with the highest accuracy is {'; '.join(texts)}."]
 
 
 def next_question(sweep: SweepResults) -> str:
@@ -90,13 +111,21 @@ def _cases(sweep: SweepResults) -> list[list[Group]]:
     """Groups with a rate, by case: those of one case differ in their batch alone. Where each batch
     has one learning rate of its own, it belongs to the batch.
     """
-    rated = [group for group in sweep.groups if BATCH in sweep.varied and group.values(RATE)]
     cases: list[list[Group]] = []
-    for groups in by_key(rated, lambda group: _others(group, OF_BATCH)).values():
+    for groups in _alike(sweep, BATCH, RATE, OF_BATCH):
         has_own_rates = len({plain_text(group.label[BATCH]) for group in groups}) == len(groups)
         of_one_rate = by_key(groups, lambda group: _others(group, (BATCH,)))
         cases += [groups] if has_own_rates else of_one_rate.values()
     return [groups for groups in cases if len(groups) > 1]
+
+
+def _alike(sweep: SweepResults, axis: str, measure: str, but: Collection[str]) -> list[list[Group]]:
+    """Groups that have the measure, where this axis varies, by the values of all axes but these;
+    several of each.
+    """
+    known = [group for group in sweep.groups if axis in sweep.varied and group.values(measure)]
+    alike = by_key(known, lambda group: _others(group, but)).values()
+    return [groups for groups in alike if len(groups) > 1]
 
 
 def _axes_of(sweep: SweepResults, cases: Sequence[Sequence[Group]]) -> tuple[str, ...]:
@@ -112,7 +141,9 @@ def _others(group: Group, but: Collection[str]) -> Hashable:
     return group.machine, *(str(value) for axis, value in group.label.items() if axis not in but)
 
 
-def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
+def _best(groups: Sequence[Group], axis: str, name: str) -> Best:
+    measure = BY_NAME[name]
+
     @cache
     def between(one: int, other: int) -> Estimate | str:
         return Pair(groups[one], groups[other]).estimate(measure)
@@ -138,33 +169,33 @@ def _best(groups: Sequence[Group], measure: ComparedMeasure) -> Best:
     compared = max(map(comparable, firsts), key=len)
     apart = [n for n in range(len(groups)) if n not in compared]
     whys = [next(w for o in compared if isinstance(w := between(n, o), str)) for n in apart]
-    left_out = _left_out([groups[n] for n in apart], whys, measure)
+    left_out = _left_out([groups[n] for n in apart], whys, axis, name)
     if len(compared) < 2:
         (alone,) = (groups[n] for n in compared)
         is_best = all(isinstance(why, Missed) for why in whys) and not alone.missed(measure.name)
-        return Best(_batch(alone) if is_best else "", "", left_out, False)
+        return Best(_value(alone, axis) if is_best else "", "", left_out, False)
     first = leaders(compared, lead, measure.equal)
     judged = [lead(first[0], o).judged(measure.equal) for o in compared if first and o != first[0]]
-    *others, last = (_batch(groups[n]) for n in first) if first else [""]
-    name = f"{', '.join(others)} and {last}, equal" if others else last
-    return Best(name, _noise(judged), left_out, busy[compared[0]])
+    *others, last = (_value(groups[n], axis) for n in first) if first else [""]
+    values = f"{', '.join(others)} and {last}, equal" if others else last
+    return Best(values, _noise(judged), left_out, busy[compared[0]])
 
 
-def _left_out(others: Sequence[Group], whys: Sequence[str], measure: ComparedMeasure) -> str:
-    """The batches that are not compared, by the reason."""
+def _left_out(others: Sequence[Group], whys: Sequence[str], axis: str, measure: str) -> str:
+    """The values that are not compared, by the reason."""
     reasons: dict[str, list[str]] = {}
     for group, why in zip(others, whys, strict=True):
         if isinstance(why, Missed):
-            missed = len(group.missed(measure.name))
+            missed = len(group.missed(measure))
             why = f"missed it in {missed} of {len(group.finished)} runs"
-        reasons.setdefault(why, []).append(_batch(group))
+        reasons.setdefault(why, []).append(_value(group, axis))
     texts = (f"{listed(names, ', ', MOST_NAMED)} {why}" for why, names in reasons.items())
     return "; ".join(texts)
 
 
 def _noise(judged: Sequence[Noise]) -> str:
-    """How sure it is that one batch leads all others: as sure as its least sure lead. Equal batches
-    do not lead each other; one seed alone does not always tell whether they are alike.
+    """How sure it is that one value leads all others: as sure as its least sure lead. Equal ones do
+    not lead each other; one seed alone does not always tell whether they are alike.
     """
     for least in (Noise.WITHIN, Noise.UNKNOWN, Noise.NO_SPREAD, Noise.BEYOND):
         if least in judged:
@@ -172,20 +203,20 @@ def _noise(judged: Sequence[Noise]) -> str:
     return ""
 
 
-def _batch(group: Group) -> str:
-    return plain_text(group.label[BATCH])
+def _value(group: Group, axis: str) -> str:
+    return plain_text(group.label[axis])
 
 
 def _told(bests: Sequence[Best], of: str) -> str:
-    """The batch, if there is one case; else each batch with the number of its cases."""
-    known = [best for best in bests if best.batch]
+    """The value, if there is one case; else each value with the number of its cases."""
+    known = [best for best in bests if best.value]
     if len(bests) == 1:
         (best,) = known
         remarks = [best.noise, best.left_out, "all runs disturbed" if best.disturbed else ""]
-        text = best.batch
+        text = best.value
     else:
-        batches = Counter(best.batch for best in known)
-        text = ", ".join(f"{name} in {count}" for name, count in batches.most_common()) + of
+        values = Counter(best.value for best in known)
+        text = ", ".join(f"{name} in {count}" for name, count in values.most_common()) + of
         clear = sum(best.noise == Noise.BEYOND for best in known)
         noises = {best.noise for best in known} - {""}
         noise = noises.pop() if len(noises) == 1 else NOT_BEYOND if noises else ""

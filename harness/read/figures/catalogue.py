@@ -17,6 +17,7 @@ from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import MEMORY, answers, finding
+from harness.read.compare.fastest import best_learning_rate
 from harness.read.drawing import (
     KINDS,
     WIDTH,
@@ -26,7 +27,9 @@ from harness.read.drawing import (
     page_width,
     save,
 )
+from harness.read.figures.breakdown import where_time_went
 from harness.read.figures.curves import (
+    accuracy_by_learning_rate,
     epoch_time_by_batch,
     groups_by_batch,
     scaling_efficiency,
@@ -42,7 +45,6 @@ from harness.read.figures.time import (
     targets_of,
     time_to_accuracy,
     toward,
-    where_time_went,
 )
 from harness.read.figures.usage import usage
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name, shown_axes
@@ -78,6 +80,9 @@ FIGURES = {
     "loss": FigureKind(loss_by_epoch, "Loss by epoch", of_times=False),
     "own_metrics": FigureKind(own_metrics_by_epoch, "Own metrics by epoch", of_times=False),
     "epoch_time": FigureKind(epoch_time_by_batch, "Time and accuracy by batch", (RATE, ACCURACY)),
+    "learning_rate": FigureKind(
+        accuracy_by_learning_rate, "Accuracy by learning rate", (ACCURACY,), of_target=True
+    ),
     "throughput": FigureKind(throughput, "Throughput by number of devices", (RATE,)),
     "efficiency": FigureKind(scaling_efficiency, "Scaling efficiency"),
     "time_to_accuracy": FigureKind(
@@ -134,6 +139,8 @@ def headline(sweep: SweepResults) -> str:
 
 def _finding(name: str, sweep: SweepResults) -> str:
     about = FIGURES[name].about
+    if name == "learning_rate" and (best := best_learning_rate(sweep)):
+        return best[0].removesuffix(".")
     if name == "frontier":  # whose costs depend on the sweep
         costs = [*TIMES_TO_TARGET] if _reaches_target(sweep) else [RATE]
         about = (*costs, *[MEMORY] * (MEMORY in (sweep.columns or ())), ACCURACY)
@@ -159,6 +166,8 @@ def draw_all(
 def figure_for(sweep: SweepResults) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
     has_link, varied = "link" in sweep.axes, sweep.naming
+    if "lr" in varied and [*(sweep.baseline or {})] == ["lr"] and _varies(sweep, "lr"):
+        return "learning_rate"  # whatever else varies, the question is about the rate
     if has_link and "per_gpu_batch" in varied and _has_one_process(sweep):
         return "prediction"
     ways = {STRATEGY, *OF_ONE_STRATEGY} & {*varied}
@@ -173,7 +182,7 @@ def figure_for(sweep: SweepResults) -> str:
         return "propagation"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),
-        ("lr", "accuracy"),
+        ("lr", "learning_rate"),
         ("setup", "throughput"),
     ):
         if axis in varied and _varies(sweep, axis):

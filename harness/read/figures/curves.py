@@ -27,15 +27,13 @@ from harness.read.figures.panels import (
     same_scale,
     without_place,
 )
-from harness.read.labels import STRATEGY
+from harness.read.labels import BATCH, STRATEGY
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency, is_single_of
 from harness.read.records.comparable import ACCURACY
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import doubling_axis, fitted
-
-BATCH = "per_gpu_batch"
 
 
 def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
@@ -58,6 +56,23 @@ def epoch_time_by_batch(sweep: SweepResults, styles: Styles) -> Drawn:
             f"not drawn, as they differ from all lines in more than one thing: {names}"
         )
     return drawn
+
+
+def accuracy_by_learning_rate(sweep: SweepResults, styles: Styles) -> Drawn:
+    """Final accuracy over the learning rate, a line for each of what else varies; below, with a
+    target, the training time to it, otherwise the loss.
+    """
+    begun = [g for g in sweep.groups if g.finished or failures(g)]
+    groups = [g for g in begun if is_number(g.setting("lr"))]
+    if len({g.setting("lr") for g in groups}) < 2:
+        raise NothingToDraw("the learning rate does not vary")
+    second = {"eval_loss": "final evaluation loss"}
+    if sweep.target is not None:
+        second = {"tta_train_s": f"training time to\n{sweep.target} (s)"}
+    return _against(
+        sweep, styles, groups, lambda g: float(g.setting("lr")), ("lr",), "learning rate",
+        {ACCURACY: "final accuracy", **second},
+    )  # fmt: skip
 
 
 def groups_by_batch(sweep: SweepResults) -> tuple[list[Group], list[Group]]:

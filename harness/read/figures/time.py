@@ -1,4 +1,4 @@
-"""Time to a target accuracy, accuracy against cost, and the breakdown of the time of runs."""
+"""Time to a target accuracy, and accuracy against cost."""
 
 from __future__ import annotations
 
@@ -12,30 +12,15 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import drawing as kit
+from harness.read.compare.answers import MEMORY
 from harness.read.drawing import Drawn, NothingToDraw, Style
-from harness.read.explain.time_breakdown import (
-    COMMUNICATION,
-    COMPUTE,
-    DATA,
-    EVALUATION,
-    FIRST,
-    PARTS,
-    REST,
-    SAVING,
-    STRAGGLERS,
-    UNSEPARATED,
-    mean_breakdown,
-    time_breakdown,
-)
 from harness.read.figures.panels import (
     Panel,
     Series,
     Styles,
     axis_text,
-    failed_groups,
     failures,
     left_out,
     run_name,
@@ -48,8 +33,6 @@ from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
     column_of,
-    counted,
-    duration,
     heading_of,
     short_text,
     shown_axes,
@@ -68,12 +51,13 @@ COSTS = (
     ("train_time_s", "training time (s)", 1.0),
     (WALL_OF_TRAINING, "wall time, measuring aside (s)", 1.0),
     ("energy_j", "energy of the devices (kJ)", 1e3),
+    (MEMORY, "peak memory of a device (GiB)", 1.0),  # where the sweep asks for it
 )
 
 Times = list[tuple[Run, float]]
 
 
-def _row_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str], float]:
+def group_names(sweep: SweepResults, groups: Sequence[Group]) -> tuple[list[str], float]:
     """A name for the row of each group, of what tells the groups apart, and the height of a row."""
     axes = [a for a in sweep.naming if len({str(group.label.get(a)) for group in groups}) > 1]
     if {*axes} & {*OF_ONE_STRATEGY} and STRATEGY in sweep.naming:
@@ -124,7 +108,7 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
     of_quality = any(group.values(ACCURACY) for _, rows in blocks for group, _ in rows)
     measures = (*TIMES_TO_TARGET, *[ACCURACY] * of_quality)
     wide = len(measures) if kit.panels_per_row(len(measures)) == len(measures) else 1
-    named = [_row_names(sweep, [group for group, _ in rows[:MOST_ROWS]]) for _, rows in blocks]
+    named = [group_names(sweep, [group for group, _ in rows[:MOST_ROWS]]) for _, rows in blocks]
     heights = [height * len(names) + 0.7 for names, height in named]
     figure, axes = kit.grid([h for h in heights for _ in range(len(measures) // wide)], wide)
     drawn, texts = Drawn(figure, notes=notes), []
@@ -248,7 +232,7 @@ class TradeOff(NamedTuple):
 
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
-    """Accuracy over training time, wall time, energy; a line joins what nothing cheaper beats."""
+    """Accuracy over time, energy and memory; a line joins what nothing cheaper beats."""
     measured = [group for group in sweep.groups if group.values(ACCURACY)
                 and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
     if not measured:
@@ -259,7 +243,8 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         groups += _comparable(sweep, of_case, others)
     reasons = [f"{kit.listed(names, ', ')} ({why})" for why, names in others.items()]
     notes = [f"left out, as not comparable with the others: {'; '.join(reasons)}"] * bool(reasons)
-    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)]
+    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)
+             and (cost[0] != MEMORY or MEMORY in (sweep.columns or ()))]  # fmt: skip
     names, of_names, more = _named_styles(sweep, groups, styles)
     notes += more
     counts = Counter(_case(group, given) for group in groups)
@@ -407,7 +392,7 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
         cheaper_ones.append(point)
     axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=kit.FAINT,
               linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
-    texts, above, before = [], False, best[0]
+    texts, above, before = list[str](), False, best[0]
     width, height = (max(ends) - min(ends) for ends in zip(*(p[1:] for p in points), strict=True))
     for number, (group, cost, quality) in enumerate(best, 1):
         # The step line leaves free the place below right and, if that is taken, above left.
@@ -427,74 +412,3 @@ def _is_better(one: TradeOff, other: TradeOff) -> bool:
     if judged in (Noise.NO_SPREAD, Noise.UNKNOWN):
         return one.quality > other.quality
     return judged == Noise.BEYOND and (gain.value or 0.0) > 0
-
-
-# Greys: time that the records do not separate. Hatches help where colours do not.
-LOOKS = {
-    COMPUTE: ("#009E73", ""), DATA: ("#E69F00", ".."), COMMUNICATION: ("#D55E00", "//"),
-    STRAGGLERS: ("#CC79A7", ""), UNSEPARATED: ("#9FB8C8", ""), FIRST: ("#F0E442", ""),
-    EVALUATION: ("#0072B2", "\\\\"), SAVING: ("#56B4E9", ""), REST: ("#C8C8C8", ""),
-}  # fmt: skip
-
-
-def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
-    """The time of a run as stacked parts that add up to all of it, means over the seeds."""
-    unknown: dict[str, list[str]] = {}
-    rows = [(group, p) for group in sweep.groups if (p := _parts(sweep, group, unknown))]
-    reasons = [f"{why} ({_counted(names)})" for why, names in unknown.items()]
-    if not rows:
-        why = "; ".join(reasons) or "none finished"
-        raise NothingToDraw(f"no run tells where its time went: {why}")
-    notes = [*left_out(len(rows) - MOST_ROWS, "groups"), *(f"not drawn: {why}" for why in reasons)]
-    if failed := failed_groups(sweep):
-        notes.append(f"failed runs are left out: {failed}")
-    rows = rows[:MOST_ROWS]
-    names, height = _row_names(sweep, [group for group, _ in rows])
-    figure, (axes,) = kit.grid([height * len(rows) + 0.9])
-    left = [0.0] * len(rows)
-    for name in PARTS:
-        widths = [parts.get(name, 0.0) for _, parts in rows]
-        if any(widths):
-            colour, hatch = LOOKS[name]
-            axes.barh(range(len(rows)), widths, left=left, color=colour, height=0.72, label=name,
-                      hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-    for row, total in enumerate(left):
-        kit.small_text(axes, duration(total), (total, row), (4, 0))
-    named_rows(axes, names)
-    axes.set_xlim(0, max(left) * 1.12)
-    kit.describe(axes, x="time of a run from its start to its end (s), mean over the seeds")
-    kit.legend(figure, {}, axes.get_legend_handles_labels()[0])
-    texts = (f"{sweep.name_of(g)} {duration(sum(p.values()))}: {_shares(p)}" for g, p in rows)
-    return Drawn(figure, "Where the time of a run went. " + kit.listed(texts) + ".", notes)
-
-
-def _parts(sweep: SweepResults, group: Group, unknown: dict[str, list[str]]) -> dict[str, float]:
-    """Mean parts of the runs that record them; adds the others to `unknown` by reason."""
-    breakdowns = []
-    for run in group.timed:
-        if run.other_batches or group.has_unlike_threads:
-            why = "runs had unlike numbers of threads per process"
-            why = "run in another batch per process than asked for" if run.other_batches else why
-            unknown.setdefault(why, []).append(sweep.short_name_of(group))
-            continue
-        try:
-            breakdowns.append(time_breakdown(run))
-        except UserError as error:
-            reason = str(error).removeprefix(f"{run.recorded_folder.path} ")
-            unknown.setdefault(reason, []).append(sweep.short_name_of(group))
-    if not breakdowns:
-        return {}
-    mean = mean_breakdown(breakdowns)
-    return {n: mean.updates * value for n, value in mean.parts.items() if value is not None}
-
-
-def _counted(names: Sequence[str]) -> str:
-    """Each group's name once, with how many of its runs."""
-    counts = Counter(names).items()
-    return kit.listed((f"{name}: {counted(n, 'run')}" for name, n in counts), ", ")
-
-
-def _shares(parts: dict[str, float]) -> str:
-    total = sum(parts.values())
-    return ", ".join(f"{name} {value / total:.0%}" for name, value in parts.items() if value)

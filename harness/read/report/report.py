@@ -178,7 +178,7 @@ def _section_of(
         name=name,
         table=table,
         headline="; ".join(
-            filter(None, (headline(sweep) or " ".join(table.fastest), tally(table.verdicts)))
+            filter(None, (headline(sweep) or " ".join(table.best), tally(table.verdicts)))
         ),
         hypothesis=sweep.hypothesis or (NO_HYPOTHESIS if sweep.has_question else ""),
         answers=_answers(sweep, table),
@@ -206,7 +206,7 @@ def _repeat(sweep: SweepResults) -> str:
 def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
     compared = [answer.item for answer in table.answers] or [Item(_uncompared(sweep))]
     return [
-        *map(Item, table.verdicts), *map(Item, table.fastest), *compared,
+        *map(Item, table.verdicts), *map(Item, table.best), *compared,
         *map(Item, failed_ways(sweep)),
     ]  # fmt: skip
 

@@ -255,12 +255,14 @@ def spread_text(name: str, row: Row) -> str:
 def number_text(name: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
-    return f"{value:g}" if name == "tta_epochs" else f"{value:,.{decimals(name, value)}f}"
+    return f"{value:,.{decimals(name, value)}f}"
 
 
 def decimals(name: str, value: float) -> int:
     """Decimal places for about three significant digits, or four places of a share or a loss."""
     size = abs(value)
+    if name == "tta_epochs":
+        return 1
     if name in COUNTS:
         return 0 if value == round(value) else 1
     if name.endswith("_gib"):

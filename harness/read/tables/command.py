@@ -262,7 +262,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if options.json:
         print_json({
             "sweep": sweep.name, "question": sweep.question, "hypothesis": sweep.hypothesis,
-            "verdicts": shown.verdicts, "fastest_batch": shown.fastest,
+            "verdicts": shown.verdicts, "best": shown.best,
             "answers": [*map(str, shown.answers)], "rows": rows,
             "runs": [run_row(sweep, run) for run in sweep.runs], "written": files,
             "not_read": sweep.problems,
@@ -274,7 +274,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if shown.hypothesis:
         console.print(f"hypothesis: {shown.hypothesis}")
     show(table)
-    show_list([*map(Item, shown.verdicts), *map(Item, shown.fastest)])
+    show_list([*map(Item, shown.verdicts), *map(Item, shown.best)])
     show_list(answer.item for answer in shown.answers)
     for which, what, path_of_run in shown.not_finished:
         console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
@@ -330,7 +330,7 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
     if shown.verdicts:
         yield "\nWhat the hypothesis says in numbers, where the sweep can judge it:\n"
         yield from markdown_list(map(Item, shown.verdicts))
-    yield from (f"\n{escaped(text)}" for text in shown.fastest)
+    yield from (f"\n{escaped(text)}" for text in shown.best)
     if shown.answers:
         yield "\nAgainst the baseline:\n"
         yield from markdown_list(answer.item for answer in shown.answers)

@@ -12,7 +12,7 @@ from harness.core.records.submitted import JOBS, open_entries
 from harness.core.settings import UserError, nearest
 from harness.read.compare.answers import Answer, all_disturbed, answers
 from harness.read.compare.expected import verdicts
-from harness.read.compare.fastest import fastest_batch
+from harness.read.compare.fastest import best_learning_rate, fastest_batch
 from harness.read.labels import UNKNOWN, column_of, counted, heading_of, label_text, shown_axes
 from harness.read.records.baseline import (
     EFFICIENCY,
@@ -77,7 +77,7 @@ class SweepTable:
     about: str  # what is the same for all rows
     table: Table
     verdicts: list[str]  # on what the hypothesis says in numbers
-    fastest: list[str]  # a sentence about the fastest of several batches
+    best: list[str]  # a sentence on the fastest batch, and one on the best learning rate
     answers: list[Answer]
     legend: list[str]
     notes: list[str]
@@ -113,7 +113,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         about=_about(sweep, rows, same),
         table=Table(headings, lines, keys + sweep.per_node, tuple(right), marks),
         verdicts=verdicts(sweep),
-        fastest=fastest_batch(sweep),
+        best=[*fastest_batch(sweep), *best_learning_rate(sweep)],
         answers=answers(sweep),
         legend=[
             *legend(sweep, rows, columns),
