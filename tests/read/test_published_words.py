@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Hashable
 from pathlib import Path
 
 from harness.read.compare.compare import compare
 from harness.read.records.baseline import RATE
-from harness.read.records.comparable import ACCURACY, QUALITY, values_of
+from harness.read.records.comparable import (
+    ACCURACY,
+    QUALITY,
+    TARGET,
+    measured_against,
+    values_of,
+)
 from harness.read.records.groups import Group
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_sweep
@@ -155,3 +162,25 @@ def test_the_words_about_sharding_are_those_of_the_records(root: Path) -> None:
         losses = zip(ddp.values("train_loss"), fsdp.values("train_loss"), strict=True)
         assert max(abs(one - other) for one, other in losses) < 1e-6
     assert "In fp32 the losses of `ddp` and `fsdp` differ by less than 0.000001" in page
+
+
+def test_the_words_about_learning_rates_are_those_of_the_records(root: Path) -> None:
+    page = " ".join((root / "docs" / "strategies.md").read_text().split())
+    ways: dict[str, dict[float, Group]] = {}
+    for group in read_sweep(root / "records/rates/sweeps/slow_link_rates-tiny").groups:
+        ways.setdefault(group.label["strategy"], {})[group.label["lr"]] = group
+    assert {len(rates) for rates in ways.values()} == {4} and len(ways) == 3
+    ddp = ways["ddp"]
+    assert all(len(group.finished) == 5 for rates in ways.values() for group in rates.values())
+    epochs = {lr: statistics.fmean(group.values("tta_epochs")) for lr, group in ddp.items()}
+    least = min(epochs.values())
+    assert [lr for lr, value in epochs.items() if value == least] == [0.0007, 0.0015]
+    assert f"the fewest epochs to the target, {least:.1f} in the mean, with 0.0015" in page
+    assert max(ddp, key=lambda lr: ddp[lr].mean(ACCURACY) or 0.0) == 0.0015
+    for strategy in ("local_sgd", "diloco"):
+        usual = ways[strategy].pop(0.0015)
+        for group in ways[strategy].values():
+            gain = difference(accuracies(group), accuracies(usual))
+            assert (gain.low or -1) <= 0
+            faster = measured_against(group, usual, "tta_train_s", TARGET)
+            assert faster.value is not None and (faster.high or math.inf) >= 1
