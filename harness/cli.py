@@ -218,11 +218,14 @@ def import_(parser: Parser) -> None:
         "(f1=[0.90,0.91]) whose name holds the settings, such as bert/2_1_2e-05_16_P100far.txt, or "
         "the trainer_state.json of the Trainer")
     add("--script", type=one_of(*tasks.TASKS), metavar="NAME", help=tasks.names())
-    add("--setup", metavar="N_M[_tag]")
-    names = ("lr", "grad_acc", "epochs", "seed", "model", "dataset", "train_size", "test_size")
-    for name in (*names, "precision", "strategy"):
-        add(f"--{name}", type=setting(name), metavar="VALUE")
-    add("--batch", "--b", "--per_gpu_batch", dest="per_gpu_batch", type=integer, metavar="VALUE")
+    add("--setup", metavar="N_M[_tag]", help="nodes and processes of each")
+    for name in ("lr", "epochs", "seed", "model", "dataset", "train_size", "test_size", "precision",
+                 "strategy"):
+        add(f"--{name}", type=setting(name), metavar="VALUE", help="as the flag of a run")
+    add("--grad_acc", type=integer, metavar="VALUE", help="forward passes per update; without it "
+        "the batch of an update is not known")
+    add("--batch", "--b", "--per_gpu_batch", dest="per_gpu_batch", type=integer, metavar="VALUE",
+        help="samples per process and forward pass")
     add("--source", type=source, metavar="NAME", help="who measured and where: their machine is "
         "then imported:NAME, and records of two sources are never averaged (the format of the "
         "file)")
@@ -272,22 +275,21 @@ def predict(parser: Parser) -> None:
     add("--exchange", type=setting("exchange"), default="auto", help="as of a run (auto)")
     add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")
     add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
-    scopes = setting("sync_scope")
-    add("--sync_scope", type=scopes, help="what trains apart: node or rank (as in a run)")
+    add("--sync_scope", type=setting("sync_scope"), help="node or rank, as a run has it by default")
     add("--fragments", type=integer, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")
     add("--blocks", type=integer, help="layers that fsdp gathers one at a time")
-    add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
     add("--epochs", type=integer, default=1, help="for time, energy and cost (1)")
     add("--restarts", type=natural, default=0, help="times that the run is lost and goes on (0)")
-    add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
-    not_recorded(parser)
+    for_predictions(parser)
     add("--plot", type=picture, metavar="FILE", help="draw samples/s over nodes: png, svg or pdf")
 
 
-def not_recorded(parser: Parser) -> None:
-    """Add the flags for facts that the step-time model needs but records may lack."""
+def for_predictions(parser: Parser) -> None:
+    """Add the flags for facts that predictions need, and that records lack or may lack."""
     add = parser.add_argument
+    add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
+    add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
     add("--gradient_mb", type=positive, help="where the records do not say: 4 bytes a weight")
     add("--train_size", type=integer, help="samples of an epoch, where the records do not say")
     add("--backend", type=one_of("gloo", "nccl"), help="where the records do not say: gloo, nccl")
@@ -304,11 +306,9 @@ def plan(parser: Parser) -> None:
     add("--link", required=True, help="between nodes, one way: 80ms/50mbit or a name")
     add("--target", required=True, metavar="METRIC=VALUE", help="for example accuracy=0.9")
     add("--effective_batch", type=integer, help="only of trainings with this one")
-    add("--emulated", action="store_true", help="nodes share one machine; a link for each pair")
     add("--deadline", type=positive, metavar="HOURS", help="the fewest node-hours within it")
     add("--budget", type=positive, help="node-hours, or money with --cost_per_gpu_hour")
-    add("--cost_per_gpu_hour", type=positive, help="of one device, in any currency")
-    not_recorded(parser)
+    for_predictions(parser)
 
 
 def share(text: str) -> float:
