@@ -140,7 +140,7 @@ class LogCallback(Recorder):
         self.first_update = self.update = state.global_step
         self.losses.begin(state.global_step)
         self.epoch_so_far = self.context.epoch_so_far if self.context else {}
-        self.rank_row.begin(goes_on=self.context is not None or self.first_update > 0)
+        self.rank_row.begin(resumes=self.context is not None or self.first_update > 0)
         if self.context is None and self.telemetry is not None:
             self.telemetry.close()  # left open by a training that broke off
         gather = self.observations.gather

@@ -1,8 +1,8 @@
 """The command line `python -m harness VERB`: the flags of all verbs, each error as one line.
 
-The flags of all verbs are defined here; the work is done by run(options) of the module that VERBS
-names. That module is imported once the command line is known to be right, because pandas,
-matplotlib and torch take seconds to load.
+The flags of all verbs but sweep are defined here; the work is done by run(options) of the module
+that VERBS names. That module is imported once the command line is known to be right, because
+pandas, matplotlib and torch take seconds to load.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from harness.core.records import (
 from harness.core.records.checksums import vouched
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
-from harness.core.records.summary import Rows, of_rows, sum_of
+from harness.core.records.summary import Rows, best_of, of_rows, own_metrics, sum_of
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
@@ -172,7 +172,7 @@ def _discarded_before(rows: Attempts, counted_unix: float) -> float:
     return discarded_s
 
 
-def went_on(folder: RunFolder, launcher_unix: float | None) -> bool:
+def is_resumed(folder: RunFolder, launcher_unix: float | None) -> bool:
     """Whether this launcher has worked on the run before, as it restarts lost processes."""
     times = [row.get("unix") or 0.0 for row in believed(folder)]
     return launcher_unix is not None and max(times, default=0.0) >= launcher_unix
@@ -238,7 +238,7 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
     half, grad_acc = accumulated(own_batch(settings), batch // 2)
     if fits := _fitting(folder, settings, batch):
         reason += f"; {fits} fitted on record, so the largest that fits is {fits} to {batch - 1}"
-    how = "with --auto_batch the same command goes on with" if settings.auto_batch else "to try:"
+    how = "with --auto_batch the same command resumes it with" if settings.auto_batch else "to try:"
     flags = f"--per_gpu_batch {half} --grad_acc {grad_acc}"
     return f"{reason}; {how} {flags}, which is the same effective batch"
 
@@ -288,7 +288,7 @@ def last_batch(folder: RunFolder, settings: Settings) -> int:
 
 
 # Environment variable of a process that continues a run out of memory, whatever --rerun says.
-GOES_ON = "HARNESS_GOES_ON"
+RESUMES = "HARNESS_RESUMES"
 
 
 def batch_to_try(folder: RunFolder, settings: Settings) -> int | None:
@@ -406,8 +406,8 @@ def _are_lost(rows: Attempts) -> bool:
     was not killed has no wall_s.
     """
     starts, ends = starts_of(rows), ends_of(rows)
-    unsaid = any(row.get("wall_s") is None and not row.get("as_reported") for row in ends)
-    return unsaid or bool(starts and starts[0].get("from_update"))
+    is_unknown = any(row.get("wall_s") is None and not row.get("as_reported") for row in ends)
+    return is_unknown or bool(starts and starts[0].get("from_update"))
 
 
 def total_cpu_time(rows: Attempts) -> dict[str, Any]:
@@ -468,31 +468,3 @@ def probe_of(folder: RunFolder) -> CommProbeRecord | None:
 
 def _recorded(folder: RunFolder, name: str) -> Any:
     return believable("environment", folder.read_environment() or {}).get(name)
-
-
-def own_metrics(row: Mapping[str, Any]) -> list[str]:
-    """The numbers of an epoch's row that the script's own compute_metrics gave."""
-    names = (name for name in row if name not in fields("epochs"))
-    return [name for name in names if isinstance(row[name], (int, float))]
-
-
-def metric_name(metric: str) -> str:
-    """The metric's name without prefix or suffix: rmse for rmse:min or eval_rmse."""
-    return metric.removesuffix(":min").removeprefix("eval_")
-
-
-def larger_is_better(metric: str) -> bool:
-    """Whether larger is better: not for the loss, nor for metrics given as NAME:min."""
-    return not metric.endswith(":min") and metric_name(metric) != "loss"
-
-
-def best_of(rows: Rows, metric: str | None) -> dict[str, Any]:
-    """The epoch with the best value of a metric; of equal ones the earliest."""
-    name = metric_name(str(metric))
-    column = "eval_loss" if name == "loss" else name
-    scored = [row for row in rows if row.get(column) is not None]
-    if not scored:
-        return {"best_metric": None, "best_value": None, "best_epoch": None}
-    choose = max if larger_is_better(str(metric)) else min
-    best = choose(scored, key=lambda row: row[column])
-    return {"best_metric": column, "best_value": best[column], "best_epoch": best.get("epoch")}

@@ -50,7 +50,7 @@ NO_MEMORY = re.compile(
 )
 # Python's messages about a library that failed without saying why, as it may if it was refused
 # memory, or about a thread that did not start (its stack takes memory).
-UNSAID = re.compile(r"without (setting an exception|exception set)|can't start new thread")
+WITHOUT_REASON = re.compile(r"without (setting an exception|exception set)|can't start new thread")
 
 
 def install_quit_handlers() -> None:
@@ -112,12 +112,12 @@ def lacks_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     says = isinstance(error, (ImportError, RuntimeError)) and NO_MEMORY.search(str(error))
-    return isinstance(error, MemoryError) or bool(says) or is_unsaid(error)
+    return isinstance(error, MemoryError) or bool(says) or is_without_reason(error)
 
 
-def is_unsaid(error: BaseException) -> bool:
-    unsaid = isinstance(error, (RuntimeError, SystemError)) and UNSAID.search(str(error))
-    return bool(unsaid) and limits_memory()
+def is_without_reason(error: BaseException) -> bool:
+    matched = isinstance(error, (RuntimeError, SystemError)) and WITHOUT_REASON.search(str(error))
+    return bool(matched) and limits_memory()
 
 
 def causes_of(error: BaseException | None) -> list[BaseException]:
@@ -315,10 +315,10 @@ def forked() -> list[int]:
     """
     own = os.getpid()
     children = text_of(Path(f"/proc/{own}/task/{own}/children")).split()
-    return [int(child) for child in children if _words_of(child) == _words_of(own)]
+    return [int(child) for child in children if _command_of(child) == _command_of(own)]
 
 
-def _words_of(pid: int | str) -> str:
+def _command_of(pid: int | str) -> str:
     return text_of(Path(f"/proc/{pid}/cmdline"))
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.core.settings import BEST_METRICS, Settings, UserError, parse_setup, share_of
 from harness.core.strategies import (
+    EACH_UPDATE,
     OF_ONE_STRATEGY,
     SENT_DIRECTLY,
     STRATEGIES,
@@ -230,7 +231,7 @@ SPEEDS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)+")
 BALANCE: tuple[Rule, ...] = _where(lambda s, c: s.balance is not None, (
     (_no_speeds,
      "--balance {s.balance}: expected measured, or a number above 0 for each rank, such as 2,1"),
-    (lambda s, c: s.strategy not in ("ddp", "fsdp"),
+    (lambda s, c: s.strategy not in EACH_UPDATE,
      "--balance {s.balance} does not go with --strategy {s.strategy}, but with ddp and fsdp, whose "
      "ranks make each update together"),
     (lambda s, c: c.world.size == 1,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.core.collectives import MEANS
 from harness.core.settings import NodeError, Settings, parse_setup
 from harness.core.tasks import parsed
 
@@ -27,6 +28,7 @@ class Strategy:
     # Its own flags with their defaults; place() derives those that are None.
     own: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False  # weights differ between processes from one exchange to the next
+    package: str | None = None  # that it needs beside those that are always installed
 
     @property
     def survives_node_loss(self) -> bool:
@@ -87,12 +89,16 @@ STRATEGIES = _Strategies({
     "hivemind": Strategy(
         "hivemind", "peers that come and go, over the internet; together they fill one batch",
         "gradients, every target_batch samples of all peers", "peers", compress=("fp16", "int8"),
-        own={"target_batch": None, "local_updates": False, "initial_peers": None}),
+        own={"target_batch": None, "local_updates": False, "initial_peers": None},
+        package="hivemind"),
 })  # fmt: skip
 
 
 # Strategies whose processes find each other without a launcher, may miss epochs and have no group.
 OF_PEERS = frozenset(name for name, each in STRATEGIES.items() if each.processes == "peers")
+
+# Strategies whose processes exchange at every update, all of them together.
+EACH_UPDATE = ("ddp", "fsdp")
 
 # Compressions whose codes each process makes itself, as one row; bf16 and fp16 are torch's hooks.
 GRADIENT_CODES = ("int8", "int4")
@@ -104,7 +110,7 @@ def is_coded(compress: str, apart: bool) -> bool:
 
 
 # Ways of --exchange that do not use the backend.
-SENT_DIRECTLY = ("direct", "all_to_all")
+SENT_DIRECTLY = tuple(MEANS)
 # Flags that have a meaning with some strategies only.
 OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
 

@@ -65,7 +65,7 @@ class FailedRank(TypedDict):
 
 Event = dict[str, Any]  # "event" is ready, port, ended or died; further keys depend on it
 # Events of a warm process, with their required keys; a shell on its host may print other lines.
-SAID = {"ready": {"cuda_in_server"}, "port": {"port"}, "ended": {"code", "failures"}}
+EVENTS = {"ready": {"cuda_in_server"}, "port": {"port"}, "ended": {"code", "failures"}}
 
 
 @dataclass(frozen=True)
@@ -308,8 +308,8 @@ class WarmAgent(Agent):
 
 
 def is_event(row: Mapping[str, Any]) -> bool:
-    said = row.get("event")
-    return isinstance(said, str) and said in SAID and row.keys() >= SAID[said]
+    name = row.get("event")
+    return isinstance(name, str) and name in EVENTS and row.keys() >= EVENTS[name]
 
 
 def _marked(log: Path, mark: str) -> str:

@@ -140,7 +140,7 @@ def with_other_threads(states: list[State], threads: str | None) -> list[str]:
             unlike.setdefault(known, []).append(state)
     return [
         f"warning: {runs(len(done))} done before with OMP_NUM_THREADS={known} ({done[0].job}"
-        f"{', ...' if done[1:] else ''}), here it is {threads}: no time of theirs is compared with "
+        f"{', ...' if done[1:] else ''}), here it is {threads}: their times are not compared with "
         "the others'; --rerun all measures again what --select chooses, and keeps these records"
         for known, done in unlike.items()
     ]

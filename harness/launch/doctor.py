@@ -91,7 +91,7 @@ def _looked_at(name: str, look: Callable[[], Check]) -> Check:
     try:
         return look()
     except ModuleNotFoundError as error:
-        return Check(name, LIMITED, f"not looked at: package {error.name} is missing")
+        return Check(name, LIMITED, f"not checked: package {error.name} is missing")
 
 
 def _environment() -> dict[str, Any] | str:
@@ -100,9 +100,7 @@ def _environment() -> dict[str, Any] | str:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LOAD_S)
     except subprocess.TimeoutExpired:
-        return (
-            f"it does not load within {LOAD_S} s; a driver that hangs does that, or a busy machine"
-        )
+        return f"it did not load within {LOAD_S} s: the driver hangs, or the machine is busy"
     if done.returncode:
         return last_line(done.stderr) or "no message"
     return dict(json.loads(done.stdout))
@@ -151,7 +149,7 @@ def _load() -> Check:
     busy = disturbed_by(others(this_machine()))
     if busy is None:
         return Check("load", OK, "nobody else uses the cores or GPUs")
-    return Check("load", LIMITED, busy, "times measured now are not of this machine alone")
+    return Check("load", LIMITED, busy, "other programs will distort times measured now")
 
 
 def _folder(name: str, path: Path) -> Check:
@@ -205,7 +203,7 @@ def _ports() -> Check:
     return Check(
         "ports",
         LIMITED,
-        "plain torchrun asks for no password: who reaches "
+        "plain torchrun does not authenticate: anyone who can reach "
         f"{', '.join(addresses)} can run code here",
         "start with python -m harness.train.torchrun, as sweeps do, or close the ports above 1023",
     )

@@ -42,7 +42,7 @@ class State:
     began_s: float | None = None
     took_s: float | None = None
     batch: int | None = None  # batch per process to try after a lack of memory (--auto_batch)
-    goes_on: bool = False  # continue the record that this runner made, whatever --rerun says
+    resumes: bool = False  # continue the record that this runner made, whatever --rerun says
     command: str | None = None  # of the sweep that started or submitted the run, once it has ended
     before_s: float = 0.0  # time of its attempts before this runner started it
     known: bool = False  # had its outcome before this runner reached it

@@ -16,6 +16,7 @@ from harness.core.process import usable_cores
 from harness.core.provenance import ROOT, nvidia_driver, visible_gpus
 from harness.core.records import DISTURBING_SHARE, SKIPPED
 from harness.core.rules import INSTALL, INSTALL_PEFT, why_a_gpu
+from harness.core.strategies import strategy_of
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
 from harness.launch.launcher import Launcher
 from harness.launch.outcome import State, settled
@@ -64,8 +65,9 @@ def this_machine() -> Machine:
 def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str | None:
     """Why this machine lacks devices or packages for a run; None if it lacks none."""
     machine = machine.of(job)
-    if job.settings.strategy == "hivemind" and find_spec("hivemind") is None:
-        return f"hivemind is not installed: {INSTALL}"
+    package = strategy_of(job.settings).package
+    if package is not None and find_spec(package) is None:
+        return f"{package} is not installed: {INSTALL}"
     if job.settings.lora and find_spec("peft") is None:
         return f"peft is not installed: {INSTALL_PEFT}"
     if not machine.gpus and (reason := why_a_gpu(job.settings)):

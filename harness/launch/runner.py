@@ -217,11 +217,11 @@ class Runner(Worker):
         except BaseException:
             lock.release()
             raise
-        if state.goes_on:
+        if state.resumes:
             state.batch = self.batch_to_try(state) or state.batch
         self.logs[log] = job
         state.state, state.reason, state.began_s = RUNNING, None, time.monotonic()
-        fresh = self.options.rerun == "all" and not state.goes_on
+        fresh = self.options.rerun == "all" and not state.resumes
         state.before_s = 0.0 if fresh else attempts.total_wall_s(attempts.believed(job.folder))
         self.running.append(Running(state, launcher, lock, devices, log, Began.now(job.folder)))
         launcher.begin(self._request(state, devices, log))
@@ -242,7 +242,7 @@ class Runner(Worker):
         return known
 
     def _request(self, state: State, devices: Devices, log: Path) -> LaunchRequest:
-        job, goes_on = state.job, {attempts.GOES_ON: "1"} if state.goes_on else {}
+        job, resumes = state.job, {attempts.RESUMES: "1"} if state.resumes else {}
         launch = launched(self.folder.name, self.options, self.others, self.place.facts(job))
         on_cores = self.options.pack and not self.machine.of(job).gpus
         return LaunchRequest(
@@ -251,7 +251,7 @@ class Runner(Worker):
             environment={
                 "HARNESS_LAUNCH": json.dumps(launch),
                 **self.place.variables(job),
-                **goes_on,
+                **resumes,
             },
             cores=tuple(int(core.removeprefix(places.CORE)) for node in devices for core in node)
             if on_cores
@@ -317,7 +317,7 @@ class Runner(Worker):
         if state.state == "oom" and (batch := self.batch_to_try(state)) is not None:
             self.screen.print(f"{self.name_of(state)}: oom; goes on with --per_gpu_batch {batch}")
             redact_logs(running.log, job.settings, self.hosts)
-            state.state, state.goes_on = WAITING, True
+            state.state, state.resumes = WAITING, True
             return
         self.report(state, took_s, running.log)
         if state.state == ELSEWHERE:

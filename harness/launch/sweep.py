@@ -54,7 +54,7 @@ from harness.launch.slurm.queue import Cluster, Queue
 from harness.launch.ssh.place import Ssh
 from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 
-# Within which the same signal again is the same wish: a closed terminal hangs up on the shell's job
+# Within which a repeated signal counts once: a closed terminal hangs up on the shell's job
 # and then on its group, and `timeout` ends a process and then its group.
 TWICE_S = {signal.SIGHUP: 1.0, signal.SIGTERM: 0.05}
 # Attributes of a sweep file that are copied into sweep.json.
@@ -260,7 +260,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)
-        print(f"stopped, {runs(left)} to go: {_goes_on(place)}", file=sys.stderr)
+        print(f"stopped, {runs(left)} to go: {_how_to_resume(place)}", file=sys.stderr)
         return 128 + signals[0]
     if failed := sum(state.failed for state in chosen):
         print(f"{runs(failed)} failed: the same command with --rerun failed tries again")
@@ -268,7 +268,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
     return 1 if failed or (shown and shown.returncode) else 0
 
 
-def _goes_on(place: Place) -> str:
+def _how_to_resume(place: Place) -> str:
     """What measures the rest of a sweep that was stopped."""
     if place.options.rerun != "all":
         return "the same command continues"

@@ -1,4 +1,4 @@
-"""An elastic agent that ends a rank of its own whose process is stopped."""
+"""An elastic agent that kills those of its ranks whose process is stopped."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def choose_gpus(settings: Settings, world: World) -> int:
     mig = gpus > 0 and " MIG " in torch.cuda.get_device_name(0)
     gpus = min(gpus, 1) if mig else gpus
     if gpus and strategy_of(settings).processes == "many" and world.per_node > gpus:
-        what = "1 GPU: of MIG slices CUDA shows a process one" if mig else f"{gpus} GPU(s)"
+        what = "1 GPU (CUDA shows a process only one MIG slice)" if mig else f"{gpus} GPU(s)"
         raise UserError(
             f"{world.per_node} processes on this machine and {what}, and NCCL needs one for each: "
             f"start it with --nproc_per_node={gpus}, {ON_CPU}"

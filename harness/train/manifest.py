@@ -23,7 +23,7 @@ PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's
 
 
 def checksum(file: Path) -> str:
-    """XXH3, whose rate is that of reading."""
+    """XXH3: hashing keeps up with reading."""
     digest = xxhash.xxh3_64()
     piece = memoryview(bytearray(PIECE))
     with file.open("rb", buffering=0) as content:

@@ -150,7 +150,7 @@ def _name_the_missing(made: TCPStore, ranks: Iterable[int], per_node: int) -> No
             names = ", ".join(f"rank {rank} (node {rank // per_node})" for rank in missing[:NAMED])
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             if missing:
-                missed = f"harness: {names}{more}: not come to the run for {waited_s:g} s"
+                missed = f"harness: not in the run after {waited_s:g} s: {names}{more}"
                 print(missed, file=sys.stderr, flush=True)
 
 

@@ -64,7 +64,7 @@ class StoppedRanks:
             limit_s = self.hang_after_s * (1 if worker.world_size == 1 else 2)
             if stopped_s > limit_s + self.later_s and worker.id not in self.reasons:
                 who = f"rank {worker.global_rank} (node {node})"
-                reason = f"{who} does not answer for {limit_s:g} s: its process is stopped"
+                reason = f"{who} has not answered for {limit_s:g} s: its process is stopped"
                 self.reasons[worker.id] = reason
                 self.report(reason)
                 with suppress(ProcessLookupError):

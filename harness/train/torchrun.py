@@ -21,7 +21,7 @@ REFUSED = 2  # how a script ends whose command cannot run; it has said why, in o
 ELASTIC = "torch.distributed.elastic"
 # Messages of the agent's log that tell a user nothing, by logger. At a normal end the first node,
 # which has the store, may be gone before the others look.
-UNSAID = {
+HIDDEN = {
     "agent.server.api": "exit barrier",
     "multiprocessing.api": rf"closing signal|failed \(exitcode: {REFUSED}\)",
     "multiprocessing.errors.error_handler": "no error file defined for parent",
@@ -43,8 +43,8 @@ def main() -> int:
 
     gc.freeze()
     gc.enable()
-    for name, unsaid in UNSAID.items():
-        logging.getLogger(f"{ELASTIC}.{name}").addFilter(partial(_is_said, re.compile(unsaid)))
+    for name, hidden in HIDDEN.items():
+        logging.getLogger(f"{ELASTIC}.{name}").addFilter(partial(_is_shown, re.compile(hidden)))
     if "--standalone" in sys.argv:
         os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
     try:
@@ -75,8 +75,8 @@ def main() -> int:
     return 0
 
 
-def _is_said(unsaid: re.Pattern[str], record: logging.LogRecord) -> bool:
-    return unsaid.search(record.getMessage()) is None
+def _is_shown(hidden: re.Pattern[str], record: logging.LogRecord) -> bool:
+    return hidden.search(record.getMessage()) is None
 
 
 if __name__ == "__main__":

@@ -248,13 +248,13 @@ def test_a_draft_does_not_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("error", "words"), [
     (OSError(errno.ENOSPC, "full"), "no space on {here}"),
-    (OSError(errno.EIO, "broken"), "the disk is broken that holds {here}"),
+    (OSError(errno.EIO, "broken"), "I/O error on the disk of {here}"),
     (OSError(errno.EACCES, "forbidden", "{here}/a"), "no permission to write to {here}"),
     (OSError(errno.EFBIG, "ulimit -f"), "files of this length are forbidden (ulimit -f) in {here}"),
     (RuntimeError("I/O error: full (os error 28)"), "no space on {here}"),
     (OSError(errno.ENOTDIR, "", "{here}/a"), "a file is where a folder should be in {here}"),
     (OSError(errno.EISDIR, "", "{here}/a"), "a folder is where a file should be in {here}"),
-    (OSError(errno.ELOOP, "", "{here}/a"), "links lead in a circle in {here}"),
+    (OSError(errno.ELOOP, "", "{here}/a"), "symbolic links form a loop in {here}"),
     (OSError(errno.ENAMETOOLONG, "", "{here}/a"), "names are too long in {here}"),
     (OSError(errno.EACCES, "forbidden", "/elsewhere/a"), None),
     (RuntimeError("a file that is not there (os error 2)"), None),
@@ -443,7 +443,7 @@ def test_odd_rows_end_no_run(tmp_path: Path) -> None:
     start = attempts.starts_of(folder.read_attempts())[-1]
     assert (start["gap_s"], start["redone_updates"]) == (None, None)
     assert (
-        attempts.went_on(folder, 1.0)
+        attempts.is_resumed(folder, 1.0)
         and attempts.total_elapsed_s(attempts.believed(folder)) is None
     )
     write_json(folder.environment, {"comm_probe": {"with_s": [1.0]}})

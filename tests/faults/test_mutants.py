@@ -185,7 +185,7 @@ def test_what_a_resumed_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with planted(folder.path / chance.choice(RESUMED), chance):
             folder.outcome()
             recorded_inputs(folder)
-            attempts.went_on(folder, 1.0)
+            attempts.is_resumed(folder, 1.0)
             sound = sound_checkpoints(folder.path)
             assert folder.path / "checkpoint-4" in sound
             mark = json.loads((sound[-1] / "complete.json").read_text())

@@ -108,7 +108,7 @@ def test_it_starts_with_the_standard_library_alone() -> None:
     assert {"torch", "psutil", "nvidia-ml-py", "PyYAML", "rich", "pandas"} <= {*lacking}
     assert checks["packages"]["state"] == PROBLEM and checks["packages"]["advice"]
     for name, package in (("load", "pynvml"), ("ports", "psutil")):
-        assert checks[name]["finding"] == f"not looked at: package {package} is missing"
+        assert checks[name]["finding"] == f"not checked: package {package} is missing"
     assert checks["cache"]["state"] == checks["outputs"]["state"] == OK
     assert checks["hivemind"]["state"] == LIMITED
 
@@ -238,7 +238,7 @@ def test_what_torchrun_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "who reaches fe80::1%eth0 can" in doctor._ports().finding
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home], "eth0": [outer]})
     assert doctor._ports().finding == (
-        "plain torchrun asks for no password: who reaches 10.0.0.9 can run code here"
+        "plain torchrun does not authenticate: anyone who can reach 10.0.0.9 can run code here"
     )
     assert "harness.train.torchrun" in doctor._ports().advice
 
@@ -274,7 +274,7 @@ def test_a_torch_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
     assert doctor._environment() == "no message"
     monkeypatch.setattr(doctor, "LOAD_S", 0.0)
-    assert "does not load within" in (said := str(doctor._environment()))
+    assert "did not load within" in (said := str(doctor._environment()))
     assert said.endswith("a driver that hangs does that, or a busy machine")
 
 

@@ -453,7 +453,7 @@ def test_the_ranks_that_torchrun_has_lost_are_those_that_it_prints(
 
 
 def test_the_reason_is_read_from_what_torchrun_printed(tmp_path: Path) -> None:
-    log, reason = tmp_path / "log.txt", "rank 1 (node 0) does not answer for 3 s: its process is"
+    log, reason = tmp_path / "log.txt", "rank 1 (node 0) has not answered for 3 s: its process is"
     log.write_text(f"harness: {reason} stopped\n" + LOST.format("", 1) + LOST.format("", 0))
     told = {failure["rank"]: failure["stopped"] for failure in agents.failures_in(log)}
     assert told == {1: f"{reason} stopped", 0: None}

@@ -166,11 +166,13 @@ def test_the_same_wish_to_stop_twice_at_once_is_one(monkeypatch: pytest.MonkeyPa
 
 def test_what_goes_on_with_a_sweep_that_was_stopped() -> None:
     place: Any = SimpleNamespace(name="local", options=SimpleNamespace(rerun=None))
-    assert sweep_module._goes_on(place) == "the same command continues"
+    assert sweep_module._how_to_resume(place) == "the same command continues"
     place.options.rerun = "all"
-    assert "measures all again; --select or --limit choose" in sweep_module._goes_on(place)
+    assert "measures all again; --select or --limit choose" in sweep_module._how_to_resume(place)
     place.name = "slurm"
-    assert "settles the jobs that are out, and measures the others" in sweep_module._goes_on(place)
+    assert "settles the jobs that are out, and measures the others" in sweep_module._how_to_resume(
+        place
+    )
 
 
 def test_a_hypothesis_that_changes_after_its_runs_is_told(

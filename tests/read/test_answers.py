@@ -390,7 +390,7 @@ def test_sessions_of_unlike_processors_are_not_compared_in_time(plan: Plan, tabl
             in_format(plan.run(setup, seed=seed, environment=facts, **measured), "fp32")
     (answer,) = map(str, answers(read_sweep(plan.write())))
     assert "samples/s: not compared (processor)" in answer and "accuracy: equal" in answer
-    text = "before these runs processors did 0.1 to 0.2 TFLOP/s in fp32 (products of matrices, 1 "
+    text = "before these runs matrix products ran at 0.1 to 0.2 TFLOP/s in fp32 (1 thread(s)): "
     assert text in " ".join(table(plan.write()).split())
 
 
@@ -455,7 +455,7 @@ def test_a_run_in_another_batch_than_asked_for_has_no_times(plan: Plan, table: V
     assert step_s(own.runs[0], Overrides()) is None  # predict cannot take it
     breakdown: Any = SimpleNamespace(parts={REST: None})
     note, memory, *_ = _notes(own, breakdown)
-    assert memory == "Memory did for 2 samples per process and forward pass, and not for 4."
+    assert memory == "Memory sufficed for 2 samples per process and forward pass, but not for 4."
     assert note.startswith("1 run(s) ran in another batch") and "not those of the batch" in note
     unknown: dict[str, list[str]] = {}
     assert _parts(SimpleNamespace(short_name_of=str), own, unknown) == {}  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def test_processors_that_were_unlike_within_a_side_are_noted(
     pair(other, 3, environment=calibrated(0.04), rate=50.0)
     text = compared.in_one_line(one, other)
     assert "speed: comparable" in text
-    assert "note: before these runs processors did 0.04 to 0.08 TFLOP/s in fp32" in text
+    assert "note: before these runs matrix products ran at 0.04 to 0.08 TFLOP/s in fp32" in text
     assert "processors did" not in compared.in_one_line(one, one)
 
 
@@ -95,7 +95,7 @@ def test_what_was_resumed_is_noted_beside_times_to_a_target(tmp_path: Path, comp
             with_epochs(pair(tmp_path / name, seed, attempts=attempts), timed_epochs(0.5, 0.9))
     aimed = ("--target", "accuracy=0.8")
     text = compared.in_one_line(tmp_path / "a", tmp_path / "b", *aimed)
-    assert "note: B: 2 runs stopped and continued: wall times have what that took" in text
+    assert "note: B: 2 runs stopped and continued: wall times include the interruption" in text
     assert "note: A: " not in text
 
 

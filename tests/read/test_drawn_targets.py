@@ -249,7 +249,7 @@ def test_set_ups_with_a_target_have_the_time_to_it_beside_samples_per_second(roo
 @pytest.mark.parametrize(
     ("axis", "values", "first"),
     [("per_gpu_batch", (4, 16), "epoch_time"), ("link", ("1ms", "9ms"), "propagation"),
-     ("lr", (0.1, 0.2), "accuracy")],
+     ("lr", (0.1, 0.2), "learning_rate")],
 )  # fmt: skip
 def test_a_target_that_is_reached_has_its_figure_whatever_varies(
     axis: str, values: tuple[Any, Any], first: str, plan: Plan

@@ -137,5 +137,5 @@ def test_measured_all_reduces_are_said_to_tell_of_all_reduces_alone(
         assert json.loads(predicted(*asked, "--json"))["link_measured"] is tells
         text = predicted.in_one_line(*asked)
         assert ("note: all-reduce over this link was measured, at 4 MB" in text) is tells
-        said = "note: --compress int8, by a closed form; all-reduces do not tell of it"
+        said = "note: --compress int8, by a closed form; measured all-reduces do not apply"
         assert (said in text) is not tells

@@ -296,7 +296,7 @@ def test_batches_take_the_times_that_tables_take(
     of_batches(tmp_path, BUSY, slow=100.0)
     said = batches.in_one_line(tmp_path, "--target", "accuracy=0.9")
     assert "303.00" not in said and "1 run with others on the machine" in said
-    assert "times are theirs alone" in said and "least training time" in said
+    assert "only their times count" in said and "least training time" in said
 
 
 def test_batches_do_not_compare_times_of_unlike_threads(

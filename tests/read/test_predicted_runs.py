@@ -15,7 +15,7 @@ from harness.read.predict.candidates import (
     STEPS,
     Candidate,
     _check_alike,
-    told_apart,
+    distinguishing,
     trainings_of,
 )
 from harness.read.predict.command import half_efficiency_line
@@ -200,7 +200,7 @@ def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None
     runs = [run for run in read_selected(str(records), None).runs if run.nodes == 2]
     assert {run.identity["sync_first"] for run in runs} == {None, 0}
     (training,) = trainings_of(runs)
-    assert len(training) == 2 and told_apart([training]) == [""]
+    assert len(training) == 2 and distinguishing([training]) == [""]
 
 
 @pytest.mark.parametrize(("flags", "words"), [

@@ -12,7 +12,6 @@ from harness.read.compare.compare import compare
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import (
     ACCURACY,
-    QUALITY,
     TARGET,
     measured_against,
     values_of,
@@ -142,7 +141,7 @@ def test_the_words_about_pictures_are_those_of_the_records(root: Path) -> None:
 
 
 def accuracies(group: Group) -> dict[Hashable, float]:
-    return values_of(group, ACCURACY, QUALITY)
+    return values_of(group, ACCURACY)
 
 
 def in_words(estimate: Estimate, unit: str = "", form: str = ".2f") -> str:

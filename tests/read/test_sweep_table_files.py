@@ -216,7 +216,7 @@ def test_runs_that_were_stopped_and_went_on_are_counted_below(plan: Plan, table:
     plan.run("1_1", seed=1, attempts=1)
     assert "stopped and continued" not in table(plan.write())
     plan.run("1_2", seed=1, attempts=3)
-    line = "1 run stopped and continued: wall times have what that took"
+    line = "1 run stopped and continued: wall times include the interruption"
     assert line in table(plan.write())
 
 

@@ -131,7 +131,7 @@ def test_steps_of_processors_with_unlike_speeds_are_named(tmp_path: Path) -> Non
         known = {"fp32_tflops": tflops, "threads": 1}
         changed(timed(tmp_path, batch), cpu_calibration=known)
     (text,) = fit_records(str(tmp_path), Overrides()).assumed
-    assert "processors did 0.1 to 0.2 TFLOP/s in fp32" in text
+    assert "matrix products ran at 0.1 to 0.2 TFLOP/s in fp32" in text
 
 
 def test_one_gpu_of_a_machine_and_four_are_one_machine(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_runs_in_per_cent_and_in_shares_are_not_compared(
         folder = without_script(pair(tmp_path / name, 1, accuracy=most))
         with_epochs(folder, epochs(most / 2, most))
     text = Verb("compare", capsys).in_one_line(tmp_path / "high", tmp_path / "low")
-    assert "unit: accuracy exceeds 1 in some runs, which is per cent, and not in all" in text
+    assert "unit: accuracy is in per cent in some runs and a share in others" in text
     # One that gives further metrics differs in none that both have.
     more = without_script(pair(tmp_path / "more", 1, accuracy=5.6, f1=4.0))
     with_epochs(more, [{**row, "f1": 4.0} for row in epochs(2.8, 5.6)])

@@ -334,5 +334,5 @@ def test_a_stopped_rank_is_named_where_the_others_wait_for_nccl(
 ) -> None:
     reason, _ = reason_of(tmp_path, number, "stopped", "--hang_after", "3",
                           env={"FAKE_GPUS": "2"})  # fmt: skip
-    assert reason == f"rank {number} (node 0) does not answer for 3 s: its process is stopped"
+    assert reason == f"rank {number} (node 0) has not answered for 3 s: its process is stopped"
     assert environment(only_run(tmp_path))["observed"]["backend"] == "nccl"

@@ -157,7 +157,7 @@ class SimulatedAgent(WarmAgent):
     def begin(self, request: LaunchRequest, number: int, meeting: Rendezvous) -> None:
         self.heard_s = time.monotonic()
         if self.alive:
-            if "--rerun" in request.argv and attempts.GOES_ON not in request.environment:
+            if "--rerun" in request.argv and attempts.RESUMES not in request.environment:
                 self.world.saved[request.job.folder.set_aside()] = 0
                 self.world.saved[request.job.folder.path] = 0
             self.training = Training(self.world, request.job)

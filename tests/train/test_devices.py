@@ -160,7 +160,7 @@ def test_gpus_hidden_by_the_user_are_no_mistake(
 def test_more_processes_than_gpus(cuda: FakeCuda) -> None:
     assert "5 processes on this machine and 4 GPU(s)" in refused(RANKS, World(per_node=5))
     cuda.name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-    assert "of MIG slices CUDA shows a process one" in refused(RANKS, World(per_node=2))
+    assert "CUDA shows a process only one MIG slice" in refused(RANKS, World(per_node=2))
     assert devices.choose_gpus(RANKS, World(nodes=2)) == 1
 
 

@@ -66,7 +66,7 @@ def test_a_rank_that_is_stopped_is_ended_with_the_reason(
     pass_by(limit_s - 1)
     assert not ranks.reasons and sleeper.poll() is None
     pass_by(1)
-    reason = f"rank 5 (node 2) does not answer for {limit_s} s: its process is stopped"
+    reason = f"rank 5 (node 2) has not answered for {limit_s} s: its process is stopped"
     assert ranks.reasons == {sleeper.pid: reason} and not never.reasons
     assert sleeper.wait(20) == -signal.SIGKILL
 
@@ -110,7 +110,7 @@ def test_torchrun_ends_ranks_that_stop_before_they_have_met(root: Path, count: i
          f"--nproc_per_node={count}", "sh", "-c", begun, "vit.py", "--hang_after", "1"],
         cwd=root, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    named = f"rank 0 (node 0) does not answer for {count} s: its process is stopped"
+    named = f"rank 0 (node 0) has not answered for {count} s: its process is stopped"
     assert done.returncode == 1 and f"harness: {named}\n" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -129,7 +129,7 @@ def test_a_plain_torchrun_ends_ranks_that_stop_before_they_have_met(
          "--nproc_per_node=2", "sh", "-c", begun, sys.executable, "vit.py", *words],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    named = f"rank {number} (node 0) does not answer for 2 s: its process is stopped"
+    named = f"rank {number} (node 0) has not answered for 2 s: its process is stopped"
     assert done.returncode == 1 and f"harness: {named}\n" in done.stderr
     assert f"failed: {named}" in done.stderr.partition("error_file")[2]  # in torchrun's words
     assert done.stderr.count("harness: stacks of rank") == 1 and "init_process_group" in done.stderr
@@ -201,7 +201,7 @@ def test_the_only_rank_that_torchrun_started_is_ended_on_record(
     rank.kill(signal.SIGSTOP)
     assert rank.code() == -signal.SIGKILL
     (run,) = find_runs(tmp_path)
-    reason = "rank 0 (node 0) does not answer for 2 s: its process is stopped"
+    reason = "rank 0 (node 0) has not answered for 2 s: its process is stopped"
     assert f"failed: {reason}; the record is in" in rank.err
     failure, summary = run.read_failure(0), run.read_summary()
     assert failure is not None and failure["reason"] == reason
@@ -246,5 +246,5 @@ def test_a_sweep_ends_a_run_whose_only_rank_is_stopped(tmp_path: Path) -> None:
     (run,) = find_runs(out)
     summary = run.read_summary()
     assert process.returncode == 1 and summary is not None
-    reason = "rank 0 (node 0) does not answer for 2 s: its process is stopped"
+    reason = "rank 0 (node 0) has not answered for 2 s: its process is stopped"
     assert (summary["outcome"], summary["reason"]) == ("failed", reason) and reason in stdout

@@ -1,11 +1,13 @@
 """The records on disk: one folder per run, plain JSON, written to disk while the run goes on.
 
-    <output_dir>/<bert|vit>/<setup>/<run_id>/
+    <output_dir>/<script>/<setup>/<run_id>/
         settings.json      every setting, defaults included
         environment.json   machine, versions, commit, command, what was checked at the start
         attempts.jsonl     one row each time the run was started, one each time it ended
         epochs.jsonl       one row per epoch
-        ranks/             what differs between ranks: one row per epoch in rank_<r>.jsonl
+        progress.json      how far a run in progress is; peers.json: the peers of hivemind
+        ranks/             what differs between ranks: one row per epoch in rank_<r>.jsonl, and why
+                           a rank failed in failure_<r>.json
         telemetry/         every reading of devices and nodes, in node_<n>.jsonl
         summary.json       written last, by rename: its presence means that the run has an outcome
 

@@ -32,11 +32,11 @@ REFUSALS = {
     errno.EACCES: "no permission to write to",
     errno.EPERM: "no permission to write to",
     errno.ENOENT: "there is no folder",
-    errno.EIO: "the disk is broken that holds",
+    errno.EIO: "I/O error on the disk of",
     errno.EFBIG: "files of this length are forbidden (ulimit -f) in",
     errno.ENOTDIR: "a file is where a folder should be in",
     errno.EISDIR: "a folder is where a file should be in",
-    errno.ELOOP: "links lead in a circle in",
+    errno.ELOOP: "symbolic links form a loop in",
     errno.ENAMETOOLONG: "names are too long in",
 }
 # Reasons for which a write to an already open file may be refused.

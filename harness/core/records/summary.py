@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.core.records import DISTURBING_SHARE, total
+from harness.core.schema.checks import fields
 
 # Rows as read from files: any field may be missing; it is then unknown and must not raise.
 Rows = Sequence[Mapping[str, Any]]
@@ -139,3 +140,31 @@ def disturbance(launch: Mapping[str, Any] | None, rows: Rows) -> str | None:
     if during > DISTURBING_SHARE:
         return f"other programs used {during:.0%} of the cores"
     return f"other programs used {before:.0%} of the cores before it began"
+
+
+def own_metrics(row: Mapping[str, Any]) -> list[str]:
+    """The numbers of an epoch's row that the script's own compute_metrics gave."""
+    names = (name for name in row if name not in fields("epochs"))
+    return [name for name in names if isinstance(row[name], (int, float))]
+
+
+def metric_name(metric: str) -> str:
+    """The metric's name without prefix or suffix: rmse for rmse:min or eval_rmse."""
+    return metric.removesuffix(":min").removeprefix("eval_")
+
+
+def larger_is_better(metric: str) -> bool:
+    """Whether larger is better: not for the loss, nor for metrics given as NAME:min."""
+    return not metric.endswith(":min") and metric_name(metric) != "loss"
+
+
+def best_of(rows: Rows, metric: str | None) -> dict[str, Any]:
+    """The epoch with the best value of a metric; of equal ones the earliest."""
+    name = metric_name(str(metric))
+    column = "eval_loss" if name == "loss" else name
+    scored = [row for row in rows if row.get(column) is not None]
+    if not scored:
+        return {"best_metric": None, "best_value": None, "best_epoch": None}
+    choose = max if larger_is_better(str(metric)) else min
+    best = choose(scored, key=lambda row: row[column])
+    return {"best_metric": column, "best_value": best[column], "best_epoch": best.get("epoch")}

@@ -308,7 +308,7 @@ def _part(
     of_pairs = "" if brief else pairs_counted(results)
     once = counted_once(len(cases), len(pairs)) + of_pairs
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
-    counts = Counter(_told(measure, each, more, less) for each in results)
+    counts = Counter(_judgement(measure, each, more, less) for each in results)
     if {*counts} == {Noise.EQUAL} and len(pairs) > 1:
         return f"{what}: equal in all {len(pairs)} cases{of_pairs}"
     if len(cases) <= FEW_CASES:
@@ -322,7 +322,7 @@ def _part(
     return f"{what}: {', '.join([span, *texts])}{once}"
 
 
-def _told(measure: ComparedMeasure, result: Estimate | str, more: str, less: str) -> str:
+def _judgement(measure: ComparedMeasure, result: Estimate | str, more: str, less: str) -> str:
     if isinstance(result, Missed):
         return MISSED
     return result if isinstance(result, str) else _judged(measure, result, more, less)
@@ -341,8 +341,7 @@ def cases_of(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[Case]:
     cases: dict[Any, Case] = {}
     for pair in pairs:
         values = [
-            frozenset(values_of(group, measure.name, measure.question).items())
-            for group in (pair.group, pair.base)
+            frozenset(values_of(group, measure.name).items()) for group in (pair.group, pair.base)
         ]
         result = pair.estimate(measure)
         key = (*values, result) if isinstance(result, Estimate) else pair

@@ -26,7 +26,7 @@ from harness.read.records.comparable import (
     values_of,
 )
 from harness.read.records.copies import run_key
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, counts_each_run
 from harness.read.records.runs import check_target, own_metrics_of, parse_target
 from harness.read.records.selection import (
     OWN_OUTPUT,
@@ -145,7 +145,7 @@ def compare(one: Group, other: Group) -> Comparison:
     rows, notes, recorded = [], [], set()
     own = (_quality(name, name) for name in own_metrics_of((*one.runs, *other.runs)))
     for measure in (*MEASURES, *own):
-        values, others = (values_of(g, measure.name, measure.question) for g in (one, other))
+        values, others = (values_of(g, measure.name) for g in (one, other))
         if measure.question not in verdicts or not values or not others:
             continue
         recorded.add(measure.question)
@@ -224,7 +224,7 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
 def _repeats(row: Row) -> str:
     one, other = map(len, row.values)
     if pairs := _pairs(row):
-        what = "run" if row.measure.question == SPEED else "seed"
+        what = "run" if counts_each_run(row.measure.name) else "seed"
         return f", {counted(pairs, what)} paired by seed"
     return f", {one} and {other} values, not paired" if min(one, other) > 1 else ""
 
@@ -237,7 +237,7 @@ def _pairs(row: Row) -> int:
 
 
 def judgement(row: Row) -> str:
-    noise = "the noise of runs" if row.measure.question == SPEED else "the noise of seeds"
+    noise = "the noise of runs" if counts_each_run(row.measure.name) else "the noise of seeds"
     words = {
         Noise.BEYOND: f"more than {noise}",
         Noise.WITHIN: f"within {noise}",
@@ -364,7 +364,7 @@ def more_seeds(comparison: Comparison) -> list[str]:
     for n, group in enumerate(comparison.groups):
         # Repeats of a seed count for speed only, so speed decides only where nothing else is known.
         known = (row for row in comparison.rows if row.estimate is not None)
-        counts = [(row.measure.question == SPEED, *_counts(row, n)) for row in known]
+        counts = [(counts_each_run(row.measure.name), *_counts(row, n)) for row in known]
         _, few, pairs = min(counts, default=(False, SEEDS, 0))
         seeds = seeds_for_pairs(*comparison.groups, SEEDS - pairs) if few < SEEDS else []
         if seeds := [seed for seed in seeds if seed not in group.seeds]:

@@ -221,7 +221,7 @@ class Batch:
         """Seed -> time or samples to the end of the first epoch that reached the target."""
         if self.unlike_passes and is_timed(name):
             return {}
-        return values_of(self.group, name, TARGET)
+        return values_of(self.group, name)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     elif axes and len(cases[0]) < sum(bool(group.values(RATE)) for group in sweep.groups):
         case = f" for {label_text(cases[0][0].label, axes)}"
     if any(best.value for best in rates):
-        text = f"The fastest {heading_of(BATCH)}{case} is {_told(rates, of)}"
+        text = f"The fastest {heading_of(BATCH)}{case} is {_counts(rates, of)}"
     else:
         why = dict.fromkeys(best.left_out or "each is slower than some other" for best in rates)
         text = f"Which {heading_of(BATCH)}{case} is fastest cannot be told: {listed(why, '; ', 2)}"
@@ -70,7 +70,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     for words, name in more:
         bests = [_best(groups, BATCH, name) for groups in cases]
         if any(best.value for best in bests):
-            text += f"; {words} {_told(bests, '')}"
+            text += f"; {words} {_counts(bests, '')}"
     return [f"{text}."]
 
 
@@ -84,7 +84,7 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
     if not known:
         return []
     if len(cases) == 1:
-        return [f"The learning rate with the highest accuracy is {_told([known[0][1]], '')}."]
+        return [f"The learning rate with the highest accuracy is {_counts([known[0][1]], '')}."]
     axes, texts = _axes_of(sweep, cases), list[str]()
     for (value, noise), alike in by_key(known, lambda each: (each[1].value, each[1].noise)).items():
         names = (short_text(case[0].label, axes) for case, _ in alike)
@@ -207,7 +207,7 @@ def _value(group: Group, axis: str) -> str:
     return plain_text(group.label[axis])
 
 
-def _told(bests: Sequence[Best], of: str) -> str:
+def _counts(bests: Sequence[Best], of: str) -> str:
     """The value, if there is one case; else each value with the number of its cases."""
     known = [best for best in bests if best.value]
     if len(bests) == 1:

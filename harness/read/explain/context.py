@@ -19,6 +19,7 @@ from harness.core.collectives import (
 )
 from harness.core.identity import EVAL_BATCH
 from harness.core.strategies import (
+    EACH_UPDATE,
     GRADIENT_CODES,
     SENT_DIRECTLY,
     STRATEGIES,
@@ -116,7 +117,7 @@ def _could_balance(run: Run) -> bool:
     variables = run.environment.get("variables") or {}
     elastic = variables.get("TORCHELASTIC_MAX_RESTARTS") not in (None, "0")
     more = (settings.get("per_gpu_batch") or 0) > 1  # than the one sample that each rank keeps
-    return run.identity["strategy"] in ("ddp", "fsdp") and more and not elastic
+    return run.identity["strategy"] in EACH_UPDATE and more and not elastic
 
 
 def _other_exchange(run: Run) -> str | None:

@@ -349,7 +349,8 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
             f"(--auto_batch, or nodes were missing): their times are {what}."
         )
     for fits, lacks in dict.fromkeys(filter(None, map(memory_bounds, changed))):
-        yield f"Memory did for {fits} samples per process and forward pass, and not for {lacks}."
+        each = "samples per process and forward pass"
+        yield f"Memory sufficed for {fits} {each}, but not for {lacks}."
     if (startup := _startup(group, breakdown)) is not None:
         links = ((run.environment.get("link") or {}).get("took_s") for run in group.timed)
         probe_s = spread([*filter(is_number, links)]).mean

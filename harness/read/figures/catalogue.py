@@ -166,8 +166,8 @@ def draw_all(
 def figure_for(sweep: SweepResults) -> str:
     """The figure that answers a sweep's question, by what varies in it."""
     has_link, varied = "link" in sweep.axes, sweep.naming
-    if "lr" in varied and [*(sweep.baseline or {})] == ["lr"] and _varies(sweep, "lr"):
-        return "learning_rate"  # whatever else varies, the question is about the rate
+    if (of_rates := _figure_of_rates(sweep)) and [*(sweep.baseline or {})] == ["lr"]:
+        return of_rates  # whatever else varies, the question is about the rate
     if has_link and "per_gpu_batch" in varied and _has_one_process(sweep):
         return "prediction"
     ways = {STRATEGY, *OF_ONE_STRATEGY} & {*varied}
@@ -182,12 +182,18 @@ def figure_for(sweep: SweepResults) -> str:
         return "propagation"
     for axis, name in (
         ("per_gpu_batch", "epoch_time"),
-        ("lr", "learning_rate"),
+        ("lr", of_rates or "accuracy"),
         ("setup", "throughput"),
     ):
         if axis in varied and _varies(sweep, axis):
             return name
     return "frontier"
+
+
+def _figure_of_rates(sweep: SweepResults) -> str:
+    """ "" where fewer than two learning rates were measured: of one there is a curve over epochs."""
+    rates = {group.label.get("lr") for group in sweep.groups if group.finished}
+    return "learning_rate" if "lr" in sweep.naming and len(rates) > 1 else ""
 
 
 def _varies(sweep: SweepResults, axis: str) -> bool:

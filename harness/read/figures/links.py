@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from harness.core.links import Link, plain_link
+from harness.core.strategies import EACH_UPDATE
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
@@ -137,7 +138,7 @@ def _bound(axes: Axes, groups: Sequence[Group]) -> bool:
     """Draw the bound of one exchange per update, whatever the rate; return whether it is seen."""
     delays = [delay for group in groups if (delay := _link(group).delay_ms) > 0]
     batches = {group.fact("effective_batch") for group in groups}
-    every_update = all(group.setting(STRATEGY) in (None, "ddp", "fsdp") for group in groups)
+    every_update = all(group.setting(STRATEGY) in (None, *EACH_UPDATE) for group in groups)
     if len(batches) > 1 or None in batches or not (delays and every_update):
         return False
     scale, x = axes.get_ylim(), np.geomspace(min(delays), max(delays), 50)
@@ -174,7 +175,7 @@ class Cell:
         """
         if self.base is None or self.base is self.group or refused(self.group, self.base, QUALITY):
             return {}
-        base, values = (values_of(g, ACCURACY, QUALITY) for g in (self.base, self.group))
+        base, values = (values_of(g, ACCURACY) for g in (self.base, self.group))
         return {key: 100 * (value - base[key]) for key, value in values.items() if key in base}
 
 

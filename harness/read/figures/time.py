@@ -233,8 +233,9 @@ class TradeOff(NamedTuple):
 
 def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
     """Accuracy over time, energy and memory; a line joins what nothing cheaper beats."""
+    asked = [cost for cost in COSTS if cost[0] != MEMORY or MEMORY in (sweep.columns or ())]
     measured = [group for group in sweep.groups if group.values(ACCURACY)
-                and any(group.values(measure) for measure, *_ in COSTS)]  # fmt: skip
+                and any(group.values(measure) for measure, *_ in asked)]  # fmt: skip
     if not measured:
         raise NothingToDraw("no finished run has accuracy and a time")
     given = _given(measured)
@@ -243,8 +244,7 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         groups += _comparable(sweep, of_case, others)
     reasons = [f"{kit.listed(names, ', ')} ({why})" for why, names in others.items()]
     notes = [f"left out, as not comparable with the others: {'; '.join(reasons)}"] * bool(reasons)
-    costs = [cost for cost in COSTS if any(group.values(cost[0]) for group in groups)
-             and (cost[0] != MEMORY or MEMORY in (sweep.columns or ()))]  # fmt: skip
+    costs = [cost for cost in asked if any(group.values(cost[0]) for group in groups)]
     names, of_names, more = _named_styles(sweep, groups, styles)
     notes += more
     counts = Counter(_case(group, given) for group in groups)

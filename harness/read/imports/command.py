@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.attempts import best_of
 from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, plain, write_json
 from harness.core.records.checksums import vouched
 from harness.core.records.disk import draft_or_refusal
-from harness.core.records.summary import QUALITY_FIELDS, total_of
+from harness.core.records.summary import QUALITY_FIELDS, best_of, total_of
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import (

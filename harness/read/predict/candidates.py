@@ -162,7 +162,7 @@ def candidates(
     elsewhere = sum(not is_timed_like(fitted.first, run) for run in here)
     choices = Candidates([], [], [], elsewhere)
     trainings = trainings_of([*here, *lost])
-    for same, settings in zip(trainings, told_apart(trainings), strict=True):
+    for same, settings in zip(trainings, distinguishing(trainings), strict=True):
         _add(choices, fitted, same, settings, wire, target, emulated)
     if not choices.reached:
         raise UserError(_nothing(choices, asked, target, here))
@@ -214,7 +214,7 @@ def trainings_of(runs: Iterable[Run]) -> list[list[Run]]:
     return [*by_key(runs, kind).values()]
 
 
-def told_apart(trainings: Sequence[Sequence[Run]]) -> list[str]:
+def distinguishing(trainings: Sequence[Sequence[Run]]) -> list[str]:
     """For each training the settings that tell it from others that tables name alike."""
     namesakes = by_key((run for run, *_ in trainings), _shown)
     differences = []

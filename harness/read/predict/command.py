@@ -60,7 +60,6 @@ class Outcome:
     epoch_s: float | None  # training alone
     eval_s: float | None
     energy_j: float | None  # of the devices, in training
-    cost: float | None  # evaluation included where it is known
     phases: dict[str, float]  # what else a run takes, as far as it is known
     price: float | None = None  # of an hour of one device
 
@@ -68,6 +67,11 @@ class Outcome:
     def evaluated_epoch_s(self) -> float | None:
         """An epoch with its evaluation, as far as that is known."""
         return None if self.epoch_s is None else self.epoch_s + (self.eval_s or 0.0)
+
+    @property
+    def cost(self) -> float | None:
+        """Of an epoch, evaluation included where it is known."""
+        return self._cost_of(self.evaluated_epoch_s)
 
     def run_s(self, epochs: int, restarts: int = 0) -> float | None:
         """Seconds until the last epoch is evaluated; its saving comes after that. A restart starts
@@ -82,31 +86,28 @@ class Outcome:
 
     def run_cost(self, epochs: int, restarts: int = 0) -> float | None:
         """The cost of all the time that run_s counts."""
-        run_s = self.run_s(epochs, restarts)
-        if self.price is None or run_s is None:
+        return self._cost_of(self.run_s(epochs, restarts))
+
+    def _cost_of(self, seconds: float | None) -> float | None:
+        if self.price is None or seconds is None:
             return None
-        return self.price * self.prediction.plan.shape.ranks * run_s / 3600
+        return self.price * self.prediction.plan.shape.ranks * seconds / 3600
 
 
 def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | None) -> Outcome:
-    ranks = prediction.plan.shape.ranks
     updates = fitted.updates_of(prediction.samples)
     plan = prediction.plan
     known = fitted.phases.at(plan.shape, plan.wire)
     phases = {name: phase.fixed_s for name, phase in known.items()}
-    result = Outcome(
+    return Outcome(
         prediction,
         updates,
         epoch_s=updates * prediction.step_s if updates else None,
         eval_s=phases.get(EVALUATION),
         energy_j=_energy(fitted, prediction, updates),
-        cost=None,
         phases=phases,
         price=cost_per_gpu_hour,
     )
-    if cost_per_gpu_hour is None or result.evaluated_epoch_s is None:
-        return result
-    return replace(result, cost=cost_per_gpu_hour * ranks * result.evaluated_epoch_s / 3600)
 
 
 def _energy(fitted: Fitted, prediction: Prediction, updates: int | None) -> float | None:
@@ -136,6 +137,7 @@ def as_fields(result: Outcome) -> dict[str, Any]:
         "samples_per_s": each.samples_per_s,
         "efficiency": each.efficiency,
         **{name: value for name, value in vars(result).items() if name not in INNER},
+        "cost": result.cost,
         "phases_s": result.phases,
     }
 
@@ -261,7 +263,8 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
             f"--exchange auto what the backend takes: there {'are some' if sizes else 'are none'}"
         )
     if not is_allreduce(plan):
-        return f"note: --compress {plan.compress}, by a closed form; all-reduces do not tell of it"
+        form = "by a closed form; measured all-reduces do not apply"
+        return f"note: --compress {plan.compress}, {form}"
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
         return f"note: all-reduce over this link was measured, at {measured} MB"
@@ -280,7 +283,7 @@ def _phases_note(fitted: Fitted, shape: Shape) -> str:
     if recorded is None:
         return (
             "note: no run crossed a link: what starting takes over it is not known; evaluation and "
-            "saving wait as long as this version's"
+            "saving are assumed to wait as the current version's do"
         )
     nodes = "as many" if recorded == shape else f"other ({recorded})"
     return f"note: starting, evaluation and saving wait as runs on {nodes} nodes did"
@@ -323,7 +326,7 @@ def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
         return f"batch {plan.batch} is outside those that were measured"
     if prediction.correction.sizes and prediction.correction.spread is None:
         return "one all-reduce over a link was measured, once"
-    return "what processes of a machine cost each other was measured once"
+    return "the slowdown of processes that share a machine was measured only once"
 
 
 def curve_table(curve: list[Prediction]) -> Table:

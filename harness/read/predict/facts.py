@@ -78,7 +78,7 @@ def setting_of(run: Run, name: str) -> Any:
     return own.get(name) if value is None else value
 
 
-def unsaid(basis: Sequence[Run], overrides: Overrides) -> dict[str, str]:
+def missing_facts(basis: Sequence[Run], overrides: Overrides) -> dict[str, str]:
     """Fact -> flag for what imported runs of one process, which have only epoch times, do not say;
     empty if any of these runs is our own.
     """

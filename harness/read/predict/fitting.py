@@ -33,11 +33,11 @@ from harness.read.predict.facts import (
     grad_acc_of,
     gradient_bytes,
     is_timed_like,
+    missing_facts,
     model_of,
     shape_of,
     step_s,
     trained_bytes,
-    unsaid,
 )
 from harness.read.predict.model import Model
 from harness.read.predict.phases import Phases, fit_phases
@@ -205,7 +205,7 @@ def fit_on(
     """Fit a model on these runs; UserError, with the missing command, where they are not enough."""
     basis = [run for run in runs if _is_basis(run)]
     singles = [r for r in basis if shape_of(r).ranks == 1 and step_s(r, overrides) is not None]
-    if flags := unsaid(basis, overrides):
+    if flags := missing_facts(basis, overrides):
         raise UserError(
             f"{selector}: the imported records do not say {', '.join(flags)}: give "
             f"{' '.join(flags.values())}"

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.collectives import Shape, Wire
+from harness.core.strategies import STRATEGIES
 from harness.read.predict.exchange import rests_after_s
 
-APART = ("local_sgd", "diloco")
+APART = tuple(name for name, strategy in STRATEGIES.items() if strategy.apart)
 
 
 @dataclass(frozen=True)

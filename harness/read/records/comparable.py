@@ -16,7 +16,7 @@ from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.read.labels import counted, duration, listed
 from harness.read.records import processors
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, counts_each_run
 from harness.read.records.runs import TO_TARGET, Run
 from harness.read.statistics import Estimate, compared, difference, ratio
 
@@ -157,7 +157,7 @@ def _apply_hours(one: Group, other: Group, verdicts: dict[str, Verdict]) -> None
         return
     apart_s = max(map(min, times)) - min(map(max, times))
     if apart_s > FAR_APART_S:
-        text = f"measured {duration(apart_s)} apart and not in turn: a machine may change meanwhile"
+        text = f"measured {duration(apart_s)} apart, not in turn: the machine may have changed"
         for question in (SPEED, TARGET):
             verdicts[question].notes.append(text)
 
@@ -169,7 +169,7 @@ def _apply_units(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> N
     runs = [run for group in groups for run in group.finished if "script" not in run.settings]
     for name in dict.fromkeys(name for run in runs for name in run.in_per_cent):
         if {name in run.in_per_cent for run in runs if name in run.measures} == {True, False}:
-            text = f"unit: {name} exceeds 1 in some runs, which is per cent, and not in all"
+            text = f"unit: {name} is in per cent in some runs and a share in others"
             for question in (QUALITY, TARGET):
                 verdicts[question].reasons.append(text)
 
@@ -222,7 +222,7 @@ def disturbed(runs: Sequence[Run], grouped: bool = True) -> list[str]:
             f"{counted(busy, 'run')} with others on the machine (--pack, or more than "
             f"{DISTURBING_SHARE:.0%} of the cores in use by others)"
         )
-        texts[0] += ": where a group has quiet runs, times are theirs alone" if grouped else ""
+        texts[0] += ": where a group has quiet runs, only their times count" if grouped else ""
     if changed := sum(bool(run.other_batches) for run in runs):
         texts.append(
             f"{counted(changed, 'run')} in another batch per process than asked for "
@@ -236,7 +236,7 @@ def resumed(runs: Iterable[Run]) -> list[str]:
     count = sum(run.was_resumed for run in runs)
     if not count:
         return []
-    return [f"{counted(count, 'run')} stopped and continued: wall times have what that took"]
+    return [f"{counted(count, 'run')} stopped and continued: wall times include the interruption"]
 
 
 def learned_nothing(runs: Iterable[Run]) -> list[str]:
@@ -367,7 +367,7 @@ def refused(group: Group, base: Group, question: str) -> list[str]:
     names = [reason.partition(":")[0] for reason in judge(base, group)[question].reasons]
     names = [name for name in names if name not in _asked_for(group, base)]
     if question == QUALITY:
-        ours, theirs = (values_of(each, ACCURACY, QUALITY) for each in (group, base))
+        ours, theirs = (values_of(each, ACCURACY) for each in (group, base))
         if compared(ours, theirs) == 1:
             names.append(ONE_SEED if 1 in (len(ours), len(theirs)) else ONE_PAIR)
     return names
@@ -382,19 +382,19 @@ def _asked_for(group: Group, base: Group) -> tuple[str, ...]:
     return (*of_batch, NUMBER_FORMAT) if "precision" in differ else of_batch
 
 
-def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float]:
-    """Speed: a value per run, by seed and repeat. All else: a value per seed, the mean of its
-    repeats, as repeats show the noise of times, but not that of quality.
+def values_of(group: Group, measure: str) -> dict[Hashable, float]:
+    """A value per run, by seed and repeat; or one per seed, the mean of its repeats.
 
     Where runs have the same seed and repeat, nothing tells which of them is whose partner: then the
     times of this group are not paired.
     """
     runs = [run for run in group.measured(measure) if measure in run.measures]
     has_doubles = len({run.repetition for run in runs}) < len(runs)
+    each_run = counts_each_run(measure)
     values: dict[Hashable, list[float]] = {}
     for run in runs:
-        key: Hashable = run.repetition if question == SPEED else run.seed
-        if run.seed is None or (question == SPEED and has_doubles):
+        key: Hashable = run.repetition if each_run else run.seed
+        if run.seed is None or (each_run and has_doubles):
             key = group.name, run.path  # equal to no key of another group
         values.setdefault(key, []).append(run.measures[measure])
     return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}
@@ -402,5 +402,5 @@ def values_of(group: Group, measure: str, question: str) -> dict[Hashable, float
 
 def measured_against(group: Group, base: Group, measure: str, question: str) -> Estimate:
     """A group against another one: the difference of means for quality, the ratio for all else."""
-    ours, theirs = (values_of(each, measure, question) for each in (group, base))
+    ours, theirs = (values_of(each, measure) for each in (group, base))
     return difference(ours, theirs) if question == QUALITY else ratio(ours, theirs)

@@ -139,11 +139,16 @@ class Group:
         return spread(self.values(measure), is_rate(measure)).mean
 
 
-def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]]) -> list[float]:
-    """For a time, the number of each run; otherwise one number per seed, the mean of its repeats:
-    repeats show the noise of times, but not of quality.
+def counts_each_run(measure: str) -> bool:
+    """Whether repeats of a seed count by themselves. They show the noise of times and of memory,
+    but not that of quality, nor of the time to a target, which the seed decides as well.
     """
-    if is_timed(measure):
+    return (is_timed(measure) or "memory" in measure) and not measure.startswith("tta_")
+
+
+def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]]) -> list[float]:
+    """The number of each run, or one number per seed, the mean of its repeats."""
+    if counts_each_run(measure):
         return [value for _, value in by_run]
     return [statistics.mean(values) for values in by_seed(by_run).values()]
 

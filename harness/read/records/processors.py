@@ -36,9 +36,9 @@ def are_apart(one: float, other: float) -> bool:
 def spread_of(runs: Iterable[Run]) -> list[str]:
     """A sentence for each number format and thread count whose measured speeds were apart."""
     return [
-        f"before these runs processors did {min(speeds):.3g} to {max(speeds):.3g} TFLOP/s in "
-        f"{number_format} (products of matrices, {threads} thread(s)): times of different sessions "
-        "differ by this, too"
+        f"before these runs matrix products ran at {min(speeds):.3g} to {max(speeds):.3g} TFLOP/s "
+        f"in {number_format} ({threads} thread(s)): times of different sessions may differ by as "
+        "much"
         for (number_format, threads), speeds in sorted(rates(runs).items())
         if max(speeds) > NOTED * min(speeds)
     ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard, cast
 
-from harness.core.attempts import best_of, ends_of, own_metrics, starts_of, times_of_attempts
+from harness.core.attempts import ends_of, starts_of, times_of_attempts
 from harness.core.identity import stem
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
@@ -26,7 +26,7 @@ from harness.core.process import printable
 from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import OWN, changed_row, is_changed
-from harness.core.records.summary import device_counts, of_rows, rate_of
+from harness.core.records.summary import best_of, device_counts, of_rows, own_metrics, rate_of
 from harness.core.schema.checks import check_fields, fields, quality_of_epochs
 from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from harness.core.attempts import larger_is_better, own_metrics
 from harness.core.identity import EVAL_BATCH, REPETITIONS, SHOWN_ONLY
 from harness.core.links import rate_of
 from harness.core.records import (
@@ -29,8 +28,10 @@ from harness.core.records.summary import (
     QUALITY_FIELDS,
     beyond_a_share,
     disturbance,
+    larger_is_better,
     mean_of,
     others_share_of_run,
+    own_metrics,
     total_of,
 )
 from harness.core.schema.checks import check_fields

@@ -63,9 +63,10 @@ def _push(options: argparse.Namespace) -> tuple[dict[str, object], str]:
             repo, [CommitOperationAdd(path, content) for path, content in files.items()],
             commit_message=f"{counted(runs, 'run')} of {name}", repo_type="dataset",
         )  # fmt: skip
-    who = "as its settings on the Hub say, at first " + ("all" if options.public else "only you")
+    who = "everybody" if options.public else "only you"
     facts = {"repository": repo, "file": name, "runs": runs, "commit": done.oid}
-    return facts, f"{counted(runs, 'run')} in {name} of the dataset {repo}; who reads it: {who}"
+    visible = f"its settings on the Hub say who sees it (a new one: {who})"
+    return facts, f"{counted(runs, 'run')} in {name} of the dataset {repo}; {visible}"
 
 
 def _pull(options: argparse.Namespace) -> tuple[dict[str, object], str]:

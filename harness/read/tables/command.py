@@ -78,7 +78,7 @@ COLUMNS = {
 }
 
 # Said once above the table where it is the same for all runs of a machine.
-SAID_ONCE = ("script", "model", "dataset", "strategy", "number_format", "effective_batch", "lr",
+STATED_ONCE = ("script", "model", "dataset", "strategy", "number_format", "effective_batch", "lr",
              "seed")  # fmt: skip
 
 # Rows stand in this order, and are told apart by these columns.
@@ -215,7 +215,7 @@ def _of_machine(
     shown = [name for name in usual if name in runs and name not in hidden]
     # A value that is unknown for some run may differ.
     known_alike = (n for n in shown if runs[n].notna().all() and runs[n].nunique() == 1)
-    same = [n for n in known_alike if n in SAID_ONCE and len(runs) > 1]
+    same = [n for n in known_alike if n in STATED_ONCE and len(runs) > 1]
     headings = {name: more.get(name, heading_of(name)) for name in shown}
     title = "machine unknown" if pd.isna(machine) else str(machine)
     if same:

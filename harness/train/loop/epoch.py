@@ -1,8 +1,8 @@
 """An epoch's events, its sums, and random numbers that must not be disturbed.
 
 How the loss reaches the record: ExactTrainer.compute_loss() gives each batch's mean loss and number
-of samples to EpochSums, which keeps them on the device. At the end of the epoch EpochEvents, the
-first of all callbacks, adds them up over batches and ranks and stores the means in
+of samples to EpochSums, which keeps the losses on the device. At the end of the epoch EpochEvents,
+the first of all callbacks, adds them up over batches and ranks and stores the means in
 Observations.epoch_means (and, as epoch_train_loss and so on, in the Trainer's log). LogCallback, a
 later callback of the same event, copies them into the epoch's row, which is written when the
 evaluation is known.

@@ -19,11 +19,17 @@ from rich.progress import (
 from transformers import TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
-from harness.core.attempts import best_of, larger_is_better, own_metrics
 from harness.core.identity import number
 from harness.core.process import usable_cores
 from harness.core.records import DISTURBING_SHARE, RunFolder, plain
-from harness.core.records.summary import Rows, disturbance, gpu_utilisation_percent
+from harness.core.records.summary import (
+    Rows,
+    best_of,
+    disturbance,
+    gpu_utilisation_percent,
+    larger_is_better,
+    own_metrics,
+)
 from harness.core.settings import Settings, flag_fields
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
@@ -103,7 +109,7 @@ class Console(TrainerCallback):
             if repeated := data.get(f"{which}_samples_in_training"):
                 yield (
                     f"warning: {repeated:,} of {data[f'{which}_samples']:,} {which} samples are "
-                    "training samples, too: their quality is not that of new ones"
+                    "also in the training set: they overstate the quality on new data"
                 )
 
         if deep := data.get("sixteen_bit_images"):
@@ -115,12 +121,12 @@ class Console(TrainerCallback):
     def _unused_splits(self, data: Mapping[str, Any]) -> Iterator[str]:
         empty = data.get("empty_test_splits", [])
         without = [name for name in data.get("unused_test_splits", []) if name not in empty]
-        for lack, unused in (("class is given", without), ("row is", empty)):
+        for lack, unused in (("classes", without), ("rows", empty)):
             if unused:
                 names = f"split{'s' * (len(unused) > 1)} {', '.join(unused)}"
                 yield (
-                    f"warning: no {lack} in {names}, which this does not use: the test set is "
-                    f"{data['test_from']}"
+                    f"warning: {names} {'have' if unused[1:] else 'has'} no {lack}, and "
+                    f"{'are' if unused[1:] else 'is'} not used: the test set is {data['test_from']}"
                 )
 
     def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
@@ -157,7 +163,7 @@ class Console(TrainerCallback):
             times = ", ".join(f"{way} {seconds * 1e3:,.0f}" for way, seconds in expected.items())
             yield f"exchange by {observed['exchange']}, chosen by the link; ms expected: {times}"
         if state.global_step:
-            yield f"goes on from update {state.global_step} of an earlier attempt"
+            yield f"resumes from update {state.global_step} of an earlier attempt"
 
     def _crowded(self, threads: int) -> str | None:
         """A warning where the processes of this machine have more threads than it has cores."""

@@ -20,7 +20,7 @@ from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
 from harness.core.records.disk import writing_to
-from harness.core.strategies import is_apart, strategy_of
+from harness.core.strategies import is_apart
 from harness.train.context import HALF_PRECISION, Context, autocast
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder, check_model
@@ -114,8 +114,7 @@ class ExactTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         # accelerate wraps the model of a single process in DDP on a CPU, but not on a GPU.
         super().create_accelerator_and_postprocess()
-        strategy, device = strategy_of(self.settings), self.args.device
-        if strategy.processes == "many" and strategy.name != "fsdp" and device.type == "cuda":
+        if is_wrapped(self.settings) and self.args.device.type == "cuda":
             self.accelerator.__class__ = host_overhead.Distributed
 
     def _arrange_callbacks(self) -> None:

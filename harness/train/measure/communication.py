@@ -30,6 +30,7 @@ from transformers import TrainerCallback
 
 from harness.core.attempts import probe_of
 from harness.core.settings import Settings
+from harness.core.strategies import EACH_UPDATE
 from harness.train.context import Context
 from harness.train.measure.clock import MEASURING, seconds_between, stamp
 from harness.train.measure.rows import GIB, EpochMeasure
@@ -298,7 +299,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
 def why_not(context: Context) -> str | None:
     """Why the probe cannot run; None if it can."""
     settings = context.settings
-    if settings.strategy not in ("ddp", "fsdp"):
+    if settings.strategy not in EACH_UPDATE:
         return "only ddp and fsdp have an exchange at every update that can be left out"
     if context.world.size == 1:
         return "one process exchanges nothing"

@@ -19,7 +19,7 @@ import torch
 from sklearn.metrics import precision_recall_fscore_support
 from transformers import EvalPrediction
 
-from harness.core.attempts import metric_name
+from harness.core.records.summary import metric_name
 from harness.core.settings import BEST_METRICS, UserError, nearest
 from harness.core.topology import world_of
 from harness.train.context import Context

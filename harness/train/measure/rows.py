@@ -79,10 +79,10 @@ class Pending:
         self.row: dict[str, Any] | None = None
         self.recorded: set[float] = set()
 
-    def begin(self, goes_on: bool = True) -> None:
+    def begin(self, resumes: bool = True) -> None:
         """Rows that an earlier attempt has written are not written again."""
         self.row = None
-        rows, _ = read_rows(self.file) if goes_on else ([], 0)
+        rows, _ = read_rows(self.file) if resumes else ([], 0)
         epochs = (row.get("epoch") for row in rows)
         self.recorded = {epoch for epoch in epochs if isinstance(epoch, (int, float))}
 

@@ -337,12 +337,12 @@ class OnlyRank:
 
     def __init__(
         self, pid: int, launcher: int, every_s: float, hang_after_s: float, folder: str,
-        goes_on: bool, stderr: int,
+        resumes: bool, stderr: int,
     ) -> None:  # fmt: skip
         self.launcher = launcher
         self.rank = SimpleNamespace(id=pid, global_rank=0, world_size=1)
         self.ranks = StoppedRanks(hang_after_s, self.record, every_s=every_s)
-        self.folder, self.goes_on = RunFolder(Path(folder)), goes_on  # torchrun starts it again
+        self.folder, self.resumes = RunFolder(Path(folder)), resumes  # torchrun starts it again
         self.stderr, self.began_s = stderr, time.monotonic()
 
     def look(self) -> None:
@@ -359,7 +359,7 @@ class OnlyRank:
         row = {"rank": 0, "outcome": "failed", "reason": reason, "unix": time.time()}
         with suppress(OSError):
             write_json(folder.failure(0), row)
-            if not self.goes_on:
+            if not self.resumes:
                 wall_s = time.monotonic() - self.began_s
                 attempts.end_from_outside(folder, "failed", reason, wall_s)
                 metric = (folder.read_settings() or {}).get("best_metric")

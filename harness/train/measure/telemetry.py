@@ -234,12 +234,12 @@ class Telemetry(EpochMeasure):
 
 
 def node_fields(
-    sampler: SamplerClient | None, shared: frozenset[str] = frozenset(), goes_on: bool = False
+    sampler: SamplerClient | None, shared: frozenset[str] = frozenset(), resumes: bool = False
 ) -> dict[str, Any]:
     """The telemetry of this node in the epoch that has ended; None if its sampler is gone."""
     if sampler is None:
         return {}
-    if (summary := sampler.peek() if goes_on else sampler.edge()) is None:
+    if (summary := sampler.peek() if resumes else sampler.edge()) is None:
         return {"telemetry": None}
     of_node = {name: summary[name] for name in ("gpus", "node", "processors")}
     return {"telemetry": {**of_node, "energy_j": _energy(summary, sampler, shared)}}

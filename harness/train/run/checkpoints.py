@@ -183,8 +183,8 @@ def require_space(folder: Path, model: nn.Module) -> None:
         )
 
 
-def agree_to_save(folder: Path, world: World, sound: bool, model: nn.Module) -> tuple[bool, bool]:
-    """(all ranks' weights are sound, this rank has a disk of its own); a collective.
+def agree_to_save(folder: Path, world: World, finite: bool, model: nn.Module) -> tuple[bool, bool]:
+    """(all ranks' weights are finite, this rank has a disk of its own); a collective.
 
     A rank has a disk of its own if it does not see a file that rank 0 has just made.
     """
@@ -194,14 +194,14 @@ def agree_to_save(folder: Path, world: World, sound: bool, model: nn.Module) -> 
     if mark is not None:
         folder.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    answers = gather([sound, mark and mark.name])
-    all_sound = all(sound for sound, _ in answers)
-    if mark is not None and not all_sound:
+    answers = gather([finite, mark and mark.name])
+    all_finite = all(finite for finite, _ in answers)
+    if mark is not None and not all_finite:
         mark.unlink()
         with suppress(OSError):  # a checkpoint of this update that was written before is kept
             folder.rmdir()
     name = answers[0][1]
-    return all_sound, name is not None and not (folder / name).exists()
+    return all_finite, name is not None and not (folder / name).exists()
 
 
 def complete(
@@ -336,7 +336,7 @@ def _content(file: Path) -> str | None:
         return None
 
 
-def _hand(file: Path, time: float, takes: bool, gives: bool) -> None:
+def _hand(file: Path, unix: float, takes: bool, gives: bool) -> None:
     """Send a file piece by piece: weights may be larger than the free memory."""
     with ExitStack() as stack:
         if takes:
@@ -349,4 +349,4 @@ def _hand(file: Path, time: float, takes: bool, gives: bool) -> None:
                 copy.write(piece)
         if draft is not None and copy is not None:
             copy.close()  # before utime(): writing the rest would change the time
-            os.utime(draft, (time, time))
+            os.utime(draft, (unix, unix))

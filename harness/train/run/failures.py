@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
-from harness.core.process import causes_of, is_unsaid, lacks_memory, report_to_torchrun
+from harness.core.process import causes_of, is_without_reason, lacks_memory, report_to_torchrun
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
@@ -61,7 +61,7 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     """(outcome, reason) of what ended a run."""
     message = redacted(" ".join(str(error).split()))
     text = message[:300] or type(error).__name__
-    if is_unsaid(error):
+    if is_without_reason(error):
         return "oom", f"{type(error).__name__}: {text}: probably out of memory, as ulimit -v is set"
     if isinstance(error, torch.OutOfMemoryError) or lacks_memory(error):
         # As oneDNN says it: "could not create a primitive".
@@ -177,7 +177,7 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     if not folder.settings.is_file():
         folder.write_settings(settings_of(settings))
     write_summary(folder, outcome, reason, settings.best_metric)
-    again = "; the same command goes on" if outcome == "interrupted" else ""
+    again = "; the same command resumes it" if outcome == "interrupted" else ""
     print(f"{outcome}: {reason}; the record is in {folder.path}{again}", file=sys.stderr)
     if not folder.environment.is_file():  # which training writes when it begins
         _write_environment(context)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 import torch.distributed as dist
 
-from harness.core.attempts import GOES_ON, batch_to_try
+from harness.core.attempts import RESUMES, batch_to_try
 from harness.core.command_line import refuse
 from harness.core.process import end_at_once, ending_signals, forked, restore_excepthook
 from harness.core.records.disk import DiskError
@@ -237,7 +237,7 @@ class Lifecycle:
         if own and batch_to_try(context.folder, context.settings) is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            os.environ[GOES_ON] = "1"
+            os.environ[RESUMES] = "1"
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
     def _end_together(self) -> None:

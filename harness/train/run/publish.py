@@ -106,7 +106,7 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
         card = card_of(settings, folder, model, repo.rpartition("/")[2])
         Path(work, "README.md").write_text(card, "utf-8")
         of_run = folder.path.relative_to(folder.path.parents[2]).as_posix()
-        write_archive(Path(work, RECORD), {of_run: _without_places(folder, settings)})
+        write_archive(Path(work, RECORD), {of_run: _without_local_paths(folder, settings)})
         # A tokenizer's configuration fits two patterns.
         for file in {file for pattern in MODEL_FILES for file in model.glob(pattern)}:
             Path(work, file.name).symlink_to(file.absolute())
@@ -117,7 +117,7 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
     return repo
 
 
-def _without_places(folder: RunFolder, settings: Settings) -> Files:
+def _without_local_paths(folder: RunFolder, settings: Settings) -> Files:
     """The record for publication: the paths that settings and command name, absolute or below the
     home folder, are cut to their last part.
     """

@@ -25,7 +25,6 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import enable_full_determinism
 
 from harness.core import attempts
-from harness.core.attempts import larger_is_better, metric_name
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.process import end_at_once, end_work
@@ -33,6 +32,7 @@ from harness.core.provenance import changed_inputs, inputs, recorded_inputs, str
 from harness.core.records import FINISHED, RunFolder, read_json
 from harness.core.records.disk import check_writable
 from harness.core.records.locks import Lock
+from harness.core.records.summary import larger_is_better, metric_name
 from harness.core.rules import place
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import own_strategy, strategy_of
@@ -248,12 +248,12 @@ def _exchange_facts(context: Context) -> list[dict[str, Any]]:
 def _finished_or_set_aside(context: Context) -> bool:
     folder, elastic = context.folder, context.launch
     before = RunFolder.at(folder.path).outcome()
-    goes_on = bool(os.environ.pop(attempts.GOES_ON, None)) or attempts.went_on(
+    resumes = bool(os.environ.pop(attempts.RESUMES, None)) or attempts.is_resumed(
         folder, elastic.unix if elastic else None
     )
     if elastic is not None:
         warn(context.settings)
-    if context.settings.rerun and not goes_on:
+    if context.settings.rerun and not resumes:
         if folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
         return False
@@ -352,9 +352,9 @@ def _watch(context: Context) -> dict[str, Any] | None:
     alone = world.launched and world.size == 1 and context.session.ends_when_silent
     if not (alone and settings.hang_after) or launch().get("sweep"):
         return None
-    goes_on = context.launch is not None and context.launch.restarts_left > 0
+    resumes = context.launch is not None and context.launch.restarts_left > 0
     folder = str(context.folder.path.absolute())
-    of_sampler = {"hang_after_s": settings.hang_after, "folder": folder, "goes_on": goes_on}
+    of_sampler = {"hang_after_s": settings.hang_after, "folder": folder, "resumes": resumes}
     return {**of_sampler, "launcher": os.getppid()}
 
 

@@ -214,8 +214,8 @@ class Watchdog(TrainerCallback):
             return None
         if self.rank and not launcher_has_store():
             return self._does_not_answer(0)
-        reason = "the store of the run does not answer: its launcher has stopped, or the link to it"
-        return {"reason": f"{reason}, for {self.hang_after_s:g} s", "silent": []}
+        reason = f"the store of the run has not answered for {self.hang_after_s:g} s"
+        return {"reason": f"{reason}: its launcher or the link to it is down", "silent": []}
 
     def _silent(self) -> dict[str, Any] | None:
         """Why the run ends, if a rank publishes nothing any more."""
@@ -232,7 +232,7 @@ class Watchdog(TrainerCallback):
         here = rank // self.per_node == self.rank // self.per_node
         stopped = here and rank < len(self.pids) and is_stopped(self.pids[rank])
         why = ": its process is stopped" if stopped else ""
-        what = f"{self.name(rank)} does not answer for {self.hang_after_s:g} s"
+        what = f"{self.name(rank)} has not answered for {self.hang_after_s:g} s"
         return {"reason": what + why, "silent": [rank]}
 
     def _stalled(self) -> dict[str, Any] | None:
@@ -254,7 +254,8 @@ class Watchdog(TrainerCallback):
         for pid, since_s in self.loaders.items():
             if self.clock_s - since_s > self.hang_after_s:
                 what = f"process {pid}, which loads data for {self.name(self.rank)}"
-                return {"reason": f"{what}, is stopped for {self.hang_after_s:g} s", "silent": []}
+                reason = f"{what}, has been stopped for {self.hang_after_s:g} s"
+                return {"reason": reason, "silent": []}
         return None
 
     def _pronounce(self, verdict: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from harness.core.records.redact import redacted
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import is_apart, own_strategy
+from harness.core.strategies import GRADIENT_CODES, is_apart, own_strategy
 from harness.core.topology import World
 from harness.train.data import lora
 from harness.train.data.probes import BATCHNORM
@@ -118,7 +118,7 @@ DIRECT_HOOK = "DirectGradients.hook"
 
 def expected_hook(settings: Settings, way: str, world: World) -> str | None:
     kind, _, rank = settings.compress.partition(":")
-    if settings.strategy == "ddp" and kind in ("int8", "int4"):
+    if settings.strategy == "ddp" and kind in GRADIENT_CODES:
         return f"GradientRow.hook in {kind} by {way}"
     if way != "backend":
         dtype = {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")

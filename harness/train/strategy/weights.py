@@ -96,5 +96,5 @@ def require_equal_weights(model: nn.Module, strategy: object) -> None:
     if unlike := sum(checksum != first for checksum in others):
         raise RuntimeError(
             f"--strategy {strategy}: after the last update {unlike} rank(s) have other "
-            "weights than rank 0, and one model is recorded: they must be exchanged until then"
+            "weights than rank 0, and one model is recorded: the strategy must make them equal"
         )

@@ -344,12 +344,10 @@ def test_what_a_run_says_of_its_data() -> None:
     context: Any = SimpleNamespace(data_facts=facts)
     _, *warnings = Console(Recorder(), context)._about_data()
     assert warnings == [
-        "warning: no class is given in split test, which this does not use: the test set is "
-        "0.2 of split train",
-        "warning: no row is in split dev, which this does not use: the test set is "
-        "0.2 of split train",
-        "warning: 1,100 of 1,200 test samples are training samples, too: their quality is not "
-        "that of new ones",
+        "warning: split test has no classes, and is not used: the test set is 0.2 of split train",
+        "warning: split dev has no rows, and is not used: the test set is 0.2 of split train",
+        "warning: 1,100 of 1,200 test samples are also in the training set: they overstate the "
+        "quality on new data",
         "warning: 1,290 images have 16 bits, which are divided by 257; pipeline() and Pillow cut "
         "them off at 255: give the trained model images with 8 bits",
     ]

@@ -244,7 +244,7 @@ def test_a_broken_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     for name in ("broken", "whole"):
         done = script("vit", *argv, str(tmp_path / name))
         assert done.code == 0, done.err
-        assert ("goes on from update" in done.out) == (name == "broken")
+        assert ("resumes from update" in done.out) == (name == "broken")
     assert_same_training(only_run(tmp_path / "broken"), only_run(tmp_path / "whole"))
     # What the last one says: the plain model, adapters added to its weights.
     loaded = done.loaded()["classify"].model.state_dict()

@@ -18,9 +18,9 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import AutoConfig, AutoModelForSequenceClassification, EvalPrediction
 
-from harness.core.attempts import best_of
 from harness.core.command_line import parse
 from harness.core.records import find_runs
+from harness.core.records.summary import best_of
 from harness.core.rules import resolve
 from harness.core.settings import Settings, UserError
 from harness.train.data import probes, text_layout

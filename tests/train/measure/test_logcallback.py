@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from harness.core.attempts import best_of
 from harness.core.records import RunFolder, find_runs, read_json, read_rows
+from harness.core.records.summary import best_of
 from harness.core.settings import UserError
 from harness.read.records.recorded import recorded
 from harness.train.measure.rows import NoNumbers, no_numbers

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.core import attempts
-from harness.core.attempts import best_of
 from harness.core.records import RunFolder, append_row, write_json
+from harness.core.records.summary import best_of
 from harness.train.loop.epoch import EpochEvents, EpochSums
 from harness.train.measure import sampler
 from harness.train.measure.clock import StepClock

@@ -135,7 +135,7 @@ def test_looking_changes_no_number(tmp_path: Path) -> None:
     assert result["0"].path.name == result["20"].path.name  # the same experiment
 
 
-def goes_on(rank: int, measured: list[Any] | None, other: bool = False) -> Telemetry:
+def resumes(rank: int, measured: list[Any] | None, other: bool = False) -> Telemetry:
     """A recorder's part of a run that goes on inside an epoch; two nodes of one process."""
     epoch = {"samples": 8, "measured": measured}
     run: Any = SimpleNamespace(
@@ -159,13 +159,13 @@ def goes_on(rank: int, measured: list[Any] | None, other: bool = False) -> Telem
 def test_energy_before_a_checkpoint_counts_once(
     measured: list[Any] | None, other: bool, before: list[float | None]
 ) -> None:
-    assert [goes_on(rank, measured, other).before for rank in range(2)] == before
+    assert [resumes(rank, measured, other).before for rank in range(2)] == before
 
 
 def test_a_broken_off_epoch_has_the_energy_of_both_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one: Any = goes_on(0, [{"energy_j": 5.0}, None])
+    one: Any = resumes(0, [{"energy_j": 5.0}, None])
     seen = {"gpus": [{"energy_j": 2.0}], "node": {}, "processors": {}}
     one.sampler = SimpleNamespace(uuids=["a"], edge=lambda: seen, peek=lambda: seen)
     assert one.state() == 7.0
@@ -176,7 +176,7 @@ def test_a_broken_off_epoch_has_the_energy_of_both_its_parts(
 
 
 def test_a_device_of_several_emulated_nodes_counts_once() -> None:
-    nodes: list[Any] = [goes_on(rank, [{"energy_j": 1.0}, {"energy_j": 0.0}]) for rank in (0, 1)]
+    nodes: list[Any] = [resumes(rank, [{"energy_j": 1.0}, {"energy_j": 0.0}]) for rank in (0, 1)]
     seen = {"missing": {}, "lowest_power_w": 50.0, "node": {}, "processors": {}}
     devices: list[dict[str, Any]] = [{"a": 2.0}, {"a": 2.0, "b": 4.0}]
     rows: list[dict[str, Any]] = []

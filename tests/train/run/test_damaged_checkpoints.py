@@ -222,7 +222,7 @@ def test_a_run_continues_from_the_one_before(count: int, tmp_path: Path, whole: 
     done = script("vit", *argv, count=count)
     assert done.code == 0, done.err
     assert done.err.count("checkpoint-9 is damaged and not used (model.safetensors") == 1
-    assert "goes on from update 8" in done.out
+    assert "resumes from update 8" in done.out
     assert_same_training(folder, whole("vit", count, ARGV))
 
 

@@ -105,7 +105,7 @@ def train(folder: str, how: str, *flags: str) -> None:
 @pytest.mark.parametrize(("how", "words"), [
     ("ENOSPC", "no space on"), ("EROFS", "nothing can be written to the read-only"),
     ("EACCES", "no permission to write to"), ("EDQUOT", "the quota is used up on"),
-    ("EIO", "the disk is broken that holds"),
+    ("EIO", "I/O error on the disk of"),
 ])  # fmt: skip
 @pytest.mark.parametrize("flags", [["--save_steps=5"], []])
 def test_what_a_disk_refuses_is_one_line(

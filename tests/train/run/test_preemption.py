@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.records import read_json, read_rows
+from harness.core.records import RunFolder, read_json, read_rows
 from harness.train.run import failures
 from harness.train.run.checkpoints import complete_checkpoints
 from harness.train.strategy.base import Exchange
@@ -52,7 +52,7 @@ def test_a_last_call_saves_where_it_comes(
     call.unlink()
     done = script("vit", *argv, count=count, env={"HARNESS_PREEMPTION": str(call)})
     assert done.code == 0, done.err
-    assert f"goes on from update {saved}" in done.out
+    assert f"resumes from update {saved}" in done.out
     starts = [row for row in read_rows(folder.attempts)[0] if row["event"] == "start"]
     assert starts[1]["redone_updates"] == 0
     assert_same_training(folder, whole("vit", count, flags))
@@ -104,7 +104,7 @@ def test_ranks_that_train_apart_save_at_one_update(strategy: str, tmp_path: Path
 
     done = script("vit", *argv, count=2)
     assert done.code == 0, done.err
-    assert f"goes on from update {saved}" in done.out
+    assert f"resumes from update {saved}" in done.out
 
 
 def test_a_rank_that_may_be_anywhere_is_not_called(tmp_path: Path) -> None:
@@ -154,3 +154,5 @@ def test_nobody_is_called_where_nothing_is_saved(more: list[str], tmp_path: Path
     argv = ["--tiny", "--train_size", "64", "--test_size", "32", "--epochs", "1", *more]
     done = script("vit", *argv, "--o", str(tmp_path), env={"HARNESS_PREEMPTION": str(call)})
     assert done.code == 0, done.err
+    (folder,) = map(RunFolder, (tmp_path / "vit").glob("*/*"))
+    assert folder.outcome() == "finished"

@@ -80,7 +80,7 @@ def test_a_broken_run_goes_on(
 
     done = script(name, *argv, count=count)
     assert done.code == 0, done.err
-    assert "goes on from update" in done.out
+    assert "resumes from update" in done.out
     undisturbed = whole(name, count, [*SHORT, *more])
     assert folder.epochs.read_text().startswith(before)  # no row was touched
     assert_same_training(folder, undisturbed)

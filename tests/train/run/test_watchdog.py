@@ -50,7 +50,7 @@ class Clock:
         self.long = False  # whether the main thread does what takes as long as it takes
         monkeypatch.setattr(watchdog, "takes_long", lambda frame: self.long)
 
-    def goes_on(self, seconds: float, long: bool = False) -> bool:
+    def resumes(self, seconds: float, long: bool = False) -> bool:
         """Whether nothing was ended within these seconds."""
         self.long = long
         for _ in range(round(seconds / 0.25)):
@@ -71,15 +71,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_process_that_stalls_is_found(
     clock: Clock, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert clock.goes_on(10)  # nothing was trained yet
+    assert clock.resumes(10)  # nothing was trained yet
     clock = Clock(monkeypatch)
     clock.step()
-    assert clock.goes_on(4) and not clock.goes_on(1)
+    assert clock.resumes(4) and not clock.resumes(1)
     (error,) = clock.ended
     assert "no update for 4 s: rank 0 (node 0) in main_frame (watchdog.py:" in str(error)
     assert error.records and error.settle_s == 0
     stacks = capfd.readouterr().err
-    assert "stacks of rank 0 (node 0):" in stacks and "in goes_on" in stacks
+    assert "stacks of rank 0 (node 0):" in stacks and "in resumes" in stacks
 
 
 def test_its_thread_judges_by_itself() -> None:
@@ -96,22 +96,22 @@ def test_its_thread_judges_by_itself() -> None:
 
 def test_what_takes_long_is_no_hang(clock: Clock) -> None:
     clock.step()
-    assert clock.goes_on(12, long=True)
+    assert clock.resumes(12, long=True)
     for _ in range(12):
         clock.dog.on_substep_end(None, None, None)
-        assert clock.goes_on(1)
+        assert clock.resumes(1)
     clock.dog.on_train_end(None, None, None)
-    assert clock.goes_on(20)
+    assert clock.resumes(20)
     assert clock.dog.slowest_s == 1  # without what took long
 
 
 def test_a_step_may_take_three_times_the_longest_and_the_first_counts(clock: Clock) -> None:
-    assert clock.goes_on(30)  # models are loaded and wrapped
+    assert clock.resumes(30)  # models are loaded and wrapped
     clock.dog.on_epoch_begin(None, None, None)
     for _ in range(3):
-        assert clock.goes_on(6)
+        assert clock.resumes(6)
         clock.step()
-    assert clock.goes_on(18) and not clock.goes_on(1)
+    assert clock.resumes(18) and not clock.resumes(1)
     assert "no update for 18 s" in str(clock.ended[0])
 
 
@@ -125,11 +125,11 @@ def test_an_exchange_over_a_slow_link_gets_on(monkeypatch: pytest.MonkeyPatch) -
     clock.step()
     for _ in range(30):
         sent[0] += 10**6
-        assert clock.goes_on(1) and clock.dog.declared is None
+        assert clock.resumes(1) and clock.dog.declared is None
     for _ in range(3):
         sent[0] += 10**5
-        assert clock.goes_on(1) and clock.dog.declared is None
-    clock.goes_on(2)
+        assert clock.resumes(1) and clock.dog.declared is None
+    clock.resumes(2)
     assert clock.dog.declared is not None
 
 
@@ -142,7 +142,7 @@ def test_a_trickle_of_others_is_no_exchange(monkeypatch: pytest.MonkeyPatch) -> 
     clock.step()
     for _ in range(30):
         sent[0] += 200_000
-        clock.goes_on(1)
+        clock.resumes(1)
     assert clock.dog.declared is not None
 
 
@@ -155,7 +155,7 @@ def test_bytes_of_the_loopback_are_no_exchange(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_pause_of_the_process_itself_is_no_time_of_the_run(clock: Clock) -> None:
     clock.step()
-    assert not clock.dog._look(3600) and clock.goes_on(3)
+    assert not clock.dog._look(3600) and clock.resumes(3)
 
 
 def test_only_the_functions_of_the_trainer_take_long() -> None:
@@ -354,7 +354,7 @@ def test_a_mistake_of_any_rank_is_recorded_once_training_has_begun(
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_stopped_rank_is_found_and_named(tmp_path: Path, number: int) -> None:
     reason, printed = reason_of(tmp_path, number, "stopped", "--hang_after", "3")
-    named = f"rank {number} (node 0) does not answer for 3 s: its process is stopped"
+    named = f"rank {number} (node 0) has not answered for 3 s: its process is stopped"
     assert reason == named
     if number:
         assert f"harness: {named}; stacks of rank 0 (node 0):" in printed
@@ -366,7 +366,7 @@ def test_a_stopped_rank_that_has_the_store_is_recorded_by_the_next(tmp_path: Pat
     """Without torchrun rank 0 has it: the others hear nothing of anybody."""
     own = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(free_port())}
     reason, printed = reason_of(tmp_path, 0, "stopped", "--hang_after", "3", env=own)
-    named = "rank 0 (node 0) does not answer for 3 s: its process is stopped"
+    named = "rank 0 (node 0) has not answered for 3 s: its process is stopped"
     assert reason == named and f"harness: {named}; stacks of rank 1 (node 0):" in printed
 
 
@@ -403,7 +403,7 @@ def test_a_stopped_loader_of_data_is_found_before_the_first_update(
     assert ran(count, loads_nothing, str(tmp_path), env=CPU).code == 1
     summary = only_run(tmp_path).read_summary()
     assert summary and summary["outcome"] == "failed"
-    named = r"process (\d+), which loads data for rank [01] \(node 0\), is stopped for 2 s"
+    named = r"process (\d+), which loads data for rank [01] \(node 0\), has been stopped for 2 s"
     found = re.fullmatch(named, str(summary["reason"]))
     assert found and wait_for(lambda: not psutil.pid_exists(int(found[1])))
 

@@ -255,7 +255,7 @@ def test_a_killed_run_goes_on_to_the_bit(flags: list[str], tmp_path: Path) -> No
     argv = ["--tiny", "--train_size", "128", "--test_size", "65", "--epochs", "2", "--b", "16"]
     argv += ["--full_determinism", "--save_steps", "5", *flags]
     broken_off(2, [*argv, "--o", str(tmp_path / "broken")], 6, "kill", "vit")
-    for out, said in (("broken", "goes on from update 5"), ("whole", "")):
+    for out, said in (("broken", "resumes from update 5"), ("whole", "")):
         done = script("vit", *argv, "--o", str(tmp_path / out), count=2)
         assert done.code == 0 and said in done.out, done.err
     assert_same_training(only_run(tmp_path / "broken"), only_run(tmp_path / "whole"))

@@ -161,7 +161,7 @@ def test_killed_between_two_exchanges_it_goes_on(tmp_path: Path) -> None:
     assert script("vit", *argv, "--o", str(whole), count=2).code == 0
     broken_off(2, [*argv, "--o", str(broken)], 13, "kill", "vit")
     done = script("vit", *argv, "--o", str(broken), count=2)
-    assert done.code == 0 and "goes on from update 12" in done.out, done.err
+    assert done.code == 0 and "resumes from update 12" in done.out, done.err
     one, other = only_run(whole), only_run(broken)
     assert_same_training(other, one)
     seen = [(read_json(folder.environment) or {})["observed"] for folder in (one, other)]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import distributed
 
+from harness.core.records import RunFolder
 from harness.core.topology import World
 from harness.train.strategy.sharding import _in_memory_of_their_own
 from harness.train.strategy.weights import arrange_ddp, checksum_of
@@ -65,6 +66,10 @@ def test_shards_on_two_nodes_are_compared_with_nothing(tmp_path: Path) -> None:
     where = ["--setup", "2_1", "--strategy", "fsdp", "--o", str(tmp_path)]
     done = script("vit", *sizes, *where, count=2, env={"LOCAL_WORLD_SIZE": "1"})
     assert done.code == 0, done.err
+    (folder,) = map(RunFolder, (tmp_path / "vit" / "2_1").iterdir())
+    environment = folder.read_environment()
+    assert folder.outcome() == "finished" and environment is not None
+    assert environment["observed"]["strategy"] == "fsdp"
 
 
 def test_tied_weights_are_written_twice_where_names_are(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ class PeersExchange(Exchange):
             reserved_memory_gib=max(reserved) if reserved else None,
             **dict(zip(COUNTS, values, strict=True)),
             **CpuTime.of(self.context).own(),
-            **node_fields(self.context.sampler, goes_on=True),  # until the row is made
+            **node_fields(self.context.sampler, resumes=True),  # until the row is made
         )
         if not self.peers.is_recorder:
             return totals
