@@ -191,7 +191,7 @@ def figure_for(sweep: SweepResults) -> str:
 
 
 def _figure_of_rates(sweep: SweepResults) -> str:
-    """ "" where fewer than two learning rates were measured: of one there is a curve over epochs."""
+    """Its name, where two learning rates or more were measured: of one there is a curve."""
     rates = {group.label.get("lr") for group in sweep.groups if group.finished}
     return "learning_rate" if "lr" in sweep.naming and len(rates) > 1 else ""
 
