@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.read.explain.explain import explain, explain_sweep
+from harness.read.explain.explain import explain
+from harness.read.explain.sweep import explain_sweep
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_sweep
 from harness.read.tables.sweep_table import sweep_table

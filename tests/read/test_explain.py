@@ -26,9 +26,9 @@ from harness.read.explain.explain import (
     _notes,
     _rate,
     explain,
-    explain_sweep,
     group_breakdown,
 )
+from harness.read.explain.sweep import explain_sweep
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     COMPUTE,

@@ -11,7 +11,7 @@ import pytest
 
 from harness.core.collectives import GLOO
 from harness.core.settings import UserError
-from harness.read.explain import explain as explain_module
+from harness.read.explain import sweep as explain_module
 from harness.read.explain.explain import _startup, group_breakdown
 from harness.read.explain.time_breakdown import REST, TimeBreakdown
 from harness.read.figures.catalogue import draw

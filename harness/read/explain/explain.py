@@ -20,7 +20,6 @@ from harness.read.explain import causes
 from harness.read.explain.baseline import (
     MAY_DIFFER,
     is_single,
-    may_be_baseline,
     nearest,
     runs_beside,
     why_not,
@@ -37,23 +36,20 @@ from harness.read.explain.time_breakdown import (
     mean_breakdown,
     time_breakdown,
 )
-from harness.read.labels import UNKNOWN, listed, strategy_text
+from harness.read.labels import UNKNOWN, listed
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import LOAD, SPEED, all_beside_others, measured_against
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, is_ours
 from harness.read.records.runs import Run
 from harness.read.records.selection import differing, read_group, several_kinds
-from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 
 MOST_CAUSES = 2  # beside the main cause
 LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
 WORTH_HALF = 1.15  # times as fast, from which on bf16 is advised, as when a run starts
 MOST_EPOCHS = 6  # named of those that were interrupted
-MOST_GROUPS = 6  # of a sweep, in a report
 ROUNDING = 1e-9  # share of a rate: rates that differ by less are equal
-PER_DEVICE = "train_samples_per_s_per_gpu"
 
 
 class Part(NamedTuple):
@@ -103,6 +99,38 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Findings:
+    """The time of a run, that of its baseline if there is one, and their causes."""
+
+    breakdown: TimeBreakdown
+    baseline: Group | None
+    base: TimeBreakdown | None  # the baseline's
+    was_searched: bool  # for the baseline, as none was named
+    refused: Group | None  # the nearest one that was found and is not comparable
+    alone: Sequence[Cause]  # of the run's own time
+    scaling: Sequence[Cause]  # of a large loss against the baseline
+    does_lose: bool  # whether there is such a loss
+
+    @property
+    def in_steps(self) -> list[Cause]:
+        """Those of samples/s, which do not count evaluation, saving and first steps."""
+        least_s = LARGE * self.breakdown.step_s
+        return [cause for cause in self.scaling if cause.in_step and cause.lost_s >= least_s]
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of an update in parts that the record does not separate."""
+        return 0.0 if self.does_lose else self.breakdown.parts[UNSEPARATED] or 0.0
+
+    @property
+    def main(self) -> Cause | None:
+        """The cause that stands out; None also where what is not separated may be larger."""
+        large = _large(self.scaling if self.does_lose else self.alone)
+        main = next(iter([*self.in_steps, *large]), None)
+        return None if main is not None and main.lost_s < self.hidden_s else main
+
+
 def explain(
     run: Group, baseline: Group | None = None, near: Sequence[Run] | None = None
 ) -> Explanation:
@@ -111,49 +139,51 @@ def explain(
     """
     if baseline is not None and (reason := why_not(run, baseline)) is not None:
         raise UserError(f"{run.selector} and {baseline.selector} are not comparable: {reason}")
-    breakdown, named = group_breakdown(run), baseline
-    beside = runs_beside(run, near)
-    refused = None
-    if baseline is None and breakdown.devices > 1:
-        baseline, refused = nearest(run, beside)
-    base = None if baseline is None else group_breakdown(baseline)
-    context = run_context(run, baseline)
-    fit = [other for other in beside if is_single(other) and why_not(run, other) is None]
-    singles = [*fit, *([named] if named and is_single(named) else [])]
-    others = [*_broken_down(singles)]
-    alone = _for_its_script(run, causes.of_run(breakdown, context, others))
-    scaling, does_lose = [], False
-    if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
-        scaling = _for_its_script(run, causes.of_scaling(breakdown, base, context))
-    candidates = scaling if does_lose else alone
-    # The loss is told in samples/s, which do not count evaluation, saving and first steps.
-    in_steps = [c for c in scaling if c.in_step and c.lost_s >= LARGE * breakdown.step_s]
-    main = next(iter([*in_steps, *_large(candidates)]), None)
-    hidden_s = 0.0 if does_lose else breakdown.parts[UNSEPARATED] or 0.0
-    if main is not None and main.lost_s < hidden_s:
-        main = None  # what is not separated may be larger
-    sentences = [_headline(run, breakdown)]
-    if baseline is not None and base is not None:
-        sentences += _against(run, breakdown, baseline, base, was_searched=named is None)
-    elif breakdown.devices > 1:
-        sentences.append(_alone(run, refused))
-    if base is not None and not does_lose:
-        sentences.append(f"Less than {percent(LARGE)} is lost against the baseline.")
-    slowed = _slowed(run)
-    sentences += [slowed] if slowed and main is None else []
-    sentences.append(_main_cause(breakdown, main, hidden_s, base is not None, does_lose))
-    also = _others(main, [*in_steps, *_large([*scaling, *alone])])
-    sentences += [f"Also: {cause_text(breakdown, cause)}" for cause in also]
-    sentences += filter(
-        None, [causes.not_known(breakdown), slowed if main else "", *_notes(run, breakdown)]
-    )
+    findings = _findings(run, baseline, near)
+    breakdown, base, main = findings.breakdown, findings.base, findings.main
     should = dict.fromkeys(PARTS) if base is None else causes.ideal(breakdown, base)
     parts = tuple(
         Part(name, value, breakdown.spreads[name], should[name])
         for name, value in breakdown.parts.items()
         if value != 0.0 or name not in (COMMUNICATION, STRAGGLERS, UNSEPARATED)
     )
-    return Explanation(tuple(sentences), None if main is None else main.key, parts)
+    return Explanation(tuple(_sentences(run, findings)), None if main is None else main.key, parts)
+
+
+def _findings(run: Group, named: Group | None, near: Sequence[Run] | None) -> Findings:
+    breakdown, beside = group_breakdown(run), runs_beside(run, near)
+    baseline, refused = named, None
+    if named is None and breakdown.devices > 1:
+        baseline, refused = nearest(run, beside)
+    base = None if baseline is None else group_breakdown(baseline)
+    context = run_context(run, baseline)
+    single = [other for other in beside if is_single(other) and why_not(run, other) is None]
+    single += [named] if named and is_single(named) else []
+    alone = _for_its_script(run, causes.of_run(breakdown, context, [*_broken_down(single)]))
+    scaling, does_lose = list[Cause](), False
+    if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
+        scaling = _for_its_script(run, causes.of_scaling(breakdown, base, context))
+    return Findings(breakdown, baseline, base, named is None, refused, alone, scaling, does_lose)
+
+
+def _sentences(run: Group, findings: Findings) -> Iterator[str]:
+    breakdown, base, main = findings.breakdown, findings.base, findings.main
+    yield _headline(run, breakdown)
+    if findings.baseline is not None and base is not None:
+        yield from _against(run, breakdown, findings.baseline, base, findings.was_searched)
+    elif breakdown.devices > 1:
+        yield _alone(run, findings.refused)
+    if base is not None and not findings.does_lose:
+        yield f"Less than {percent(LARGE)} is lost against the baseline."
+    slowed = _slowed(run)
+    if slowed and main is None:
+        yield slowed
+    yield _main_cause(breakdown, main, findings.hidden_s, base is not None, findings.does_lose)
+    also = [*findings.in_steps, *_large([*findings.scaling, *findings.alone])]
+    for cause in _others(main, also):
+        yield f"Also: {cause_text(breakdown, cause)}"
+    notes = (causes.not_known(breakdown), slowed if main else "", *_notes(run, breakdown))
+    yield from filter(None, notes)
 
 
 def _main_cause(
@@ -446,38 +476,3 @@ def _ms(value: float | None, sd: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{1e3 * value:,.2f}" + (f" ± {1e3 * sd:,.2f}" if sd is not None else "")
-
-
-def explain_sweep(sweep: SweepResults) -> list[table.Item]:
-    """Each chosen group with its explanation, or the reason why there is none."""
-    chosen = list(_chosen(sweep))
-    # Without the labels of the sweep: a baseline is searched for by settings, not by axes.
-    near = [
-        replace(run, label={}, path=str(run.folder.path))
-        for run in (sweep.runs if chosen else ())
-        if run.folder and may_be_baseline(run)
-    ]
-    items = []
-    for group in chosen[:MOST_GROUPS]:
-        name = sweep.name_of(group)
-        runs = tuple(replace(run, label={}) for run in group.runs if run.folder)
-        try:
-            texts = explain(Group(runs, name="RUN", selector=name), near=near).sentences
-        except UserError as error:
-            texts = (str(error),)
-        items.append(table.Item(f"{name}:", texts))
-    return items
-
-
-def _chosen(sweep: SweepResults) -> Iterator[Group]:
-    """Per script, topology and strategy the group with the lowest rate per device; groups of one
-    process only where there are no others.
-    """
-    finished = [g for g in sweep.groups if g.finished and g.mean(PER_DEVICE) is not None]
-    several = [g for g in finished if (g.fact("devices") or 1) > 1]
-    kinds: dict[tuple[str, str, str], list[Group]] = {}
-    for group in several or finished:
-        script, strategy = str(group.setting("script")), strategy_text(group.label) or ""
-        kinds.setdefault((script, group.topology, strategy), []).append(group)
-    for groups in kinds.values():
-        yield min(groups, key=lambda group: group.mean(PER_DEVICE) or 0.0)

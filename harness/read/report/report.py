@@ -25,7 +25,7 @@ from harness.read.compare.answers import failed_ways
 from harness.read.compare.expected import tally
 from harness.read.compare.fastest import next_question
 from harness.read.drawing import Drawn, for_page, save
-from harness.read.explain.explain import explain_sweep
+from harness.read.explain.sweep import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for, headline
 from harness.read.figures.panels import Styles
 from harness.read.labels import file_name, label_text, plain_text, shown_axes
