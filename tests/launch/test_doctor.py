@@ -235,7 +235,7 @@ def test_what_torchrun_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home, own]})
     assert doctor._ports().state == OK
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [own], "eth0": [six]})
-    assert "who reaches fe80::1%eth0 can" in doctor._ports().finding
+    assert "who can reach fe80::1%eth0 can" in doctor._ports().finding
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [home], "eth0": [outer]})
     assert doctor._ports().finding == (
         "plain torchrun does not authenticate: anyone who can reach 10.0.0.9 can run code here"

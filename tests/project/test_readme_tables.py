@@ -10,8 +10,6 @@ import pytest
 
 from docs.generate.tables import main, with_tables
 from harness.core.settings import UserError
-from harness.launch.sweepfile import load
-from harness.read.records.sweeps import read_results
 
 END = "<!-- end of table -->"
 TOGETHER = "outputs/published/exchange/sweeps/start_together-tiny"
@@ -179,21 +177,3 @@ def test_what_saving_takes_is_what_the_records_say(root: Path) -> None:
     text = " ".join((root / "docs/measures.md").read_text().split())
     assert len(shares) == 40
     assert f"it was {100 * min(shares):.0f} to {100 * max(shares):.0f} %." in text
-
-
-def test_the_learning_rates_of_the_page_are_those_that_were_best(root: Path) -> None:
-    accuracy: dict[int, dict[float, float]] = {}
-    for run in read_results(root / "records/xeon/sweeps/news_learning_rate").runs:
-        rates = accuracy.setdefault(run.identity["per_gpu_batch"], {})
-        rates[run.identity["lr"]] = run.measures["accuracy"]
-    best = {batch: max(rates, key=lambda rate: rates[rate]) for batch, rates in accuracy.items()}
-    planned = load(root / "experiments/news.yaml").runs
-    used = {job["per_gpu_batch"] * int(job["setup"][2]): job["lr"] for job in planned}
-    assert {batch: best[batch] for batch in (8, 32)} == {8: used[8], 32: used[32]}
-    apart = 100 * (accuracy[64][0.0008] - accuracy[64][0.0004])
-    said = (
-        "chose the same rates for 8 and 32, and 0.0008 rather than 0.0004 for 64, where one run of "
-        f"each is {apart:.1f} points apart"
-    )
-    assert (best[64], used[64]) == (0.0008, 0.0004)
-    assert said in " ".join((root / "docs/reading.md").read_text().split())

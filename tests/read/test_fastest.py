@@ -282,10 +282,10 @@ def test_figures_of_a_folder_are_those_of_all_sweeps_and_tasks_below(
     for seed, lr in (("1", "0.01"), ("2", "0.02")):
         record(root / "bert" / f"alone{seed}", "--lr", lr, "--seed", seed, epochs=2)
     said = figures(root)
-    (alone,) = (root / "figures").glob("runs_of_bert_*/accuracy.png")
+    (alone,) = (root / "figures").glob("runs_of_bert_*/learning_rate.png")
     assert f"written: {alone}" in said and f"written: {folder / 'epoch_time.png'}" in said
     said = figures(root, "--out", tmp_path / "drawn")
-    for file in ("sizes/epoch_time.png", f"{alone.parent.name}/accuracy.png"):
+    for file in ("sizes/epoch_time.png", f"{alone.parent.name}/learning_rate.png"):
         assert (tmp_path / "drawn" / file).is_file()
     assert "there is no such folder" in figures.refused(root / "sweeps" / "nothing")
 

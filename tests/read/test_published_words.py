@@ -19,7 +19,7 @@ from harness.read.records.comparable import (
 from harness.read.records.groups import Group
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_sweep
-from harness.read.statistics import Estimate, difference, ratio
+from harness.read.statistics import Estimate, Noise, difference, ratio
 
 
 def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
@@ -109,6 +109,17 @@ def test_wall_time_with_its_measuring_is_that_of_the_records(root: Path) -> None
     base = times.pop("ddp none")
     found = {name: in_words(ratio(of_way, base)) for name, of_way in times.items()}
     assert all(len(of_way) == 10 for of_way in (base, *times.values()))
+    ways = {
+        group.label["strategy"]: group
+        for group in read_sweep(
+            root / "outputs/published/exchange/sweeps/slow_link_ways-tiny"
+        ).groups
+        if group.setting("compress") in (None, "none")
+    }
+    local, diloco, ddp = (ways[name] for name in ("local_sgd", "diloco", "ddp"))
+    slower = measured_against(local, ddp, "tta_wall_s", TARGET)
+    assert f"Local SGD's {in_words(slower)} is within DiLoCo's noise." in front
+    assert measured_against(local, diloco, "tta_wall_s", TARGET).judged(1.0) == Noise.WITHIN
     value, ends = found["diloco none"].split(" ", 1)
     assert f"with it, DiLoCo takes {value} {ends} of DDP's." in front
     assert f"local SGD {found['local_sgd none']} and DiLoCo {found['diloco none']}." in page
@@ -183,3 +194,36 @@ def test_the_words_about_learning_rates_are_those_of_the_records(root: Path) -> 
             assert (gain.low or -1) <= 0
             faster = measured_against(group, usual, "tta_train_s", TARGET)
             assert faster.value is not None and (faster.high or math.inf) >= 1
+
+
+def test_the_words_about_a_rate_for_each_batch_are_those_of_the_records(root: Path) -> None:
+    page = " ".join((root / "docs" / "reading.md").read_text().split())
+    groups = {
+        (group.label["per_gpu_batch"], group.label["lr"]): group
+        for group in read_sweep(root / "records/rates/sweeps/news_learning_rate").groups
+    }
+    assert sum(len(group.finished) for group in groups.values()) == 80 and len(groups) == 16
+    best = {
+        batch: max((lr for size, lr in groups if size == batch),
+                   key=lambda lr: groups[batch, lr].mean(ACCURACY) or 0.0)
+        for batch in (8, 16, 32, 64)
+    }  # fmt: skip
+    assert best == {8: 0.0002, 16: 0.0002, 32: 0.0004, 64: 0.0008}
+    higher = difference(accuracies(groups[64, 0.0008]), accuracies(groups[64, 0.0004]))
+    assert higher.value is not None and higher.low is not None and higher.high is not None
+    value, low, high = (
+        f"{end:{form}}" for end, form in zip(
+            (higher.value * 100, higher.low * 100, higher.high * 100), (".1f", "+.1f", "+.1f"),
+            strict=True,
+        )
+    )  # fmt: skip
+    assert f"by {value} points ({low} to {high}), within the noise" in page
+    used = {
+        group.fact("effective_batch"): group.label["lr"]
+        for group in read_sweep(root / "outputs/published/sweeps/news").groups
+    }
+    assert used == {8: 0.0002, 32: 0.0004, 64: 0.0004}
+    for batch, lr in best.items():
+        others = (group for (size, rate), group in groups.items() if size == batch and rate != lr)
+        leads = [difference(accuracies(groups[batch, lr]), accuracies(each)) for each in others]
+        assert any((lead.low or -1) <= 0 for lead in leads)

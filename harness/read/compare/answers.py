@@ -155,24 +155,26 @@ def finding(sweep: SweepResults, *names: str) -> str:
     measures, in the mean over its cases, with all of them.
 
     1. A way whose other measures are compared with the baseline comes before one where they are
-       not, then one that misses a target in fewer cases.
+       not, then one that loses no quality beyond the noise, then one that misses a target in fewer
+       cases.
     2. Where no way gains, it is the one that loses most.
     3. Where none differs by more than the noise, it is the first that is compared at all, and the
        text says so; "" where there is none.
     """
     measures = [BY_NAME[name] for name in names]
-    by_way, ranks = pairs_by_way(sweep, None), dict[str, tuple[bool, float, float]]()
+    by_way, ranks = pairs_by_way(sweep, None), dict[str, tuple[bool, bool, float, float]]()
     for way, pairs in by_way.items():
         results = [case.result for case in cases_of(measures[0], pairs)]
         known = [each for each in results if isinstance(each, Estimate) and each.value is not None]
         if known:
             gain = sum(_clear_gain(measures[0], each) for each in known) / len(results)
             compared = all(_is_compared(measure, pairs) for measure in measures)
-            ranks[way] = compared, -_missed(results) / len(results), gain
+            keeps = not any(_loses_quality(measure, pairs) for measure in measures[1:])
+            ranks[way] = compared, keeps, -_missed(results) / len(results), gain
     if not ranks:
         return ""
     better = [way for way, (*_, gain) in ranks.items() if gain > 0]
-    way = max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda w: ranks[w][2])
+    way = max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda w: ranks[w][3])
     pairs = by_way[way]
     parts = [_part(sweep, measure, pairs, brief=True) for measure in measures]
     parts += [ALONE] if counted_runs(pairs) == ALONE else []
@@ -181,6 +183,12 @@ def finding(sweep: SweepResults, *names: str) -> str:
 
 def _is_compared(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
     return any(isinstance(pair.estimate(measure), Estimate) for pair in pairs)
+
+
+def _loses_quality(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
+    """Whether some pair loses more than the noise in this measure, if it is one of quality."""
+    estimates = (pair.estimate(measure) for pair in pairs if measure.question == QUALITY)
+    return any(isinstance(each, Estimate) and _clear_gain(measure, each) < 0 for each in estimates)
 
 
 def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:

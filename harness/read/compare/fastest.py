@@ -50,7 +50,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     the least wall time and the one with the highest accuracy, of those that `compare` compares:
     by the seeds that both have, from quiet runs. Nothing where no two batches have a rate.
     """
-    cases = _cases(sweep)
+    cases = [] if sweep.is_for_predictions else _cases(sweep)
     if not cases:
         return []
     rates = [_best(groups, BATCH, RATE) for groups in cases]

@@ -38,7 +38,7 @@ from harness.read.figures.curves import (
 from harness.read.figures.epochs import accuracy_by_epoch, loss_by_epoch, own_metrics_by_epoch
 from harness.read.figures.links import propagation, strategies
 from harness.read.figures.panels import Styles, failures, set_title
-from harness.read.figures.prediction import prediction
+from harness.read.figures.prediction import errors_of, prediction
 from harness.read.figures.time import (
     frontier,
     script_of,
@@ -91,7 +91,8 @@ FIGURES = {
     ),
     "propagation": FigureKind(propagation, "Propagation delay", (RATE,), of_target=True),
     "strategies": FigureKind(
-        strategies, "Strategies on slow links", ("tta_wall_s",), of_target=True, of_medians=True
+        strategies, "Strategies on slow links", ("tta_wall_s", ACCURACY),
+        of_target=True, of_medians=True,
     ),
     "usage": FigureKind(usage, "Utilisation, power and memory over time", of_single_runs=True),
     "where_time_went": FigureKind(where_time_went, "Where the time went", of_single_runs=True),
@@ -134,7 +135,8 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
 
 def headline(sweep: SweepResults) -> str:
     """What a sweep found, in one sentence with intervals; "" where nothing is compared."""
-    return _finding(figure_for(sweep), sweep)
+    name = figure_for(sweep)
+    return errors_of(sweep) if name == "prediction" else _finding(name, sweep)
 
 
 def _finding(name: str, sweep: SweepResults) -> str:
@@ -168,7 +170,7 @@ def figure_for(sweep: SweepResults) -> str:
     has_link, varied = "link" in sweep.axes, sweep.naming
     if (of_rates := _figure_of_rates(sweep)) and [*(sweep.baseline or {})] == ["lr"]:
         return of_rates  # whatever else varies, the question is about the rate
-    if has_link and "per_gpu_batch" in varied and _has_one_process(sweep):
+    if sweep.is_for_predictions:
         return "prediction"
     ways = {STRATEGY, *OF_ONE_STRATEGY} & {*varied}
     if ((ways and "link" not in varied) or "exchange" in varied) and _reaches_target(sweep):
@@ -219,11 +221,6 @@ def figures_for(sweep: SweepResults) -> tuple[str, ...]:
 def _reaches_target(sweep: SweepResults) -> bool:
     times = (time for group in sweep.groups for time in group.values("tta_train_s"))
     return sweep.target is not None and any(map(math.isfinite, times))
-
-
-def _has_one_process(sweep: SweepResults) -> bool:
-    """Whether one process was planned: its batches tell computing times, to predict with links."""
-    return any(run.label.get("setup") == "1_1" for run in sweep.planned)
 
 
 def show(name: str, folder: str) -> Drawn | None:

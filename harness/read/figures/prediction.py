@@ -104,6 +104,12 @@ def _diagonal(axes: Axes, workload: Workload) -> None:
     kit.describe(axes, workload.name, "measured step time (ms)", "predicted step time (ms)")
 
 
+def errors_of(sweep: SweepResults) -> str:
+    """How far predictions are off in all; "" where nothing is predicted."""
+    workloads, _ = workloads_of(sweep)
+    return _errors([case for workload in workloads for case in workload.cases]) if workloads else ""
+
+
 def _errors(cases: Sequence[PredictedGroup]) -> str:
     errors = [abs(case.error) for case in cases]
     textbook = [abs(case.baseline_error) for case in cases]

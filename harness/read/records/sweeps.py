@@ -129,6 +129,14 @@ class SweepResults:
         return tuple(axis for axis in self.axes if axis in several)
 
     @property
+    def is_for_predictions(self) -> bool:
+        """Whether one process was planned with several batches: they tell computing times, from
+        which runs over links are predicted.
+        """
+        alone = any(run.label.get("setup") == "1_1" for run in self.planned)
+        return alone and "link" in self.axes and "per_gpu_batch" in self.naming
+
+    @property
     def naming(self) -> tuple[str, ...]:
         """The axes that tell groups apart; all axes where none varies."""
         return self.varied or self.axes
