@@ -338,7 +338,7 @@ def endpoint(text: str) -> tuple[str, int]:
 def report(parser: Parser) -> None:
     parser.description = (
         "Write report.html, which opens from disk without a network; beside it report.md, and for "
-        "each sweep its numbers as CSV and its figures as PNG and SVG, light."
+        "each sweep its numbers as CSV and its figures as SVG, light; `figures --all` writes PNG."
     )
     parser.add_argument("folder", nargs="?", default="outputs", type=Path, metavar="FOLDER",
                         help=f"of the records (outputs); {PART}")

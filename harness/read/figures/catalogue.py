@@ -18,15 +18,7 @@ from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import MEMORY, answers, finding
 from harness.read.compare.fastest import best_learning_rate
-from harness.read.drawing import (
-    KINDS,
-    WIDTH,
-    Drawn,
-    NothingToDraw,
-    has_room,
-    page_width,
-    save,
-)
+from harness.read.drawing import WIDTH, Drawn, NothingToDraw, has_room, page_width
 from harness.read.figures.breakdown import where_time_went
 from harness.read.figures.curves import (
     accuracy_by_learning_rate,
@@ -47,6 +39,7 @@ from harness.read.figures.time import (
     toward,
 )
 from harness.read.figures.usage import usage
+from harness.read.files import KINDS, save
 from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name, shown_axes
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, disturbed, without_times

@@ -22,6 +22,7 @@ from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, usual_scope
 from harness.core.topology import effective_batch
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
+from harness.read.files import save
 from harness.read.labels import UNKNOWN, duration
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import Fitted, fit_records
@@ -400,7 +401,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         drawn = curve_figure(curve or [result.prediction], f"{fitted.name} over {link}")
         kind = options.plot.suffix.removeprefix(".")
-        kit.save(drawn, options.plot.parent, options.plot.stem, [kind], dark=False)
+        save(drawn, options.plot.parent, options.plot.stem, [kind], dark=False)
         if not options.json:
             print(f"written: {options.plot}")
     return 0

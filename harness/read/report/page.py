@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from harness.read.drawing import colour_rules
 from harness.read.figures.catalogue import FIGURES
+from harness.read.files import colour_rules
 from harness.read.labels import counted, heading_of
 from harness.read.report.sections import Section, definitions
 from harness.read.table import Item, Table, html_lines, html_list
@@ -129,11 +129,8 @@ def _figure(section: Section, name: str) -> Iterator[str]:
     caption = "; ".join([FIGURES[name].title, *shown.notes])
     yield f'<figure id="{section.name}-{name}-figure"><div class="wide" tabindex="0">'
     yield shown.svg
-    files = ", ".join(
-        f'<a href="{section.name}/figures/{name}.{kind}">{kind.upper()}</a>'
-        for kind in ("svg", "png")
-    )
-    yield f"</div><figcaption>{_text(caption)} ({files})</figcaption>"
+    file = f'<a href="{section.name}/figures/{name}.svg">SVG</a>'
+    yield f"</div><figcaption>{_text(caption)} ({file})</figcaption>"
     yield (
         f'<details class="words"><summary>In words</summary><p>{_text(shown.alt)}</p></details>'
         "</figure>"

@@ -24,10 +24,11 @@ from harness.core.settings import UserError
 from harness.read.compare.answers import failed_ways
 from harness.read.compare.expected import tally
 from harness.read.compare.fastest import next_question
-from harness.read.drawing import Drawn, for_page, save
+from harness.read.drawing import Drawn
 from harness.read.explain.sweep import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for, headline
 from harness.read.figures.panels import Styles
+from harness.read.files import for_page, save
 from harness.read.labels import file_name, label_text, plain_text, shown_axes
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.comparable import all_beside_others
@@ -214,7 +215,7 @@ def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
 def _saved(drawn: Drawn, prefix: str, folder: Path, name: str) -> Shown:
     """Make the page's drawing, write the files in light colours, and then free the figure."""
     shown = Shown(for_page(drawn, prefix), drawn.alt, drawn.notes)
-    save(drawn, folder, name, dark=False)
+    save(drawn, folder, name, ["svg"], dark=False)  # a PNG takes as long as all else
     drawn.figure.clear()
     return shown
 
@@ -294,5 +295,5 @@ def _section_lines(section: Section) -> Iterator[str]:
         yield "\n### Figures"
     for name, drawn in section.figures.items():
         alt = escaped(drawn.alt.replace("]", ")").replace("[", "("))
-        yield f"\n![{alt}]({section.name}/figures/{name}.png)"
+        yield f"\n![{alt}]({section.name}/figures/{name}.svg)"
         yield f"\n{FIGURES[name].title}" + "".join(f"; {escaped(note)}" for note in drawn.notes)
