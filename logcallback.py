@@ -98,6 +98,7 @@ class LogCallback(Recorder):
         self.rank_quality: dict[str, Any] = {}
         self.quality_update: int | None = None  # the update of that evaluation
         self.sets: dict[str, tuple[int | None, float]] = {}  # its sets: samples, seconds by prefix
+        self.inside_s = 0.0  # of evaluations inside the epoch, whose metrics are in no row
         self.no_numbers = rows.NoNumbers()  # metrics that are not numbers
         self.losses = rows.LoggedLoss()
         self.learning_rate: float | None = None
@@ -234,7 +235,8 @@ class LogCallback(Recorder):
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row(state)
-        self.quality, self.rank_quality = {}, {}
+        self._drop_quality()
+        self.rank_quality = {}
         self.losses.epoch_begins()
         self.updates_before = state.global_step
         epoch, resumed = state.epoch or 0.0, state.global_step == self.first_update > 0
@@ -316,8 +318,9 @@ class LogCallback(Recorder):
         self.cpu.report(everyone)
         if self.context is None:  # ExactTrainer ends a run that diverges
             self.finite = all(torch.isfinite(p).all() for p in kwargs["model"].parameters())
-        if self.quality_update != state.global_step:
-            self.quality, self.rank_quality = {}, {}  # of weights inside the epoch
+        if self.quality_update != state.global_step:  # of weights inside the epoch
+            self._drop_quality()
+            self.rank_quality = {}
         self._report_progress(state)  # if the run is killed now, it was not in a step
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
@@ -404,7 +407,7 @@ class LogCallback(Recorder):
         counted = values.get("samples") if self.context else None  # else a metric of its user
         samples = counted or rows.size_of(kwargs.get("eval_dataloader"))
         if self.quality_update != state.global_step:
-            self.quality, self.sets = {}, {}  # several test sets share the weights
+            self._drop_quality()  # several test sets share the weights
         self.quality_update = state.global_step
         self.sets[next((k for k in values if k.endswith("runtime")), "")] = samples, eval_s
         self.quality |= rows.quality_of(values, *rows.over_sets(self.sets.values()))
@@ -435,8 +438,15 @@ class LogCallback(Recorder):
         measuring_s = self.earlier_measuring_s + self.measuring_s()
         more = {"attempt": self.attempt, "wall_s": wall_s, "measuring_s": measuring_s,
                 "unix": time.time()}  # fmt: skip
-        if (row := self.row.write(self.quality, more)) is not None:
-            self.quality, self.last_row = {}, row
+        eval_s = self.inside_s + self.quality.get("eval_time_s", 0.0)
+        quality = {**self.quality, **({"eval_time_s": eval_s} if eval_s else {})}
+        if (row := self.row.write(quality, more)) is not None:
+            self.quality, self.last_row, self.inside_s = {}, row, 0.0
+
+    def _drop_quality(self) -> None:
+        """Forget the metrics of weights that no row is about, but not the time that they took."""
+        self.inside_s += self.quality.get("eval_time_s", 0.0)
+        self.quality, self.sets = {}, {}
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row(state)
@@ -476,6 +486,6 @@ class LogCallback(Recorder):
             self.lock.release()
             table = shlex.join(["python", "-m", "harness", "table", str(self.folder.path)])
             print(f"recorded in {self.folder.path}; next: {table}")
-            if not any(row.get("eval_time_s") for row in self.folder.read_epochs()[0]):
+            if not any("eval_samples" in row for row in self.folder.read_epochs()[0]):
                 print('no quality is recorded: set eval_strategy="epoch" (logging_strategy="epoch" '
                       "for the loss of training)")  # fmt: skip

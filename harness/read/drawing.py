@@ -291,17 +291,22 @@ def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, **mor
 
 def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
     """Draw failed runs, given as (x, outcome), as crosses above all values."""
+    if not failures:
+        return
     across, stacked = axes.get_xaxis_transform(), Counter[float]()
-    most = max(Counter(x for x, _ in failures).values(), default=0)
-    if most:
-        bottom, top = axes.get_ylim()
-        axes.set_ylim(bottom, top + (top - bottom) * 0.1 * most)
+    counts = Counter(x for x, _ in failures)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, top + (top - bottom) * 0.1 * max(counts.values()))
+    # Alone at the right, there is room at the left of it.
+    place = axes.transAxes.inverted().transform(axes.transData.transform((max(counts), 0)))
+    left = len(counts) == 1 and place[0] > 0.5
     for x, outcome in failures:
         height = 0.96 - 0.08 * stacked[x]
         stacked[x] += 1
         axes.plot([x], [height], marker="X", color=FAILED, markersize=7, linestyle="",
                   transform=across, zorder=4)  # fmt: skip
-        small_text(axes, outcome, (x, height), (6, 0), xycoords=across, color=FAILED)
+        small_text(axes, outcome, (x, height), (-6 if left else 6, 0), xycoords=across,
+                   color=FAILED, ha="right" if left else "left")  # fmt: skip
 
 
 def listed(texts: Iterable[str], joined_by: str = "; ") -> str:

@@ -130,9 +130,9 @@ def _svg_tree(drawn: Drawn, colours: Mapping[str, str]) -> ElementTree.Element:
             drawn.figure.savefig(buffer, format="svg", metadata=no_metadata)
         drawn.svg = _smaller(buffer.getvalue())
     root = ElementTree.fromstring(drawn.svg)  # noqa: S314 # matplotlib wrote it
-    for element in root.iter():
+    for element in root.iter() if colours else ():
         if style := element.get("style"):
-            rules = (rule.split(":") for rule in style.split(";"))
+            rules = (rule.split(":", 1) for rule in style.split(";"))
             element.set("style", ";".join(f"{n}:{colours.get(v, v)}" for n, v in rules))
     root.set("font-family", "'DejaVu Sans', Verdana, sans-serif")
     root.set("role", "img")

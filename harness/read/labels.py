@@ -113,6 +113,8 @@ def strategy_text(label: Mapping[str, Any]) -> str | None:
 def _flag(name: str, value: Any) -> str:
     if name == "compress":
         return str(value)
+    if name == "sync_scope":
+        return f"by {value}"
     if name in SHORT_FLAGS:
         return f"{SHORT_FLAGS[name]}{number(value)}"
     text = name.replace("_", " ")

@@ -10,7 +10,7 @@ from harness.read.compare.fastest import best_learning_rate
 from harness.read.drawing import NothingToDraw
 from harness.read.figures.catalogue import draw, figure_for, figures_for, headline
 from harness.read.tables.sweep_table import sweep_table
-from tests.support.drawn import measured, points
+from tests.support.drawn import measured, points, texts
 from tests.support.records import Plan, epochs
 
 AXES = ["setup", "per_gpu_batch", "lr"]
@@ -54,6 +54,31 @@ def test_of_one_seed_no_rate_is_the_best(plan: Plan) -> None:
     assert sentence.endswith("is 0.002 for 1_2 (beyond the noise); not known in 1.")
 
 
+def test_a_rate_with_failed_runs_is_not_the_best(plan: Plan) -> None:
+    """Two of its seeds did well, and three diverged."""
+    rates(plan, "1_1", {0.001: 0.7, 0.002: 0.8}, seeds=5)
+    rates(plan, "1_1", {0.01: 0.95}, seeds=2)
+    for seed in (3, 4, 5):
+        plan.run("1_1", 4, seed, epochs=[], outcome="diverged", label={"lr": 0.01})
+    (sentence,) = best_learning_rate(tuned(plan))
+    assert sentence == (
+        "The learning rate with the highest accuracy is 0.002 (beyond the noise; 0.01 left out: "
+        "3 of 5 runs failed (diverged))."
+    )
+
+
+def test_rates_that_are_not_compared_and_machines_are_named(plan: Plan) -> None:
+    rates(plan, "1_1", {0.001: 0.7, 0.002: 0.8})
+    rates(plan, "1_2", {0.001: 0.7, 0.002: 0.8})
+    for seed in (1, 2, 3):  # of other data
+        rows = epochs(0.5, 0.9 + seed / 1000)
+        plan.run("1_2", 4, seed, epochs=rows, label={"lr": 0.004},
+                 environment={"data": {"data_checksum": "other"}})  # fmt: skip
+    (sentence,) = best_learning_rate(tuned(plan))
+    assert "0.002 for 1_1 (beyond the noise); 0.002 for 1_2 (beyond the noise; 0.004 " in sentence
+    assert "data checksum" in sentence
+
+
 def test_a_rate_of_its_own_for_each_batch_is_not_tuned(plan: Plan) -> None:
     for batch, lr in ((4, 0.001), (8, 0.002)):
         for seed in (1, 2):
@@ -83,6 +108,18 @@ def test_a_baseline_that_names_the_rate_alone_asks_about_it(plan: Plan) -> None:
     assert timed.figure.axes[1].get_ylabel().startswith("training time to")
     other = measured(plan, axes=AXES, baseline={"per_gpu_batch": 4})
     assert figure_for(other) == "epoch_time"
+
+
+def test_times_of_a_rate_that_some_runs_missed_are_not_drawn(plan: Plan) -> None:
+    for lr, reached in ((0.001, 3), (0.002, 2)):
+        for seed in (1, 2, 3):
+            rows = epochs(0.5, 0.95 if seed <= reached else 0.6, seconds=10.0 + seed)
+            plan.run("1_1", 4, seed, epochs=rows, label={"lr": lr})
+    target = {"metric": "accuracy", "value": 0.9}
+    drawn = draw("learning_rate", tuned(plan, target=target))
+    assert len(points(drawn)) == 6 and len(points(drawn, 1)) == 3
+    assert any("1 of 3 missed it" in text for text in texts(drawn, 1))
+    assert "1 of 3 missed it" in drawn.alt and "\n" not in drawn.alt
 
 
 def test_a_single_rate_is_not_drawn(plan: Plan) -> None:

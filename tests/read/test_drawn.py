@@ -11,17 +11,9 @@ import pytest
 from matplotlib.colors import to_hex
 
 from harness.read.compare.answers import answers, failed_ways
-from harness.read.drawing import (
-    DARK,
-    MOST_LINES,
-    NothingToDraw,
-    darken,
-    for_page,
-    listed,
-    numbers_of,
-    save,
-)
+from harness.read.drawing import DARK, MOST_LINES, NothingToDraw, listed, numbers_of
 from harness.read.figures.catalogue import FIGURES, draw, draw_all, show
+from harness.read.files import darken, for_page, save
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
 from tests.support.drawn import failed_at, measured, scaled, texts

@@ -52,6 +52,7 @@ FIGURES = {
     "near_and_far-tiny": "throughput.png",
     "news": "epoch_time.png",
     "news_learning_rate": "learning_rate.png",
+    "news_updates": "epoch_time.png",
     "pictures": "epoch_time.png",
     "precision-tiny": "frontier.png",
     "prediction-tiny": "prediction.png",

@@ -127,6 +127,18 @@ def test_replicas_of_several_processes_share_a_machine_as_ddp() -> None:
     assert sharing_s(**together) == pytest.approx((1 + SHARED_APART) / 2 * sharing_s())
 
 
+def test_processes_of_one_machine_exchange_less_often_where_they_train_apart() -> None:
+    def exchange_s(**more: object) -> float:
+        plan = Scenario(Shape(1, 2), 16, strategy="local_sgd", **more)  # type: ignore[arg-type]
+        return predict(MODEL, plan).parts[EXCHANGE]
+
+    whole_s = predict(MODEL, Scenario(Shape(1, 2), 16)).parts[EXCHANGE]
+    assert exchange_s(sync_scope="node") == exchange_s(sync_every=1) == whole_s > 0
+    assert exchange_s() == exchange_s(sync_scope="rank") == pytest.approx(whole_s / 10)
+    halved = exchange_s(updates=100, sync_first=50)
+    assert halved == pytest.approx((0.5 + 0.5 * 6 / 50) * whole_s, rel=0.05)
+
+
 def test_measured_all_reduces_are_said_to_tell_of_all_reduces_alone(
     records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

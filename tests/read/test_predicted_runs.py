@@ -206,6 +206,8 @@ def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None
 @pytest.mark.parametrize(("flags", "words"), [
     (("--sync_every", "50"), "--sync_every does nothing with --strategy ddp: it belongs to "
      "local_sgd, diloco"),
+    (("--sync_scope", "node"), "--sync_scope does nothing with --strategy ddp: it belongs to "
+     "local_sgd, diloco"),
     (("--strategy", "local_sgd", "--fragments", "2"), "--fragments does nothing with --strategy "
      "local_sgd: it belongs to diloco"),
     (("--strategy", "diloco", "--blocks", "12"), "--blocks does nothing with --strategy diloco: "

@@ -227,3 +227,19 @@ def test_the_words_about_a_rate_for_each_batch_are_those_of_the_records(root: Pa
         others = (group for (size, rate), group in groups.items() if size == batch and rate != lr)
         leads = [difference(accuracies(groups[batch, lr]), accuracies(each)) for each in others]
         assert any((lead.low or -1) <= 0 for lead in leads)
+
+
+def test_the_words_about_equal_updates_are_those_of_the_records(root: Path) -> None:
+    page = " ".join((root / "docs" / "reading.md").read_text().split())
+    base, samples, updates = read_sweep(root / "records/rates/sweeps/news_updates").groups
+    texts = []
+    for group in (samples, updates):
+        gain = difference(accuracies(group), accuracies(base)).scaled(100)
+        assert gain.paired and gain.n == 5
+        ends = [f"{end:+.1f}" for end in (gain.value, gain.low, gain.high) if end is not None]
+        texts.append((ends, gain))
+    (lost, gain), (gained, more) = texts
+    assert f"differs by {lost[0]} points ({lost[1]} to {lost[2]}) with equal samples" in page
+    assert f"and by {gained[0]} ({gained[1]} to {gained[2]}) with equal updates" in page
+    assert (gain.low or 0) < -1 < (gain.high or 0) and (more.low or 1) < 0.5 < (more.high or 0)
+    assert "both are open" in page

@@ -79,7 +79,7 @@ def plan(tmp_path: Path) -> Links:
         (DDP | {"compress": "none"}, "ddp"),
         (POWER, "ddp powersgd"),
         (DDP | {"compress": "powersgd:4"}, "ddp powersgd:4"),
-        (FAR | {"compress": "int8", "sync_scope": "rank"}, "diloco int8 h50 sync scope rank"),
+        (FAR | {"compress": "int8", "sync_scope": "rank"}, "diloco int8 h50 by rank"),
         (FAR | {"outer_lr": 0.7, "local_updates": False}, "diloco h50 lr0.7"),
         ({"strategy": "hivemind", "local_updates": True}, "hivemind local updates"),
         ({"compress": "bf16"}, "bf16"),

@@ -129,7 +129,7 @@ class EpochRow(TypedDict):
         "matters"]]
     payload_bytes: Annotated[Bytes | None,
         "bytes that all ranks handed to the backend in the epoch's training, after `--compress`: "
-        "for ddp, and for local_sgd and diloco on one node without `--sync_scope rank`, the "
+        "for ddp, and for local_sgd and diloco on one node with `--sync_scope node`, the "
         "gradient bytes of an update x updates x ranks; 0 for one process; null where unknown, as "
         "for fsdp and dp"]
     network_sent_bytes: Annotated[Bytes | None,
@@ -170,8 +170,10 @@ class EpochRow(TypedDict):
     eval_samples: NotRequired[Annotated[Count | None,
         "size of the evaluation set; of several ones (LogCallback alone) all together"]]
     eval_time_s: NotRequired[Annotated[Seconds | None,
-        "from the end of the epoch's training to the end of its evaluation, on all sets"]]
-    eval_samples_per_s: NotRequired[Annotated[PerSecond | None, "`eval_samples` / `eval_time_s`"]]
+        "from the end of the epoch's training to the end of its evaluation, on all sets, and what "
+        "evaluations inside the epoch took (LogCallback alone)"]]
+    eval_samples_per_s: NotRequired[Annotated[PerSecond | None,
+        "`eval_samples` by the time of the evaluation that the metrics are of"]]
     attempt: Annotated[Count, "the attempt that wrote the row"]
     checksum: NotRequired[Annotated[str,
         "of the row's other fields: a row that was changed is not believed"]]

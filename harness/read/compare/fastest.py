@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair
+from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair, failures_of
 from harness.read.compare.critical_batch import has_enough_batches
 from harness.read.grouping import by_key
 from harness.read.labels import (
@@ -79,19 +79,37 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
     `compare` compares. Nothing where no two rates of a case are compared.
     """
     cases = _alike(sweep, RATE_OF_UPDATES, ACCURACY, (RATE_OF_UPDATES,))
-    bests = [(case, _best(case, RATE_OF_UPDATES, ACCURACY)) for case in cases]
-    known = [(case, best) for case, best in bests if best.value]
+    bests = [(case, _best_rate(case)) for case in cases]
+    known = [(case, best) for case, best in bests if best[0]]
     if not known:
         return []
-    if len(cases) == 1:
-        return [f"The learning rate with the highest accuracy is {_counts([known[0][1]], '')}."]
     axes, texts = _axes_of(sweep, cases), list[str]()
-    for (value, noise), alike in by_key(known, lambda each: (each[1].value, each[1].noise)).items():
-        names = (short_text(case[0].label, axes) for case, _ in alike)
-        texts.append(f"{value} for {listed(names, ', ', MOST_NAMED)}" + (noise and f" ({noise})"))
+    several = len({case[0].machine_kind for case in cases}) > 1
+    for (value, remark), alike in by_key(known, lambda each: each[1]).items():
+        names = (
+            short_text(case[0].label, axes, case[0].machine_kind if several else None)
+            for case, _ in alike
+        )
+        where = f" for {listed(names, ', ', MOST_NAMED)}" if len(cases) > 1 else ""
+        texts.append(f"{value}{where}" + (remark and f" ({remark})"))
     if unknown := len(cases) - len(known):
         texts.append(f"not known in {unknown}")
     return [f"The learning rate with the highest accuracy is {'; '.join(texts)}."]
+
+
+def _best_rate(case: Sequence[Group]) -> tuple[str, str]:
+    """The rate, and what there is to say of it. One with failed runs is left out: what the others
+    reached is not what it gives.
+    """
+    failed = [(group, text) for group in case for text in failures_of([group])]
+    sound = [group for group in case if not failures_of([group])]
+    remarks = [f"{_value(group, RATE_OF_UPDATES)} left out: {text}" for group, text in failed]
+    if not sound:
+        return "", ""
+    if len(sound) == 1:
+        return _value(sound[0], RATE_OF_UPDATES), "; ".join(remarks)
+    best = _best(sound, RATE_OF_UPDATES, ACCURACY)
+    return best.value, "; ".join(filter(None, [best.noise, best.left_out, *remarks]))
 
 
 def next_question(sweep: SweepResults) -> str:
@@ -204,7 +222,7 @@ def _noise(judged: Sequence[Noise]) -> str:
 
 
 def _value(group: Group, axis: str) -> str:
-    return plain_text(group.label[axis])
+    return plain_text(group.setting(axis))
 
 
 def _counts(bests: Sequence[Best], of: str) -> str:

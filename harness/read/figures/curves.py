@@ -165,7 +165,8 @@ def _against(
     named = _of_shown(of_lines, shown)
     name_lines(figure, [axes for axes, *_ in placed], named, [IDEAL] if ideal else [])
     drawn.alt = " ".join(
-        f"{known[name]} over {x}, means. {kit.listed(each, ' ')}" for name, each in texts.items()
+        f"{' '.join(known[name].split())} over {x}, means. {kit.listed(each, ' ')}"
+        for name, each in texts.items()
     )
     return drawn
 
@@ -197,6 +198,11 @@ def _lines(
             failed += [(place(group), what + whose) for what in failures(group)]
             texts += [f"{called or 'all'} at {place(group):g} {what}" for what in failures(group)]
             at, style = place(group), styles[name]
+            if missed := len(group.missed(measure)):
+                what = f"{missed} of {len(group.finished)} missed it"
+                failed.append((at, what + whose))
+                texts.append(f"{called or 'all'} at {at:g} {what}")
+                continue  # those that reached it are the lucky ones
             point = draw_group(drawn, axes, at, group, measure, called, style, drawn_at[at])
             if point is not None:
                 points.append(point)

@@ -205,7 +205,7 @@ def _arranged(
     within = [a for a in (*shown_axes(sweep.naming), *machine) if a not in {*beside, *across}]
     of_panels: dict[str, list[Group]] = {}
     for group in groups:
-        texts = (_title_text(sweep, group, axis) for axis in beside)
+        texts = (title_text(sweep, group, axis) for axis in beside)
         of_panels.setdefault(", ".join(filter(None, texts)), []).append(group)
     arranged: dict[str, dict[str, list[Group]]] = {}
     for title, of_panel in of_panels.items():
@@ -228,7 +228,7 @@ def _line_text(group: Group, axis: str) -> str:
     return axis_text(group, axis) or ("one node" if axis == "link" and on_one_node else "")
 
 
-def _title_text(sweep: SweepResults, group: Group, axis: str) -> str:
+def title_text(sweep: SweepResults, group: Group, axis: str) -> str:
     """The text of an axis in a title; the only script of a sweep is named by its model."""
     model = group.setting("model") if axis == "script" and axis not in sweep.varied else None
     return Path(str(model)).name if model else key_text(group, axis)

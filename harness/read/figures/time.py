@@ -25,6 +25,7 @@ from harness.read.figures.panels import (
     left_out,
     run_name,
     set_title,
+    title_text,
     without_place,
 )
 from harness.read.grouping import by_key
@@ -282,7 +283,8 @@ def frontier(sweep: SweepResults, styles: Styles) -> Drawn:
         texts.append(_best(place, sweep, points, ", ".join(filter(None, [case, title]))))
         place.margins(0.1)  # room for the numbers
         # Where the cases continue in further rows, each panel has its title.
-        above = case if number < wide or wide < len(drawn_cases) else ""
+        named = (title_text(sweep, placed[0][0], axis) for axis in given)
+        above = ", ".join(filter(None, named)) if number < wide or wide < len(drawn_cases) else ""
         kit.describe(place, above, title, "final accuracy" if number % wide == 0 else "")
         if max(p.cost for p in points) > 8 * min(p.cost for p in points) > 0:
             log_axis(place, "x")

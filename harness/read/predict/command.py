@@ -18,7 +18,7 @@ from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
 from harness.core.rules import FLAGS_OF_A_STRATEGY, OF_FRAGMENTS, Combination, refuse
 from harness.core.settings import Settings, UserError, parse_setup
-from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES, usual_scope
+from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
@@ -424,9 +424,8 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
     updates = fitted.updates_of(samples) or None
     return Scenario(
         Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
-        options.sync_every, options.sync_scope or usual_scope(nodes), options.fragments,
-        options.overlap, options.blocks, options.emulated, options.exchange,
-        sync_first=options.sync_first,
+        options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,
+        options.emulated, options.exchange, sync_first=options.sync_first,
         epoch_updates=updates, updates=updates and updates * options.epochs,
     )  # fmt: skip
 

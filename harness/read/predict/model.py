@@ -165,7 +165,9 @@ def _shared_apart(plan: Scenario) -> float:
 
 def chosen_way(model: Model, plan: Scenario) -> str:
     """The way that a run with --exchange auto would take, by what the model knows of the link."""
-    leaves_a_choice = chooses_exchange({**vars(plan), "setup": str(plan.shape)})
+    leaves_a_choice = chooses_exchange(
+        {**vars(plan), "sync_scope": plan.scope, "setup": str(plan.shape)}
+    )
     if not leaves_a_choice or model.backend != GLOO or plan.wire.round_trip_s < FAR_S:
         return BACKEND
     size, nodes = model.payload(plan) / plan.fragments, Shape(plan.shape.nodes)
@@ -273,10 +275,14 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     """Inside a unit as ddp; between units every sync_every updates, piece by piece. An exchange
     takes longer where its connections have rested.
     """
-    inside_s = _inside(model, plan) if plan.sync_scope == "node" else 0.0
+    inside_s = _inside(model, plan) if plan.scope == "node" else 0.0
     units = units_of(plan)
-    if units.nodes == 1:
+    if units.ranks == 1:
         return inside_s
+    if units.nodes == 1:  # what DDP takes inside a machine, at fewer updates
+        together = together_of(plan)
+        share = together + (1 - together) * exchanges_of_update(plan) / plan.fragments
+        return share * _inside(model, plan)
     size = model.payload(plan) / plan.fragments
     cost = _mean_of(model, size, units, plan, factors)
     update_s = model.line.step_s(plan.batch) * slower + inside_s

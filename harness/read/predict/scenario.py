@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.collectives import Shape, Wire
-from harness.core.strategies import STRATEGIES
+from harness.core.strategies import STRATEGIES, usual_scope
 from harness.read.predict.exchange import rests_after_s
 
 APART = tuple(name for name, strategy in STRATEGIES.items() if strategy.apart)
@@ -22,7 +22,7 @@ class Scenario:
     strategy: str = "ddp"
     compress: str = "none"
     sync_every: int = 10
-    sync_scope: str = "node"
+    sync_scope: str | None = None
     fragments: int = 1
     overlap: int = 0
     blocks: int | None = None  # layers that fsdp gathers one at a time
@@ -32,6 +32,11 @@ class Scenario:
     updates: int | None = None  # of the run; after the last one, replicas exchange once more
     untimed: int = 0  # first updates, which are not in the mean that is predicted
     sync_first: int = 0  # first updates, made together before replicas train apart
+
+    @property
+    def scope(self) -> str:
+        """What trains apart: as asked for, else as a run on as many nodes has it."""
+        return self.sync_scope or usual_scope(self.shape.nodes)
 
     @property
     def label(self) -> str:
@@ -53,6 +58,7 @@ class Scenario:
             "compress": self.compress,
             "sync_every": self.sync_every if self.strategy in APART else 1,
             "sync_first": self.sync_first,
+            "sync_scope": self.scope if self.strategy in APART else None,
             "exchange": self.exchange,
             "per_gpu_batch": self.batch,
         }
@@ -64,12 +70,12 @@ def neighbours(plan: Scenario) -> int:
 
 
 def units_of(plan: Scenario) -> Shape:
-    """The units that train apart from each other: nodes, or ranks with sync_scope rank."""
-    return Shape(plan.shape.nodes, plan.shape.per_node if plan.sync_scope == "rank" else 1)
+    """The units that train apart from each other: nodes or ranks."""
+    return Shape(plan.shape.nodes, plan.shape.per_node if plan.scope == "rank" else 1)
 
 
 def trains_apart(plan: Scenario) -> bool:
-    return plan.strategy in APART and units_of(plan).nodes > 1
+    return plan.strategy in APART and units_of(plan).ranks > 1
 
 
 def together_of(plan: Scenario) -> float:

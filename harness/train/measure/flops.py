@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from harness.core.records import total
 from harness.core.records.redact import first_line
@@ -224,6 +224,28 @@ class _Count(NamedTuple):
     both: float
 
 
+def _convolution_backward(
+    gradient: Sequence[int], inputs: Sequence[int], weights: Sequence[int], _bias: Any,
+    _stride: Any, _padding: Any, _dilation: Any, transposed: bool, _more: Any, _groups: int,
+    wanted: Sequence[bool], **_: Any,
+) -> int:  # fmt: skip
+    """As many as the forward pass, for the gradient of the inputs and for that of the weights.
+    torch's own formula lets all channels of the weights' gradient meet, groups or not.
+    """
+    forward: int = conv_flop_count([*inputs], [*weights], [*gradient], transposed)
+    return forward * (wanted[0] + wanted[1])
+
+
+def _grouped_mm(rows: Sequence[int], columns: Sequence[int], *_: Any, **__: Any) -> int:
+    """Products of several pairs of matrices, as of experts, of which torch has no formula."""
+    pairs = rows[0] if len(rows) == len(columns) == 3 else 1  # else the pairs share the rows
+    return 2 * pairs * rows[-2] * rows[-1] * columns[-1]
+
+
+aten = torch.ops.aten
+FORMULAS = {aten.convolution_backward: _convolution_backward, aten._grouped_mm: _grouped_mm}
+
+
 def _count(
     model: nn.Module,
     batch: Mapping[str, torch.Tensor],
@@ -235,7 +257,7 @@ def _count(
         name: value[:1].to(device).expand(samples, *value.shape[1:])
         for name, value in batch.items()
     }
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     # Fused attention kernels are not counted on every device; plain matrix products are.
     with sdpa_kernel(SDPBackend.MATH), counter:
         loss = model(**inputs)["loss"]
@@ -352,6 +374,7 @@ class Utilisation(EpochMeasure):
         self.updates: dict[int, BatchShape] = {}  # of this epoch
 
     @staticmethod
+    @MEASURING.counted()
     def _work(
         context: Context, model: nn.Module, one_sample: Callable[[], Mapping[str, torch.Tensor]]
     ) -> tuple[Work | None, str | None]:

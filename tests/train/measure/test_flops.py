@@ -15,7 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
+    ConvNextConfig,
+    ConvNextForImageClassification,
     ElectraConfig,
+    MixtralConfig,
+    MixtralForSequenceClassification,
     ModernBertConfig,
     RobertaConfig,
 )
@@ -125,6 +129,14 @@ def test_published_figures() -> None:
         assert work.how == COUNTED and work.of() / 1e9 == pytest.approx(billions, rel=0.01)
 
 
+def test_a_published_figure_of_convolutions_in_groups() -> None:
+    """ConvNeXt-T: three times 4.46 G multiply-adds, without the gradient of the images."""
+    with torch.device("meta"):
+        model = ConvNextForImageClassification(ConvNextConfig(num_labels=1000))
+    work = work_of(model, partial(image, 224), (224, 224))
+    assert work.how == COUNTED and work.of() / 1e9 == pytest.approx(26.7, rel=0.01)
+
+
 def test_a_batch_of_unequal_lengths_is_the_sum_of_its_samples() -> None:
     work = Work(fixed=5, per_token=3, per_pair=2)
     lengths = [4, 7, 11]
@@ -148,6 +160,41 @@ class Linear(nn.Module):
 
 def test_a_model_that_looks_at_content_is_counted_on_content() -> None:
     assert work_of(Linear(looks=True), four) == work_of(Linear(), four)
+
+
+class Depthwise(nn.Module):
+    """A convolution of all channels, one of each channel alone, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 1, bias=False)
+        self.own = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+        self.head = nn.Linear(8, 3, bias=False)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        logits = self.head(self.own(self.first(pixel_values)).mean((2, 3)))
+        return {"loss": nn.functional.cross_entropy(logits, labels)}
+
+
+def test_channels_of_unlike_groups_do_not_meet_in_the_backward_pass() -> None:
+    first, own, head = 2 * 36 * 3 * 8, 2 * 36 * 9 * 8, 2 * 8 * 3
+    images = {"pixel_values": torch.zeros(4, 3, 6, 6), "labels": torch.zeros(4, dtype=torch.long)}
+    work = work_of(Depthwise(), lambda: images)
+    assert work.how == COUNTED and work.of() == 2 * first + 3 * own + 3 * head
+
+
+def test_the_experts_of_a_text_model_are_counted() -> None:
+    """However they are computed: the default multiplies the matrices of all experts at once."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}  # fmt: skip
+    text = {"input_ids": torch.ones(1, 16, dtype=torch.long), "labels": torch.zeros(1).long()}
+    works = []
+    for how in ("grouped_mm", "batched_mm"):
+        config = MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2)
+        config._experts_implementation = how
+        works.append(work_of(MixtralForSequenceClassification(config), lambda: text).of(32))
+    experts = 3 * 2 * 32 * 2 * 3 * 32 * 64  # two of them for each token, of three matrices
+    assert works[0] == pytest.approx(works[1], rel=0.02) and works[0] > experts
 
 
 def four() -> dict[str, torch.Tensor]:

@@ -45,7 +45,8 @@ def test_exchanged_at_every_update_it_is_ddp(count: int, tmp_path: Path) -> None
 @pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
 def test_on_one_node_local_sgd_is_ddp_bit_for_bit(optim: str, tmp_path: Path) -> None:
     more = [*TWO_EPOCHS, "--optim", optim]
-    for ddp, local in ranks(2, arms, str(tmp_path), [more, ["--strategy", "local_sgd", *more]]):
+    local_sgd = ["--strategy", "local_sgd", "--sync_scope", "node", *more]
+    for ddp, local in ranks(2, arms, str(tmp_path), [more, local_sgd]):
         assert ddp["weights"].tobytes() == local["weights"].tobytes()
         assert ddp["evaluated"][-1].tobytes() == local["evaluated"][-1].tobytes()
         if ddp["rows"]:
