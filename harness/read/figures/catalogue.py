@@ -232,6 +232,7 @@ def show(name: str, folder: str) -> Drawn | None:
         last = _not_drawn(name, error)
     # A figure about measures answers a question; for any other, its description is printed.
     found = [*map(str, answers(sweep))] if FIGURES[name].about else []
+    found = [*best_learning_rate(sweep), *found] if name == "learning_rate" else found
     told = found or ([drawn.alt] if drawn else [])
     print(*asked, *told, *_missing_lines(sweep), "", last, sep="\n")
     return drawn
