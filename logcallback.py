@@ -138,6 +138,7 @@ class LogCallback(Recorder):
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         traffic = traffic_of(self.context, self.observations.payload_bytes)
         self.clock = StepClock(cuda, traffic, left_out)
+        self.quality, self.sets, self.inside_s = {}, {}, 0.0  # of evaluations before this training
         self.first_update = self.update = state.global_step
         self.losses.begin(state.global_step)
         self.epoch_so_far = self.context.epoch_so_far if self.context else {}

@@ -275,7 +275,7 @@ def predict(parser: Parser) -> None:
     add("--exchange", type=setting("exchange"), default="auto", help="as of a run (auto)")
     add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")
     add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
-    add("--sync_scope", type=setting("sync_scope"), help="node or rank, as a run has it by default")
+    add("--sync_scope", type=setting("sync_scope"), help="what trains apart: node, rank (as a run)")
     add("--fragments", type=integer, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")
     add("--blocks", type=integer, help="layers that fsdp gathers one at a time")

@@ -238,7 +238,7 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
     half, grad_acc = accumulated(own_batch(settings), batch // 2)
     if fits := _fitting(folder, settings, batch):
         reason += f"; {fits} fitted on record, so the largest that fits is {fits} to {batch - 1}"
-    how = "with --auto_batch the same command resumes it with" if settings.auto_batch else "to try:"
+    how = "with --auto_batch the same command resumes with" if settings.auto_batch else "to try:"
     flags = f"--per_gpu_batch {half} --grad_acc {grad_acc}"
     return f"{reason}; {how} {flags}, which is the same effective batch"
 

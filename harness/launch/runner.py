@@ -315,7 +315,7 @@ class Runner(Worker):
         running.lock.release()
         self.idle.append(running.launcher)
         if state.state == "oom" and (batch := self.batch_to_try(state)) is not None:
-            self.screen.print(f"{self.name_of(state)}: oom; goes on with --per_gpu_batch {batch}")
+            self.screen.print(f"{self.name_of(state)}: oom; resumes with --per_gpu_batch {batch}")
             redact_logs(running.log, job.settings, self.hosts)
             state.state, state.resumes = WAITING, True
             return

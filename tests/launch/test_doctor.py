@@ -275,7 +275,7 @@ def test_a_torch_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._environment() == "no message"
     monkeypatch.setattr(doctor, "LOAD_S", 0.0)
     assert "did not load within" in (said := str(doctor._environment()))
-    assert said.endswith("a driver that hangs does that, or a busy machine")
+    assert said.endswith("s: the driver hangs, or the machine is busy")
 
 
 @pytest.mark.process

@@ -33,15 +33,16 @@ def test_the_rate_with_the_highest_accuracy_is_named_for_each_case(plan: Plan) -
     rates(plan, "1_1", {0.001: 0.7, 0.002: 0.8, 0.004: 0.9})
     sweep = tuned(plan)
     assert best_learning_rate(sweep) == [
-        "The learning rate with the highest accuracy is 0.004 (beyond the noise)."
+        "The learning rate with the highest accuracy is 0.004 (the largest tried; beyond the "
+        "noise)."
     ]
     rates(plan, "1_2", {0.001: 0.7, 0.002: 0.801, 0.004: 0.8})
     rates(plan, "1_4", {0.001: 0.7, 0.002: 0.8, 0.004: 0.9})
     sweep = tuned(plan)
     (sentence,) = best_learning_rate(sweep)
     assert sentence == (
-        "The learning rate with the highest accuracy is 0.004 for 1_1, 1_4 (beyond the noise); "
-        "0.002 for 1_2 (not beyond the noise)."
+        "The learning rate with the highest accuracy is 0.004 for 1_1, 1_4 (the largest tried; "
+        "beyond the noise); 0.002 for 1_2 (not beyond the noise)."
     )
     assert sweep_table(sweep)[0].best == [sentence]
 
@@ -51,7 +52,9 @@ def test_of_one_seed_no_rate_is_the_best(plan: Plan) -> None:
     assert best_learning_rate(tuned(plan)) == []
     rates(plan, "1_2", {0.001: 0.7, 0.002: 0.8})
     (sentence,) = best_learning_rate(tuned(plan))
-    assert sentence.endswith("is 0.002 for 1_2 (beyond the noise); not known in 1.")
+    assert sentence.endswith(
+        "is 0.002 for 1_2 (the largest tried; beyond the noise); not known in 1."
+    )
 
 
 def test_a_rate_with_failed_runs_is_not_the_best(plan: Plan) -> None:
@@ -67,6 +70,12 @@ def test_a_rate_with_failed_runs_is_not_the_best(plan: Plan) -> None:
     )
 
 
+def test_a_rate_that_is_left_alone_is_not_the_best(plan: Plan) -> None:
+    rates(plan, "1_1", {0.001: 0.5, 0.01: 0.95}, seeds=2)
+    plan.run("1_1", 4, 3, epochs=[], outcome="diverged", label={"lr": 0.01})
+    assert best_learning_rate(tuned(plan)) == []
+
+
 def test_rates_that_are_not_compared_and_machines_are_named(plan: Plan) -> None:
     rates(plan, "1_1", {0.001: 0.7, 0.002: 0.8})
     rates(plan, "1_2", {0.001: 0.7, 0.002: 0.8})
@@ -75,7 +84,10 @@ def test_rates_that_are_not_compared_and_machines_are_named(plan: Plan) -> None:
         plan.run("1_2", 4, seed, epochs=rows, label={"lr": 0.004},
                  environment={"data": {"data_checksum": "other"}})  # fmt: skip
     (sentence,) = best_learning_rate(tuned(plan))
-    assert "0.002 for 1_1 (beyond the noise); 0.002 for 1_2 (beyond the noise; 0.004 " in sentence
+    assert (
+        "0.002 for 1_1 (the largest tried; beyond the noise); 0.002 for 1_2 (beyond the noise; 0.004 "
+        in sentence
+    )
     assert "data checksum" in sentence
 
 
@@ -118,7 +130,8 @@ def test_times_of_a_rate_that_some_runs_missed_are_not_drawn(plan: Plan) -> None
     target = {"metric": "accuracy", "value": 0.9}
     drawn = draw("learning_rate", tuned(plan, target=target))
     assert len(points(drawn)) == 6 and len(points(drawn, 1)) == 3
-    assert any("1 of 3 missed it" in text for text in texts(drawn, 1))
+    assert "1/3 missed" in texts(drawn, 1)
+    assert drawn.notes == ["missed below: all at 0.002, 1 of 3 missed it"]
     assert "1 of 3 missed it" in drawn.alt and "\n" not in drawn.alt
 
 

@@ -80,6 +80,7 @@ def test_the_page_holds_everything_and_needs_nothing(made: list[Path]) -> None:
     assert {"accuracy", "loss", "throughput", "efficiency", "frontier", "usage"} <= {*drawings}
     for name in drawings:
         assert (out / "sizes" / "figures" / f"{name}.svg").read_bytes().startswith(b"<svg")
+    assert not [*(out / "sizes" / "figures").glob("*.png")]  # `figures --all` writes them
     # The page itself follows the reader's choice; `figures` writes dark files.
     assert not [*(out / "sizes" / "figures").glob("*-dark*")]
     assert [folder.name for folder in folders] == [

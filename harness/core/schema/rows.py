@@ -182,8 +182,9 @@ class EpochRow(TypedDict):
         "went on from an attempt that is not recorded here, as with LogCallback in a new folder"]
     measuring_s: NotRequired[Annotated[Seconds,
         "what of it the record itself took so far: to measure links, what the exchange adds, the "
-        "processor, and passes that are not compiled; of earlier attempts as far as they say. In "
-        "no other time. Older rows lack it: readers take `took_s` of environment.json"]]
+        "processor, passes that are not compiled, and to count FLOPs; of earlier attempts as far "
+        "as they say. In no other time. Older rows lack it: readers take `took_s` of "
+        "environment.json"]]
     unix: Annotated[Unix, "when the row was written"]
 
 

@@ -166,11 +166,11 @@ class Queue(Worker):
             only_now = " ".join(flag for flag in now if flag not in then) or "none"
             line = f"warning: job {entry.job} was submitted with other flags ({only_then}) than "
             line += f"this call's ({only_now}) and "
-            resumes = any(each.entry.name == entry.name for each in self.watched)
+            is_watched = any(each.entry.name == entry.name for each in self.watched)
             self.screen.print(
                 line + f"keeps them: to submit it anew, scancel {entry.job}, then repeat this "
                 "command"
-                if resumes
+                if is_watched
                 else line + "has ended with them"
             )
 

@@ -25,12 +25,14 @@ from harness.read.labels import (
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, all_beside_others
 from harness.read.records.groups import Group
+from harness.read.records.recorded import is_number
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, Noise, leaders
 
 OF_BATCH = (BATCH, "lr")
 NOT_BEYOND = "not beyond the noise"
 RATE_OF_UPDATES = "lr"
+ENDS = ("the smallest tried", "the largest tried")  # beyond which a better rate may lie
 MOST_NAMED = 6  # batches, or cases
 _, WALL_TO_TARGET = TIMES_TO_TARGET
 
@@ -104,12 +106,14 @@ def _best_rate(case: Sequence[Group]) -> tuple[str, str]:
     failed = [(group, text) for group in case for text in failures_of([group])]
     sound = [group for group in case if not failures_of([group])]
     remarks = [f"{_value(group, RATE_OF_UPDATES)} left out: {text}" for group, text in failed]
-    if not sound:
+    if len(sound) < 2:
         return "", ""
-    if len(sound) == 1:
-        return _value(sound[0], RATE_OF_UPDATES), "; ".join(remarks)
     best = _best(sound, RATE_OF_UPDATES, ACCURACY)
-    return best.value, "; ".join(filter(None, [best.noise, best.left_out, *remarks]))
+    tried = sorted((group.setting(RATE_OF_UPDATES), _value(group, RATE_OF_UPDATES))
+                   for group in case if is_number(group.setting(RATE_OF_UPDATES)))  # fmt: skip
+    ends = {text: name for (_, text), name in zip((tried[0], tried[-1]), ENDS, strict=True)}
+    remarks = [ends.get(best.value, ""), best.noise, best.left_out, *remarks]
+    return best.value, "; ".join(filter(None, remarks))
 
 
 def next_question(sweep: SweepResults) -> str:

@@ -200,8 +200,9 @@ def _lines(
             at, style = place(group), styles[name]
             if missed := len(group.missed(measure)):
                 what = f"{missed} of {len(group.finished)} missed it"
-                failed.append((at, what + whose))
+                failed.append((at, f"{missed}/{len(group.finished)} missed"))
                 texts.append(f"{called or 'all'} at {at:g} {what}")
+                drawn.notes.append(f"missed below: {called or 'all'} at {at:g}, {what}")
                 continue  # those that reached it are the lucky ones
             point = draw_group(drawn, axes, at, group, measure, called, style, drawn_at[at])
             if point is not None:

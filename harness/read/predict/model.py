@@ -222,8 +222,7 @@ def check(model: Model, plan: Scenario) -> None:
 def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> float:
     """The exchange beyond the end of the update's last backward pass."""
     if plan.shape.nodes == 1:
-        inside_s = model.hosts.get(plan.compress, model.inside_s)
-        return inside_s * ring_share(plan.shape.per_node)
+        return _on_machine(model, plan)
     if plan.compress in GRADIENT_CODES:
         size = model.payload(plan)
         between_s = _coded(size, plan.shape, plan).alone_s
@@ -280,9 +279,10 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
     if units.ranks == 1:
         return inside_s
     if units.nodes == 1:  # what DDP takes inside a machine, at fewer updates
-        together = together_of(plan)
-        share = together + (1 - together) * exchanges_of_update(plan) / plan.fragments
-        return share * _inside(model, plan)
+        whole_s, together = _on_machine(model, plan), together_of(plan)
+        going_on_s = plan.overlap * model.line.step_s(plan.batch) * slower
+        waiting_s = max(0.0, whole_s / plan.fragments - going_on_s)
+        return together * whole_s + (1 - together) * exchanges_of_update(plan) * waiting_s
     size = model.payload(plan) / plan.fragments
     cost = _mean_of(model, size, units, plan, factors)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
@@ -351,6 +351,11 @@ def _mean_of(model: Model, size: float, units: Shape, plan: Scenario, factors: C
 def _inside(model: Model, plan: Scenario) -> float:
     """The exposed exchange on one machine: that of two processes, scaled as a ring's bytes grow."""
     return model.inside_s * ring_share(plan.shape.per_node)
+
+
+def _on_machine(model: Model, plan: Scenario) -> float:
+    """The exposed exchange of processes of a single machine, with what compressing takes."""
+    return model.hosts.get(plan.compress, model.inside_s) * ring_share(plan.shape.per_node)
 
 
 def is_allreduce(plan: Scenario) -> bool:

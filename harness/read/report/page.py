@@ -140,7 +140,9 @@ def _figure(section: Section, name: str) -> Iterator[str]:
 def _answers(section: Section) -> Iterator[str]:
     if section.hypothesis:
         yield f"<h3>Hypothesis</h3>\n<p>{_text(section.hypothesis)}</p>"
-    yield f'<h3>Answer</h3>\n<p class="small">Measured: {_text(section.table.about)}</p>'
+    yield "<h3>Answer</h3>"
+    if section.table.about:
+        yield f'<p class="small">Measured: {_text(section.table.about)}</p>'
     yield html_list(section.answers)
     if section.repeat:
         yield f"<p>Repeat when nothing else runs: <code>{_text(section.repeat)}</code></p>"

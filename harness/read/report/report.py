@@ -264,7 +264,8 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
         yield f"\n**{escaped(section.table.title)}**\n"
         if section.hypothesis:
             yield f"Hypothesis: {escaped(section.hypothesis)}\n"
-        yield f"Measured: {escaped(section.table.about)}\n"
+        if section.table.about:
+            yield f"Measured: {escaped(section.table.about)}\n"
         yield from markdown_list(section.answers)
         if section.repeat:
             yield f"\nRepeat when nothing else runs: `{section.repeat}`"

@@ -113,7 +113,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         about=_about(sweep, rows, same),
         table=Table(headings, lines, keys + sweep.per_node, tuple(right), marks),
         verdicts=verdicts(sweep),
-        best=[*fastest_batch(sweep), *best_learning_rate(sweep)],
+        best=_best(sweep),
         answers=answers(sweep),
         legend=[
             *legend(sweep, rows, columns),
@@ -128,6 +128,12 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         command=sweep.command,
     )
     return shown, rows
+
+
+def _best(sweep: SweepResults) -> list[str]:
+    """The sentences on the best values; that on what the baseline alone names comes first."""
+    rate, batch = best_learning_rate(sweep), fastest_batch(sweep)
+    return [*rate, *batch] if [*(sweep.baseline or {})] == ["lr"] else [*batch, *rate]
 
 
 def table_of_begun(sweep: SweepResults) -> tuple[SweepResults, SweepTable, list[Row]]:

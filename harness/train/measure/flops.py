@@ -242,8 +242,10 @@ def _grouped_mm(rows: Sequence[int], columns: Sequence[int], *_: Any, **__: Any)
     return 2 * pairs * rows[-2] * rows[-1] * columns[-1]
 
 
-aten = torch.ops.aten
-FORMULAS = {aten.convolution_backward: _convolution_backward, aten._grouped_mm: _grouped_mm}
+FORMULAS = {
+    torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten._grouped_mm: _grouped_mm,
+}
 
 
 def _count(

@@ -2,10 +2,10 @@
 DiLoCo (diloco.py) shares with it.
 
 A replica is a node, whose ranks average gradients at every update as in DDP, or a single rank
-(--sync_scope rank). DDP still wraps the model over all ranks, which starts them with equal weights;
-a hook restricts its exchange to the replica. Every rank keeps a copy of the weights of the last
-exchange, the anchor, which is evaluated and saved. BatchNorm's statistics, which no training step
-reads, are averaged before evaluating and saving, as with ddp.
+(--sync_scope rank, or a single node). DDP still wraps the model over all ranks, which starts them
+with equal weights; a hook restricts its exchange to the replica. Every rank keeps a copy of the
+weights of the last exchange, the anchor, which is evaluated and saved. BatchNorm's statistics,
+which no training step reads, are averaged before evaluating and saving, as with ddp.
 
 --sync_first: the first updates are made together, with the mean gradient of all replicas. Until
 then, the anchor is the weights that all replicas have in common.

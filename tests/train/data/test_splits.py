@@ -298,7 +298,7 @@ def test_a_run_warns_of_a_test_split_that_is_not_used(tmp_path: Path) -> None:
         write_csv(tmp_path / f"{name}.csv", content)
     sizes = ["--train_size", "all", "--test_size", "all", "--epochs", "1"]
     done = script("bert", "--tiny", "--dataset", str(tmp_path), *sizes, cwd=tmp_path)
-    said = "warning: no class is given in split test, which this does not use: the test set is "
+    said = "warning: split test has no classes, and is not used: the test set is "
     assert done.code == 0 and f"  {said}0.2 of split train\n" in done.out
     (environment,) = tmp_path.glob("outputs/*/*/*/environment.json")
     assert_declared("environment", json.loads(environment.read_text()), environment)

@@ -369,3 +369,18 @@ def test_the_clock_settles_where_an_evaluation_or_a_save_follows() -> None:
         state: Any = SimpleNamespace(global_step=step[0])
         callback.on_step_end(None, state, control)
     assert settled == [2, 3]
+
+
+def evaluated_between(folder: str) -> float:
+    trainer = trainer_for(folder, test=Points(8, draw=1), eval_strategy="epoch")
+    trainer.train()
+    time.sleep(1.0)
+    trainer.evaluate()
+    trainer.train()
+    return trainer.args.num_train_epochs
+
+
+def test_an_evaluation_between_two_trainings_is_of_neither(tmp_path: Path) -> None:
+    folder, epochs = alone(tmp_path, evaluated_between)
+    rows = rows_of(folder)
+    assert len(rows) == epochs and all(0 < row["eval_time_s"] < 1.0 for row in rows)

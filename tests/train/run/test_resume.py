@@ -325,7 +325,7 @@ def test_half_the_batch_makes_the_same_updates(count: int, tmp_path: Path) -> No
         folder = only_run(tmp_path / "auto")
         told = folder.read_summary() or {}
         assert told["outcome"] == "oom"
-        assert f"goes on with --per_gpu_batch {batch} --grad_acc {16 // batch}" in told["reason"]
+        assert f"resumes with --per_gpu_batch {batch} --grad_acc {16 // batch}" in told["reason"]
     # Its name and its settings are those that were asked for; what was run stands beside them.
     done = script("vit", *auto, count=count)
     assert done.code == 0, done.err
