@@ -410,7 +410,9 @@ class LogCallback(Recorder):
         if self.quality_update != state.global_step:
             self._drop_quality()  # several test sets share the weights
         self.quality_update = state.global_step
-        self.sets[next((k for k in values if k.endswith("runtime")), "")] = samples, eval_s
+        of_set = next((k for k in values if k.endswith("runtime")), "")
+        self.inside_s += self.sets.get(of_set, (None, 0.0))[1]  # evaluated again
+        self.sets[of_set] = samples, eval_s
         self.quality |= rows.quality_of(values, *rows.over_sets(self.sets.values()))
         self.no_numbers.name(rows.no_numbers(values), aloud=state.is_world_process_zero)
         self.rank_quality = self.observations.rank_metrics(args)
@@ -442,7 +444,7 @@ class LogCallback(Recorder):
         eval_s = self.inside_s + self.quality.get("eval_time_s", 0.0)
         quality = {**self.quality, **({"eval_time_s": eval_s} if eval_s else {})}
         if (row := self.row.write(quality, more)) is not None:
-            self.quality, self.last_row, self.inside_s = {}, row, 0.0
+            self.quality, self.sets, self.last_row, self.inside_s = {}, {}, row, 0.0
 
     def _drop_quality(self) -> None:
         """Forget the metrics of weights that no row is about, but not the time that they took."""

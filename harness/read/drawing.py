@@ -315,11 +315,11 @@ def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
 
 
 def numbers_of(values: Sequence[float], rate: bool = False) -> str:
-    """The text "mean (runs from least to most, n)", for the description of a figure."""
+    """The text "mean (from least to most, n)", for the description of a figure."""
     mean = f"{spread(values, rate).mean:,.4g}"
     if len(values) == 1:
         return f"{mean} (one value)"
-    return f"{mean} (runs from {min(values):,.4g} to {max(values):,.4g}, n = {len(values)})"
+    return f"{mean} (from {min(values):,.4g} to {max(values):,.4g}, n = {len(values)})"
 
 
 def median_text(times: Sequence[float]) -> str:
@@ -327,7 +327,7 @@ def median_text(times: Sequence[float]) -> str:
     reached, median = [t for t in times if math.isfinite(t)], statistics.median(times)
     text = f"{median:,.4g} s" if math.isfinite(median) else "not reached"
     if len(reached) > 1:
-        text += f" (runs from {min(reached):,.4g} to {max(reached):,.4g})"
+        text += f" (from {min(reached):,.4g} to {max(reached):,.4g})"
     missed = len(times) - len(reached)
     return f"{text}, {missed} of {len(times)} missed" if missed else f"{text}, n = {len(times)}"
 

@@ -70,6 +70,16 @@ def test_a_rate_with_failed_runs_is_not_the_best(plan: Plan) -> None:
     )
 
 
+def test_a_rate_of_which_all_runs_failed_is_named(plan: Plan) -> None:
+    rates(plan, "1_1", {0.001: 0.7, 0.002: 0.8})
+    for seed in (1, 2, 3):
+        plan.run("1_1", 4, seed, epochs=[], outcome="diverged", label={"lr": 0.01})
+    (sentence,) = best_learning_rate(tuned(plan))
+    assert sentence.endswith(
+        "is 0.002 (beyond the noise; 0.01 left out: 3 of 3 runs failed (diverged))."
+    )
+
+
 def test_a_rate_that_is_left_alone_is_not_the_best(plan: Plan) -> None:
     rates(plan, "1_1", {0.001: 0.5, 0.01: 0.95}, seeds=2)
     plan.run("1_1", 4, 3, epochs=[], outcome="diverged", label={"lr": 0.01})
@@ -84,11 +94,8 @@ def test_rates_that_are_not_compared_and_machines_are_named(plan: Plan) -> None:
         plan.run("1_2", 4, seed, epochs=rows, label={"lr": 0.004},
                  environment={"data": {"data_checksum": "other"}})  # fmt: skip
     (sentence,) = best_learning_rate(tuned(plan))
-    assert (
-        "0.002 for 1_1 (the largest tried; beyond the noise); 0.002 for 1_2 (beyond the noise; 0.004 "
-        in sentence
-    )
-    assert "data checksum" in sentence
+    assert "0.002 for 1_1 (the largest tried; beyond the noise); 0.002 for 1_2 (" in sentence
+    assert "1_2 (beyond the noise; 0.004 " in sentence and "data checksum" in sentence
 
 
 def test_a_rate_of_its_own_for_each_batch_is_not_tuned(plan: Plan) -> None:

@@ -34,7 +34,7 @@ def test_curves_have_a_mean_an_interval_and_their_runs(plan: Plan) -> None:
     edges = np.asarray(band.get_paths()[0].vertices)
     assert edges[:, 1].min() == pytest.approx(0.5) and axes.get_ylim()[1] <= 1.03
     assert edges[edges[:, 0] == 2][:, 1].min() == pytest.approx(0.651586, abs=1e-6)
-    assert "0.9 (runs from 0.8 to 1, n = 3)" in drawn.alt
+    assert "0.9 (from 0.8 to 1, n = 3)" in drawn.alt
     assert drawn.tips["points_0"][1] == "batch per GPU 4, seed 1, epoch 2: 0.8"
 
 
@@ -156,7 +156,7 @@ def test_darkening_twice_changes_nothing(plan: Plan) -> None:
 
 def test_words_in_place_of_figures() -> None:
     assert numbers_of([1.5]) == "1.5 (one value)"
-    assert numbers_of([1.0, 3.0]) == "2 (runs from 1 to 3, n = 2)"
+    assert numbers_of([1.0, 3.0]) == "2 (from 1 to 3, n = 2)"
     assert listed(map(str, range(14))).endswith("; 11; and 2 more")
 
 

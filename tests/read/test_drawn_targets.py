@@ -181,7 +181,7 @@ def test_the_accuracy_stands_beside_the_times_to_it(plan: Plan) -> None:
     # Student's t of three: 4.3027 * 0.02 / sqrt(3)
     assert [*bar] == pytest.approx([0.94 - 0.04968, 0.94 + 0.04968], abs=1e-5)
     assert (
-        "Final accuracy, means: setup 1_1, batch per GPU 4 0.94 (runs from 0.92 to 0.96, n = 3)."
+        "Final accuracy, means: setup 1_1, batch per GPU 4 0.94 (from 0.92 to 0.96, n = 3)."
         in drawn.alt
     )
 

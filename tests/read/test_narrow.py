@@ -138,8 +138,8 @@ def test_words_of_strategies_have_the_medians_that_are_drawn(links: SweepResults
     """The second of three: 2 s an epoch and twice as long the second, the third misses."""
     alt = draw("strategies", links).alt
     assert "Training time to accuracy at least 0.9 over the delay between nodes, medians: " in alt
-    assert "strategy ddp, link 1ms/50mbit 4 s (runs from 2 to 4), 1 of 3 missed; " in alt
-    assert "strategy diloco h50, link 80ms/50mbit 8 s (runs from 4 to 8), 1 of 3 missed." in alt
+    assert "strategy ddp, link 1ms/50mbit 4 s (from 2 to 4), 1 of 3 missed; " in alt
+    assert "strategy diloco h50, link 80ms/50mbit 8 s (from 4 to 8), 1 of 3 missed." in alt
 
 
 def test_labels_of_ticks_do_not_overlap(plan: Plan) -> None:

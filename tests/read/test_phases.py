@@ -62,6 +62,20 @@ def test_planted_phases_are_found() -> None:
     assert {**four, EVALUATION: over[EVALUATION]} == over
 
 
+def test_an_epoch_without_an_evaluation_has_none_to_subtract() -> None:
+    """LogCallback alone records what its script evaluates."""
+    whole = run_of(0.02)
+    rows: tuple[Any, ...] = tuple(
+        {name: value for name, value in row.items() if name != "eval_time_s"}
+        for row in whole.epochs
+    )
+    run = replace(whole, epochs=rows, measures={**whole.measures, "eval_time_s": 0.0})
+    found = fit_phases([(Shape(2), Wire(0.02), run)]).of[Shape(2)]
+    assert EVALUATION not in found
+    evaluation_s = 0.1 + 24 * 0.02
+    assert found[START].fixed_s == pytest.approx(0.3 + 40 * 0.02 + evaluation_s)
+
+
 def test_repeats_over_a_measured_link_are_one_link() -> None:
     noise = (0.98, 1.0, 1.02)
     runs = [(Shape(2), Wire(delay_s * n, 25e6 * n), run_of(delay_s, n))

@@ -72,7 +72,7 @@ def test_the_end_of_a_curve_is_that_of_finished_runs(plan: Plan) -> None:
         plan.run(seed=seed, epochs=epochs(0.5, last))
     plan.run(seed=3, epochs=epochs(0.1), outcome="oom", epochs_done=1)
     drawn = draw("accuracy", read_plan(plan))
-    assert "0.85 (runs from 0.8 to 0.9, n = 2)" in drawn.alt and "n = 3" not in drawn.alt
+    assert "0.85 (from 0.8 to 0.9, n = 2)" in drawn.alt and "n = 3" not in drawn.alt
     (axes,) = drawn.figure.axes
     assert list(axes.lines[0].get_ydata()) == pytest.approx([0.5, 0.85])  # type: ignore[arg-type]
     assert any("oom" in text.get_text() for text in axes.texts)

@@ -80,7 +80,8 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
     """A sentence on the learning rate with the highest accuracy in each case, of those that
     `compare` compares. Nothing where no two rates of a case are compared.
     """
-    cases = _alike(sweep, RATE_OF_UPDATES, ACCURACY, (RATE_OF_UPDATES,))
+    tried = [group for group in sweep.groups if group.values(ACCURACY) or failures_of([group])]
+    cases = _alike(sweep, RATE_OF_UPDATES, tried, (RATE_OF_UPDATES,))
     bests = [(case, _best_rate(case)) for case in cases]
     known = [(case, best) for case, best in bests if best[0]]
     if not known:
@@ -134,20 +135,21 @@ def _cases(sweep: SweepResults) -> list[list[Group]]:
     has one learning rate of its own, it belongs to the batch.
     """
     cases: list[list[Group]] = []
-    for groups in _alike(sweep, BATCH, RATE, OF_BATCH):
+    rated = [group for group in sweep.groups if group.values(RATE)]
+    for groups in _alike(sweep, BATCH, rated, OF_BATCH):
         has_own_rates = len({plain_text(group.label[BATCH]) for group in groups}) == len(groups)
         of_one_rate = by_key(groups, lambda group: _others(group, (BATCH,)))
         cases += [groups] if has_own_rates else of_one_rate.values()
     return [groups for groups in cases if len(groups) > 1]
 
 
-def _alike(sweep: SweepResults, axis: str, measure: str, but: Collection[str]) -> list[list[Group]]:
-    """Groups that have the measure, where this axis varies, by the values of all axes but these;
-    several of each.
-    """
-    known = [group for group in sweep.groups if axis in sweep.varied and group.values(measure)]
+def _alike(
+    sweep: SweepResults, axis: str, groups: Sequence[Group], but: Collection[str]
+) -> list[list[Group]]:
+    """These groups, where this axis varies, by the values of all axes but some; several of each."""
+    known = groups if axis in sweep.varied else ()
     alike = by_key(known, lambda group: _others(group, but)).values()
-    return [groups for groups in alike if len(groups) > 1]
+    return [together for together in alike if len(together) > 1]
 
 
 def _axes_of(sweep: SweepResults, cases: Sequence[Sequence[Group]]) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
     others, before = [], 0
     for row in rows:
         steps_s = row["timed_s"] / row["timed_steps"] * (row["updates"] - before)
-        others.append((row["wall_s"] or 0.0) - steps_s - (row["eval_time_s"] or 0.0))
+        others.append((row["wall_s"] or 0.0) - steps_s - (row.get("eval_time_s") or 0.0))
         before = row["updates"]
     if (start_s := others[0] - measuring_s(rows[0], run.environment)) > 0:
         yield START, start_s
