@@ -98,6 +98,16 @@ def test_rates_that_are_not_compared_and_machines_are_named(plan: Plan) -> None:
     assert "1_2 (beyond the noise; 0.004 " in sentence and "data checksum" in sentence
 
 
+def test_rates_that_are_no_numbers_have_no_ends(plan: Plan) -> None:
+    for name, accuracy in (("slow", 0.7), ("fast", 0.8)):
+        for seed in (1, 2, 3):
+            rows = epochs(0.5, accuracy + seed / 1000)
+            plan.run("1_1", 4, seed, epochs=rows, label={"lr": name})
+    (sentence,) = best_learning_rate(measured(plan, axes=AXES, baseline={"lr": "slow"}))
+    assert sentence.startswith("The learning rate with the highest accuracy is fast (")
+    assert "tried" not in sentence
+
+
 def test_a_rate_of_its_own_for_each_batch_is_not_tuned(plan: Plan) -> None:
     for batch, lr in ((4, 0.001), (8, 0.002)):
         for seed in (1, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -339,3 +340,15 @@ def test_a_metric_of_ones_own_may_have_a_target_from_above(plan: Plan) -> None:
     assert str(sweep.target) == "mistakes at most 40" == str(parse_target("mistakes:min=40"))
     (group,) = sweep.groups
     assert group.values("tta_epochs") == [2.0, 2.0] and not group.missed("tta_epochs")
+
+
+def test_medians_are_over_seeds_as_in_tables(plan: Plan) -> None:
+    """Of three seeds, each measured twice."""
+    for seed, times in ((1, (20, 40)), (2, (22, 24)), (3, (100, 26))):
+        for repeat, seconds in enumerate(times, 1):
+            rows = epochs(0.95, seconds=float(seconds))
+            plan.run("1_1", 4, seed, epochs=rows, label={"repeat": repeat})
+    sweep = measured(plan, target=TARGET)
+    (group,) = sweep.groups
+    median = statistics.median(group.values("tta_train_s"))
+    assert median == 30 and f"{median:.4g} s" in draw("time_to_accuracy", sweep).alt

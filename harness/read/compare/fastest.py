@@ -104,15 +104,16 @@ def _best_rate(case: Sequence[Group]) -> tuple[str, str]:
     """The rate, and what there is to say of it. One with failed runs is left out: what the others
     reached is not what it gives.
     """
-    failed = [(group, text) for group in case for text in failures_of([group])]
-    sound = [group for group in case if not failures_of([group])]
-    remarks = [f"{_value(group, RATE_OF_UPDATES)} left out: {text}" for group, text in failed]
+    failed = [(group, failures_of([group])) for group in case]
+    sound = [group for group, texts in failed if not texts]
+    remarks = [f"{_value(g, RATE_OF_UPDATES)} left out: {text}" for g, texts in failed
+               for text in texts]  # fmt: skip
     if len(sound) < 2:
         return "", ""
     best = _best(sound, RATE_OF_UPDATES, ACCURACY)
     tried = sorted((group.setting(RATE_OF_UPDATES), _value(group, RATE_OF_UPDATES))
                    for group in case if is_number(group.setting(RATE_OF_UPDATES)))  # fmt: skip
-    ends = {text: name for (_, text), name in zip((tried[0], tried[-1]), ENDS, strict=True)}
+    ends = {tried[0][1]: ENDS[0], tried[-1][1]: ENDS[1]} if len(tried) > 1 else {}
     remarks = [ends.get(best.value, ""), best.noise, best.left_out, *remarks]
     return best.value, "; ".join(filter(None, remarks))
 

@@ -384,3 +384,30 @@ def test_an_evaluation_between_two_trainings_is_of_neither(tmp_path: Path) -> No
     folder, epochs = alone(tmp_path, evaluated_between)
     rows = rows_of(folder)
     assert len(rows) == epochs and all(0 < row["eval_time_s"] < 1.0 for row in rows)
+
+
+class EvaluatesAgain(TrainerCallback):
+    """Evaluates the same set once more inside the first epoch."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            for _ in range(2):
+                self.trainer.evaluate()
+
+
+def evaluated_twice(folder: str) -> None:
+    again, net = EvaluatesAgain(), Net(eval_s=0.2)
+    test = Points(8, draw=1)
+    again.trainer = trainer_for(folder, net, Points(20), test, callbacks=[again],
+                                eval_strategy="epoch")  # fmt: skip
+    again.trainer.train()
+
+
+def test_each_of_two_evaluations_at_one_update_takes_its_time(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, evaluated_twice)
+    first, *others = rows_of(folder)
+    assert 3 * 0.4 <= first["eval_time_s"] < 3 * 0.4 + 0.8
+    assert all(0.4 <= row["eval_time_s"] < 0.8 for row in others)
