@@ -105,17 +105,19 @@ def on_two(folder: str) -> None:
     trained(folder, "healthy", Waiting(), updates=MANY_UPDATES)
     trained(folder, "loader", Waiting(), collate=slow_collate, updates=MANY_UPDATES)
     trained(folder, "rank", Waiting(slow_rank=1), updates=MANY_UPDATES)
-    trained(folder, "batch", Waiting(sample_s=0.0, batch_s=PLANTED_S), 128, "--eval_batch=64")
-    trained(folder, "evaluation", Waiting(eval_s=0.12), 64)
+    batch = Waiting(sample_s=0.0, batch_s=PLANTED_S)
+    trained(folder, "batch", batch, 128, "--eval_batch=64", updates=MANY_UPDATES)
+    trained(folder, "evaluation", Waiting(eval_s=0.12), 64, updates=MANY_UPDATES)
     compress.bf16_hook, before = slow_hook, compress.bf16_hook
     trained(folder, "exchange", Waiting(), FEW, "--compress=bf16", updates=MANY_UPDATES)
     compress.bf16_hook = before
 
 
 def on_one(folder: str) -> None:
-    trained(folder, "healthy", Waiting())
+    trained(folder, "healthy", Waiting(), updates=MANY_UPDATES)
     large = f"--per_gpu_batch={2 * BATCH}", "--eval_batch=64"
-    trained(folder, "batch_of_all", Waiting(sample_s=0.0, batch_s=PLANTED_S), 128, *large)
+    batch = Waiting(sample_s=0.0, batch_s=PLANTED_S)
+    trained(folder, "batch_of_all", batch, 128, *large, updates=MANY_UPDATES)
 
 
 @pytest.fixture(scope="module")
