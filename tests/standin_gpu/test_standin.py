@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[dict[str, str], int, list[str], list[str]]] = {
     "tf32 on Turing": ({"FAKE_CC": "7.5"}, 1, ["--precision", "tf32"], ["Ampere"]),
     "too many": ({"FAKE_GPUS": "1"}, 2, [], ["2 processes", "1 GPU(s)", "--nproc_per_node=1"]),
     "no such": ({"CUDA_VISIBLE_DEVICES": "7"}, 1, [], ["CUDA_VISIBLE_DEVICES=7", "--use_cpu"]),
-    "MIG": ({"FAKE_GPUS": "2", "FAKE_GPU_NAME": "A100 MIG 1g.5gb"}, 2, [], ["MIG slices"]),
+    "MIG": ({"FAKE_GPUS": "2", "FAKE_GPU_NAME": "A100 MIG 1g.5gb"}, 2, [], ["one MIG slice"]),
 }
 
 
