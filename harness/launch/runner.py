@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.core import attempts
+from harness.core.identity import REPETITIONS
 from harness.core.process import GRACE_S
-from harness.core.records import FINISHED, LOGS, RUNNING, WAITING
+from harness.core.records import FINISHED, LOGS, RUNNING, SKIPPED, WAITING
 from harness.core.records.locks import Lock
 from harness.core.records.redact import redact_logs
 from harness.core.records.summary import disturbance
@@ -21,6 +22,7 @@ from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
+from harness.launch.ahead import runs
 from harness.launch.flags import as_typed
 from harness.launch.launcher import Exit, Launcher
 from harness.launch.outcome import ELSEWHERE, Began, State, quality_and_speed, settled
@@ -134,6 +136,8 @@ class Runner(Worker):
     isolation_s: float = -ISOLATION_S  # when it last checked who else uses the machine
     others: dict[str, object] = field(default_factory=dict)
     logs: dict[Path, Job] = field(default_factory=dict)
+    refused: list[State] = field(default_factory=list)  # failed before their training began
+    any_begun: bool = False  # a run of this call began its training
 
     def work(self) -> None:
         """Work as declared in Worker; when this returns or raises, no run is left running."""
@@ -322,6 +326,33 @@ class Runner(Worker):
         self.report(state, took_s, running.log)
         if state.state == ELSEWHERE:
             state.took_s = None
+        elif attempts.starts_of(attempts.believed(job.folder)):
+            self.any_begun = True
+        elif state.state == "failed":
+            self.refused.append(state)
+            self._skip_like(state)
+
+    def _skip_like(self, last: State) -> None:
+        """Skip runs that the mistake of the last one would refuse, too, such as a wrong column:
+        all of their values have been refused in its words, and no run has begun its training.
+        """
+        alike = [state.job.label for state in self.refused if state.reason == last.reason]
+        waiting = [state for state in self.states if state.state == WAITING]
+        same = [state for state in waiting if _is_covered(state.job.label, alike)]
+        if self.any_begun or not same:
+            return
+        for state in same:
+            state.state, state.reason = SKIPPED, f"as {self.name_of(last)}: {last.reason}"
+        self.screen.print(f"{runs(len(same))} skipped: each would fail in the same way")
+
+
+def _is_covered(label: Mapping[str, Any], refused: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every value of a run has been refused; one more seed is like two that were."""
+    values = {name: {str(other.get(name)) for other in refused} for name in label}
+    return all(
+        str(value) in values[name] or (name in REPETITIONS and len(values[name]) > 1)
+        for name, value in label.items()
+    )
 
 
 def _new_log(folder: Path, job: Job, hosts: Sequence[Sequence[str]]) -> Path:

@@ -419,3 +419,39 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
     assert done.returncode == 1 and "stopped at the first failure" in done.stdout
     assert [s["outcome"] for s in seeds_of(out)] == ["failed"]
     assert "texts.csv has no column of images" in seeds_of(out)[0]["reason"]
+
+
+@pytest.mark.process
+def test_a_mistake_of_every_run_is_not_tried_in_every_run(tmp_path: Path) -> None:
+    """Two values of each axis are refused, and so their other combinations are not tried. Where it
+    is mended, the same command measures all.
+    """
+    data, out = tmp_path / "texts.csv", tmp_path / "out"
+    rows = [f"{'red blue' if n % 2 else 'cat dog'} {n},{'ab'[n % 2]}" for n in range(60)]
+    data.write_text("\n".join(["words,kind", *rows]) + "\n")
+    grid = "grid: {per_gpu_batch: [4, 8], lr: [0.1, 0.01], seed: [1, 2]}"
+    settings = f"settings: {{epochs: 1, text_column: said, dataset: {data}}}"
+    file = sweep_file(tmp_path, f"script: bert\n{settings}\n{grid}\n")
+    done = warm_sweeps.sweep(file, out, "--tiny")
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert done.stdout.count(": started") == 4
+    skipped = re.findall(r"(\d runs? skipped): each would fail in the same way", done.stdout)
+    assert skipped == ["1 run skipped", "3 runs skipped"]
+    # The table says it once, and names each run.
+    _, reason = done.stdout.split("\nfailed: bert.py: error: --text_column said: ")
+    assert reason.partition("\n")[0].count("seed") == 4 and reason.count("\n  bert/1_1/") == 4
+    assert "waiting: not begun (4 runs)" in reason
+    data.write_text("\n".join(["said,kind", *rows]) + "\n")
+    again = warm_sweeps.sweep(file, out, "--tiny", "--rerun", "failed")
+    assert again.returncode == 0, again.stdout
+    assert sorted(outcomes(out).values()) == ["finished"] * 8
+
+
+def test_what_may_have_another_cause_is_tried() -> None:
+    """A value that was never refused, and a first seed: its split may lack a class."""
+    label = {"strategy": "fsdp", "setup": "1_2", "seed": 3}
+    seeds = [{**label, "seed": seed} for seed in (1, 2)]
+    assert runner._is_covered(label, seeds) and not runner._is_covered(label, seeds[:1])
+    assert not runner._is_covered(label, [])
+    assert not runner._is_covered({**label, "strategy": "ddp"}, seeds)
+    assert runner._is_covered(label, [{**label, "setup": "1_1"}, {**label, "strategy": "ddp"}])

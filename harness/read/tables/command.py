@@ -149,10 +149,25 @@ def _notes(runs: pd.DataFrame, unlike: Sequence[str]) -> Iterator[str]:
     if unlike:
         yield f"rows also differ in: {listed(unlike, ', ', MOST_NAMED)}"
     failed = runs[runs["reason"].notna()] if "reason" in runs else runs[:0]
-    for _, run in failed.iterrows():
-        yield f"{run['outcome']}: {run['reason']}\n  {run['path']}"
+    yield from reasons(
+        (f"{run['outcome']}: {run['reason']}", "", run["path"]) for _, run in failed.iterrows()
+    )
     for _, run in runs[runs["link_warning"].notna()].iterrows():
         yield f"warning: {run['link_warning']}\n  {run['path']}"
+
+
+def reasons(runs: Iterable[tuple[str, str, str | None]]) -> Iterator[str]:
+    """Lines on what became of runs, from (what, which run, its path): each reason once."""
+    alike: dict[str, list[tuple[str, str | None]]] = {}
+    for what, which, path in runs:
+        alike.setdefault(what, []).append((which, path))
+    for what, each in alike.items():
+        names = listed([which for which, _ in each if which], "; ", MOST_NAMED)
+        yield f"{what} ({names})" if names else what
+        paths = [path for _, path in each if path]
+        yield from (f"  {path}" for path in paths[:MOST_NAMED])
+        if len(paths) > MOST_NAMED:
+            yield f"  and {len(paths) - MOST_NAMED} more"
 
 
 def _strategies(runs: pd.DataFrame) -> list[str | None]:
@@ -276,8 +291,8 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     show(table)
     show_list([*map(Item, shown.verdicts), *map(Item, shown.best)])
     show_list(answer.item for answer in shown.answers)
-    for which, what, path_of_run in shown.not_finished:
-        console.print(f"{what} ({which})" + (f"\n  {path_of_run}" if path_of_run else ""))
+    for line in reasons((what, which, path) for which, what, path in shown.not_finished):
+        console.print(line)
     for note in shown.notes:
         console.print(note)
     environment = ["; ".join(shown.environment)] if shown.environment else []
