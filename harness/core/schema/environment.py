@@ -25,6 +25,7 @@ from harness.core.schema.fields import (
     Seconds,
     Share,
     TflopPerSecond,
+    Unix,
     Value,
     Watts,
 )
@@ -175,12 +176,14 @@ class CalibrationRecord(TypedDict):
     bf16_tflops: Annotated[TflopPerSecond | None, "likewise"]
     memory_gb_per_s: Annotated[GigabytePerSecond, "read and written by a large copy"]
     threads: Annotated[Positive, "torch's threads"]
+    unix: NotRequired[Annotated[Unix,
+        "when the products and the copy were measured, at most six hours before the run"]]
     bf16_gain: Annotated[Amount | None,
         "how many times as fast the passes of one batch of this run's model are with `--precision "
         "bf16`, in a few passes before training; null for another precision than fp32, where "
         "products are not at least 1.3 times as fast in bf16, where it cannot be tried or two "
         "passes of each take longer than 3 s, and where other programs disturbed them: they gain "
-        "more than the products do"]
+        "more than the products do, or 1.25 times as much or as little as in processor time"]
 
 
 class FlopsRecord(TypedDict):

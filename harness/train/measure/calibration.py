@@ -38,6 +38,7 @@ FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # are WORTH_SAYING times as fast.
 WORTH_TRYING, WORTH_SAYING = 1.3, 1.15
 PASSES, LIMIT_S = 3, 3.0
+APART = 1.25  # times as large as the gain in processor time: other programs disturbed the passes
 FRESH_S = 6 * 3600.0  # what is older is measured again: what a shared machine gives changes
 
 
@@ -92,7 +93,8 @@ def _measured() -> dict[str, Any]:
     target = torch.zeros_like(source)
     # Read once and written once.
     rate = 2 * COPIED / min(_times_s(lambda: target.copy_(source)))[0] / 1e9
-    return {**peaks, "memory_gb_per_s": rate, "threads": torch.get_num_threads()}
+    threads = torch.get_num_threads()
+    return {**peaks, "memory_gb_per_s": rate, "threads": threads, "unix": time.time()}
 
 
 def _times_s(work: Callable[[], Any], seconds: float | None = None) -> list[tuple[float, float]]:
@@ -113,25 +115,28 @@ def bf16_gain(
     """How many times as fast the passes of a batch are in bf16; None if it cannot be told.
 
     It cannot if the processor's products are not faster in bf16 or the model cannot be tried; nor
-    if passes gain more than products do, as other programs then disturbed the measurement.
+    if passes gain more than products do, or much more or less than in processor time, as other
+    programs then disturbed the measurement.
     """
     bf16, fp32 = known["bf16_tflops"], known["fp32_tflops"]
     if not bf16 or not fp32 or bf16 < WORTH_TRYING * fp32:
         return None
     try:
         inputs, copy = batch(), probes.twin(model)
-        times: dict[bool, list[float]] = {False: [], True: []}
+        times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         began_s = time.perf_counter()
         # The first pass of each prepares its kernels.
         while len(times[True]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
             for in_half, of_format in times.items():
-                of_format.append(
-                    pass_s(copy, inputs, torch.autocast("cpu", torch.bfloat16, in_half))
-                )
+                used_s = time.process_time()
+                took_s = pass_s(copy, inputs, torch.autocast("cpu", torch.bfloat16, in_half))
+                of_format.append((took_s, time.process_time() - used_s))
         if len(times[True]) < 2:
             return None
-        gain = min(times[False][1:]) / min(times[True][1:])
-        return gain if gain <= 1.1 * bf16 / fp32 else None
+        (fp32_s, fp32_used_s), (bf16_s, bf16_used_s) = (min(of[1:]) for of in times.values())
+        gain, of_use = fp32_s / bf16_s, fp32_used_s / bf16_used_s
+        likely = gain <= 1.1 * bf16 / fp32 and max(gain, of_use) <= APART * min(gain, of_use)
+        return gain if likely else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None
 

@@ -29,7 +29,8 @@ def test_a_machine_is_measured_once_in_hours(
     monkeypatch.setattr(calibration, "OWN_SHARE", 0)
     first = calibration.calibration()
     assert all(first[name] > 0 for name in KNOWN) and first["threads"] == torch.get_num_threads()
-    assert calibration.calibration() == first
+    assert time.time() - 60 < first["unix"] <= time.time()
+    assert calibration.calibration() == first  # with the time of that measurement
     (file,) = tmp_path.glob("harness/*.json")
     written = json.loads(file.read_text())
     edited = {**written, "fp32_tflops": 90 * first["fp32_tflops"]}
@@ -100,21 +101,28 @@ class Passes(nn.Module):
 
     def __init__(self, clock: list[float]) -> None:
         super().__init__()
-        self.weight, self.clock = nn.Parameter(torch.ones(1)), clock
+        self.weight, self.clock, self.others_s = nn.Parameter(torch.ones(1)), clock, 0.0
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.clock[0] += 0.1 if torch.is_autocast_enabled("cpu") else 0.2
+        in_half = torch.is_autocast_enabled("cpu")
+        self.clock[0] += 0.1 if in_half else 0.2 + self.others_s
+        self.clock[1] += 0.1 if in_half else 0.2
         return {"loss": (self.weight * x).sum()}
 
 
 def test_bf16_is_tried_where_the_processor_is_faster_in_it(monkeypatch: Any) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    clock = [0.0, 0.0]  # of the wall, and of the processor
+    clocks = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[1])
+    monkeypatch.setattr(calibration, "time", clocks)
     monkeypatch.setattr(calibration.probes, "twin", lambda model: model)
     model = Passes(clock)
     assert bf16_gain(model, lambda: {"x": torch.ones(1)}, KNOWN) == pytest.approx(2.0)
     assert model.weight.grad is None
     assert bf16_gain(model, lambda: {"y": torch.ones(1)}, KNOWN) is None  # it fails
+    # Others took a third of the time of one of the two.
+    model.others_s = 0.06
+    assert bf16_gain(model, lambda: {"x": torch.ones(1)}, KNOWN) is None
+    model.others_s = 0.0
     # The passes gain more than the products: others slowed one of the two.
     less = {**KNOWN, "bf16_tflops": 0.18}
     assert bf16_gain(model, lambda: {"x": torch.ones(1)}, less) is None
