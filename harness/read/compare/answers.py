@@ -177,6 +177,8 @@ def finding(sweep: SweepResults, *names: str) -> str:
     way = max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda w: ranks[w][3])
     pairs = by_way[way]
     parts = [_part(sweep, measure, pairs, brief=True) for measure in measures]
+    if sweep.target is not None and (named := f" to {sweep.target.short}:") in parts[0]:
+        parts[1:] = [part.replace(named, ":", 1) for part in parts[1:]]
     parts += [ALONE] if counted_runs(pairs) == ALONE else []
     return f"{_ways(sweep, way, pairs, True)}: {'; '.join([*parts, *other_links(pairs)])}"
 
@@ -325,8 +327,10 @@ def _part(
         texts = [_one(measure, result, unit, name, alone) for result, name in both]
         return f"{what}: {', and '.join(texts)}{once}"
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
-    texts = [f"{text} in {counts[text]}" for text in order]
-    span = f"{_span(measure, results, names)} {unit}"
+    # In a title what differs is enough; the names of its cases are in the answers.
+    shown = ([text for text in order if text != Noise.WITHIN] or order) if brief else order
+    texts = [f"{text} in {counts[text]}" for text in shown]
+    span = f"{_span(measure, results, [] if brief else names)} {unit}"
     return f"{what}: {', '.join([span, *texts])}{once}"
 
 
@@ -392,11 +396,11 @@ def _one(
 
 
 def _span(measure: ComparedMeasure, results: Sequence[Estimate | str], cases: Sequence[str]) -> str:
-    """The least and the most number, each with the name of its case."""
+    """The least and the most number, each with the name of its case, if they are given."""
     known = [(each.value, n) for n, each in enumerate(results)
              if isinstance(each, Estimate) and each.value is not None]  # fmt: skip
-    ends = {number_of(measure, value): cases[n] for value, n in (min(known), max(known))}
-    named = len(ends) > 1 or len(known) == 1
+    ends = {number_of(measure, v): cases[n] if cases else "" for v, n in (min(known), max(known))}
+    named = cases and (len(ends) > 1 or len(known) == 1)
     texts = [f"{text} ({case})" if named else text for text, case in ends.items()]
     return " to ".join(texts)
 
