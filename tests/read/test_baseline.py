@@ -58,6 +58,17 @@ def test_another_batch_is_no_substitute_for_a_disturbed_baseline(tmp_path: Path)
     assert f"one process with batch 32 ({quiet.parent}, found beside it)" in told(run)
 
 
+def test_another_strategy_is_no_substitute_for_a_disturbed_baseline(tmp_path: Path) -> None:
+    """Where the own one is not there, it is a baseline, with its name."""
+    run = on_two(tmp_path)
+    other = on_one(tmp_path, 32, more=("--strategy", "local_sgd", "--sync_every", "10"))
+    assert f"one process of local_sgd with batch 32 ({other}, found beside it)" in told(run)
+    same = on_one(tmp_path, 32, seed=2, **BUSY)
+    text = told(run)
+    assert "The baseline is" not in text
+    assert f"({same} is not: other programs: 1 of 1 runs of the other ran" in text
+
+
 def test_repeats_of_a_baseline_with_other_threads_do_not_spoil_it(tmp_path: Path) -> None:
     run = on_two(tmp_path)
     on_one(tmp_path, 32, 1.0, threads=2)

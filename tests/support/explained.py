@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,14 @@ FACTS = {
 }  # fmt: skip
 
 
-def on_one(root: Path, batch: int, timed_s: float = 8.0, seed: int = 1, **facts: Any) -> Path:
-    """A run of one process, with 64 timed samples."""
+def on_one(
+    root: Path, batch: int, timed_s: float = 8.0, seed: int = 1, more: Sequence[str] = (),
+    **facts: Any,
+) -> Path:  # fmt: skip
+    """A run of one process, with 64 timed samples. more: words of its command line."""
     path = root / "bert" / "1_1" / f"b{batch}_s{seed}"
     known = {**FACTS, "data": DATA, "effective_batch": batch, **facts}
-    words = ["--per_gpu_batch", str(batch), "--seed", str(seed), "--setup", "1_1"]
+    words = ["--per_gpu_batch", str(batch), "--seed", str(seed), "--setup", "1_1", *more]
     record_of(path, "bert", words, (1, 1), known, {**TIMES, "samples": 2000})
     return with_epochs(path, [{**ROW, "timed_s": timed_s}])
 

@@ -10,7 +10,7 @@ from harness.core.records import RunFolder, find_runs
 from harness.core.settings import SETUP
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.grouping import by_key
-from harness.read.records.comparable import SPEED, judge
+from harness.read.records.comparable import LOAD, SPEED, judge
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, warn
@@ -92,13 +92,16 @@ def nearest(group: Group, beside: list[Group]) -> tuple[Group | None, Group | No
     """(the nearest comparable group or None, the nearest group). Searched are groups of one process
     with the same batch per device, else of one process with the same effective batch, else of as
     many processes; the first kind that exists decides, as another kind would answer another
-    question. Within it, the group that agrees in most settings comes first.
+    question. Within it, the group that agrees in most settings comes first. Where only other
+    programs forbid that comparison, none is made: another strategy would be another question, too.
     """
     single = [other for other in beside if is_single(other)]
     several = [other for other in beside if not is_single(other)]
     for batch, candidates in ((_per_device, single), (_effective, single), (_per_device, several)):
         like = [other for other in candidates if batch(other) == batch(group) is not None]
         like.sort(key=lambda other: -len(other.identity.items() & group.identity.items()))
+        if like and (why_not(group, like[0]) or "").startswith(LOAD):
+            return None, like[0]
         if like:
             return next((o for o in like if why_not(group, o) is None), None), like[0]
     return None, None

@@ -318,7 +318,9 @@ def _against(
     if base.devices > 1 and baseline.finished[0].nodes == 1 < (group.finished[0].nodes or 1):
         one += " on one node"
     source = f"{baseline.selector}{', found beside it' if was_searched else ''}"
-    batch = baseline.identity["per_gpu_batch"]
+    batch, strategy = (baseline.identity[name] for name in ("per_gpu_batch", "strategy"))
+    if strategy not in (None, "single", group.identity["strategy"]):
+        one += f" of {strategy}"
     scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
     scaling = f"{scaling if devices != 1 else ''}{by}"
     sentences = [
