@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,17 @@ def test_no_efficiency_without_a_run_on_one_device(plan: Plan) -> None:
     del plan.content["runs"][0]
     with pytest.raises(NothingToDraw, match="no run on one device finished, against which"):
         draw("efficiency", measured(plan, axes=["setup", "strategy"]))
+
+
+def test_efficiency_names_what_is_not_compared(plan: Plan) -> None:
+    for setup, devices, busy in (("1_1", 1, 0.0), ("1_2", 2, 0.6), ("1_4", 4, 0.0)):
+        plan.run(setup, 4, 1, devices, environment={"launch": {"cpu_busy_share": busy}})
+    sweep = measured(plan)
+    left = "left out, as not comparable with one device: 1_2 (other programs)"
+    assert left in draw("efficiency", sweep).notes
+    del plan.content["runs"][2]
+    with pytest.raises(NothingToDraw, match=f"or the same work; {re.escape(left)}"):
+        draw("efficiency", measured(plan))
 
 
 def test_a_wide_interval_does_not_flatten_the_lines_of_efficiency(plan: Plan) -> None:

@@ -121,6 +121,21 @@ def test_the_frontier_ranks_what_compare_compares(
         draw("frontier", measured(plan))
 
 
+def test_the_frontier_is_rather_of_quiet_runs_than_of_many(plan: Plan) -> None:
+    """A quiet way that is left out may beat what the others would number."""
+    busy = {"launch": {"cpu_busy_share": 0.6}}
+    for batch, seconds, accuracy in ((1, 5, 0.99), (2, 4, 0.9)):
+        plan.run("1_1", batch, train_time_s=seconds, accuracy=accuracy)
+    for batch, seconds, accuracy in ((4, 20, 0.8), (16, 10, 0.7), (64, 8, 0.6)):
+        plan.run("1_1", batch, environment=busy, train_time_s=seconds, accuracy=accuracy)
+    drawn = draw("frontier", measured(plan))
+    left_out = "left out, as not comparable with the others: b4, b16, b64 (other programs)"
+    assert drawn.notes[0] == left_out
+    assert points(drawn) == [(4.0, 0.9), (5.0, 0.99)]
+    del plan.content["runs"][1]  # of one alone there is nothing to choose
+    assert points(draw("frontier", measured(plan))) == [(8.0, 0.6), (10.0, 0.7), (20.0, 0.8)]
+
+
 def test_links_in_the_names_of_set_ups_have_their_panels_of_the_frontier(plan: Plan) -> None:
     """Runs of several sweeps together, where no axis is the link."""
     for setup, link in (("2_1_near", "1ms"), ("2_1_far", "80ms")):

@@ -29,7 +29,7 @@ from harness.read.figures.panels import (
 )
 from harness.read.labels import BATCH, STRATEGY
 from harness.read.records.baseline import RATE, STRONG, WEAK, efficiency, is_single_of
-from harness.read.records.comparable import ACCURACY
+from harness.read.records.comparable import ACCURACY, SPEED, refused
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
 from harness.read.records.sweeps import SweepResults
@@ -326,7 +326,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     figure, axes = kit.panels(len(arranged), 3.0)
     notes += without_place(sweep, groups)
     drawn, texts, kinds, shown = Drawn(figure, notes=notes), [], set[str](), set[str]()
-    without_one = dict[str, None]()
+    without_one, not_compared = dict[str, None](), dict[str, None]()
     for place, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []
         lines = in_order(panel.lines, _devices)
@@ -336,6 +336,11 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
                 without_one[name or panel.title or "all"] = None
                 continue
             points = _efficiencies(line_groups)
+            not_compared |= dict.fromkeys(
+                f"{sweep.short_name_of(group)} ({', '.join(why)})"
+                for group in line_groups[1:]
+                if (why := refused(group, line_groups[0], SPEED))
+            )
             if len(points) < 2:
                 continue
             kinds |= {kind for *_, kind in points[1:]}
@@ -363,8 +368,12 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
         )
         text = kit.listed(reached) or "nothing to compare"
         texts.append(f"{': '.join(filter(None, (panel.title, text)))}.")
+    left_out = f"left out, as not comparable with one device: {kit.listed(not_compared, ', ')}"
+    refusals = [left_out] * bool(not_compared)
     if not kinds:
-        raise NothingToDraw("no two set-ups have the same batch per device, or the same work")
+        none = "no two set-ups have the same batch per device, or the same work"
+        raise NothingToDraw("; ".join([none, *refusals]))
+    drawn.notes += refusals
     if without_one:
         named = kit.listed(without_one, ", ")
         drawn.notes.append(f"not drawn, as no run on one device does its work: {named}")

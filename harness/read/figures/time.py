@@ -38,7 +38,14 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.comparable import ACCURACY, QUALITY, TARGET, measured_against, refused
+from harness.read.records.comparable import (
+    ACCURACY,
+    QUALITY,
+    TARGET,
+    all_beside_others,
+    measured_against,
+    refused,
+)
 from harness.read.records.groups import Group, repeats_of
 from harness.read.records.runs import WALL_OF_TRAINING, Run, Target
 from harness.read.records.sweeps import SweepResults
@@ -317,7 +324,8 @@ def _case(group: Group, given: Sequence[str]) -> str:
 def _comparable(
     sweep: SweepResults, groups: Sequence[Group], others: dict[str, list[str]]
 ) -> list[Group]:
-    """The largest set of groups that `compare` would compare in time to a target.
+    """The set of groups that `compare` would compare in time to a target, with the most of them
+    quiet, then the largest.
 
     That question is about both time and quality. The names of the other groups are added to
     `others`, by the reason against them.
@@ -329,7 +337,8 @@ def _comparable(
             parts.append([group])
         else:
             part.append(group)
-    most = max(parts, key=len)
+    quiet = {id(group) for group in groups if not all_beside_others(group)}
+    most = max(parts, key=lambda p: (len(p) > 1, sum(id(group) in quiet for group in p), len(p)))
     for part in parts:
         for group in part if part is not most else ():
             why = ", ".join(refused(group, most[0], TARGET))
