@@ -16,6 +16,7 @@ from harness.read.explain.explain import _startup, group_breakdown
 from harness.read.explain.time_breakdown import REST, TimeBreakdown
 from harness.read.figures.catalogue import draw
 from harness.read.predict.candidates import ratios_of
+from harness.read.predict.cases import workloads_of
 from harness.read.predict.facts import Overrides, is_timed_like
 from harness.read.predict.fitting import fit_records
 from harness.read.predict.plan import alone_text, on_one_machine
@@ -127,11 +128,50 @@ def test_steps_of_another_machine_correct_no_plan(
 
 
 def test_steps_of_processors_with_unlike_speeds_are_named(tmp_path: Path) -> None:
-    for batch, tflops in ((8, 0.1), (16, 0.1), (32, 0.2)):
-        known = {"fp32_tflops": tflops, "threads": 1}
-        changed(timed(tmp_path, batch), cpu_calibration=known)
+    for batch, tflops in ((8, 0.1), (16, 0.1), (32, 0.12)):
+        calibrated(timed(tmp_path, batch), tflops)
     (text,) = fit_records(str(tmp_path), Overrides()).assumed
-    assert "matrix products ran at 0.1 to 0.2 TFLOP/s in fp32" in text
+    assert "matrix products ran at 0.1 to 0.12 TFLOP/s in fp32" in text
+
+
+def calibrated(folder: Path, tflops: float | None) -> Path:
+    return changed(folder, cpu_calibration={"fp32_tflops": tflops, "threads": 1})
+
+
+def test_a_fit_is_of_processors_of_one_speed(tmp_path: Path) -> None:
+    """Clouds sell several under one name. The runs over nodes decide, else the most runs; runs of
+    unknown speed are with the most.
+    """
+    for batch, tflops, step_s in ((8, 0.1, 1.0), (16, 0.1, 2.0), (8, 0.2, 0.5), (32, None, 4.0)):
+        folder = timed(tmp_path, batch, seed=int(10 * (tflops or 0)), step_s=step_s)
+        calibrated(folder, tflops)
+    fitted = fit_records(str(tmp_path), Overrides())
+    assert fitted.model.line.step_s(8) == pytest.approx(1.0) and fitted.runs == 3
+    left_out = "left out: 1 run on a processor of 0.2 TFLOP/s; under the same name, the others had "
+    assert f"{left_out}0.1 TFLOP/s" in fitted.assumed
+    far = calibrated(timed(tmp_path, 8, 2, 1, link=measured(1.0, 200.0, 1.0)), 0.19)
+    fitted = fit_records(str(tmp_path), Overrides())
+    assert fitted.model.line.step_s(8) == pytest.approx(0.5) and fitted.runs == 1
+    # Where the speed of the runs over nodes has no run of one process, another one has to do.
+    calibrated(far, 0.4)
+    assert fit_records(str(tmp_path), Overrides()).runs == 3
+
+
+def test_what_is_predicted_in_a_sweep_has_the_speed_of_what_it_is_fitted_on(tmp_path: Path) -> None:
+    for tflops, step_s in ((0.1, 1.0), (0.2, 0.5)):
+        calibrated(timed(tmp_path, 8, seed=int(10 * tflops), step_s=step_s), tflops)
+    link = measured(1.0, 200.0, 1.0)
+    for lr, tflops in (("0.1", 0.1), ("0.2", 0.2), ("0.3", 0.4)):
+        for seed in (1, 2, 3):
+            far = timed(tmp_path / lr, 8, 2, 1, "--lr", lr, link=link, seed=seed)
+            calibrated(far, 0.1 if seed == 3 else tflops)
+    workloads, excluded = workloads_of(read_results(tmp_path))
+    assert [each.fitted.model.line.step_s(8) for each in workloads] == pytest.approx([1.0, 0.5])
+    named = [[case.runs[0].identity["lr"] for case in each.cases] for each in workloads]
+    assert named == [[0.1], [0.2]]
+    ((reason, names),) = excluded.items()
+    assert ", on a processor of 0.4 TFLOP/s: no finished run of one process" in reason
+    assert names == ["lr 0.3 ddp 2_1"]
 
 
 def test_one_gpu_of_a_machine_and_four_are_one_machine(tmp_path: Path) -> None:

@@ -10,17 +10,13 @@ from typing import Any, NamedTuple
 from harness.core.collectives import Wire
 from harness.core.settings import UserError
 from harness.read.grouping import by_key
+from harness.read.predict.basis import PREDICTED_OVER
 from harness.read.predict.facts import Overrides, setting_of, shape_of, step_s
-from harness.read.predict.fitting import (
-    PREDICTED_OVER,
-    Fitted,
-    all_reduces_of,
-    fit_on,
-    wire_between,
-)
+from harness.read.predict.fitting import Fitted, all_reduces_of, fit_on, wire_between
 from harness.read.predict.model import EXPOSED, Prediction, predict
 from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import Group
+from harness.read.records.processors import by_speed, speed_text
 from harness.read.records.recorded import is_number, uniform_link
 from harness.read.records.runs import Run
 from harness.read.records.sweeps import SweepResults
@@ -59,17 +55,21 @@ class Workload(NamedTuple):
     cases: list[PredictedGroup]
 
 
+SPEED = "processor"  # a kind has its speed
 Kind = tuple[tuple[str, str], ...]  # settings that runs have in common, and their machine
 
 
 def workloads_of(sweep: SweepResults) -> tuple[list[Workload], dict[str, list[str]]]:
     """The workloads that can be predicted; and reason -> groups on several nodes that cannot."""
     excluded: dict[str, list[str]] = {}
-    kinds = by_key((group for group in sweep.groups if group.finished), _kind)
-    names = _names([*kinds])
+    parts: dict[Kind, tuple[list[Group], list[Run]]] = {}
+    by_kind = by_key((group for group in sweep.groups if group.finished), _kind)
+    for kind, groups in by_kind.items():
+        runs = [run for group in groups for run in group.finished]
+        parts |= {(*kind, (SPEED, speed_text(each))): (groups, each) for each in by_speed(runs)}
     workloads = [
-        _workload(sweep, name, groups, excluded)
-        for name, groups in zip(names, kinds.values(), strict=True)
+        _workload(sweep, name, groups, runs, excluded)
+        for name, (groups, runs) in zip(_names([*parts]), parts.values(), strict=True)
     ]
     return [workload for workload in workloads if workload is not None], excluded
 
@@ -92,13 +92,21 @@ def _names(kinds: list[Kind]) -> list[str]:
 
 
 def _workload(
-    sweep: SweepResults, name: str, groups: list[Group], excluded: dict[str, list[str]]
-) -> Workload | None:
-    """The predictions of a workload; None if there are none. Adds to excluded: reason -> groups."""
-    far = [group for group in groups if shape_of(group.finished[0]).nodes > 1]
-    runs = [run for group in groups for run in group.finished]
+    sweep: SweepResults, name: str, groups: list[Group], runs: list[Run],
+    excluded: dict[str, list[str]],
+) -> Workload | None:  # fmt: skip
+    """The predictions of the groups most of whose runs are among these, which had processors of one
+    speed; None if there are none. Adds to excluded: reason -> groups.
+    """
+    own = {run.path for run in runs}
+    far = [
+        group for group in groups if shape_of(group.finished[0]).nodes > 1
+        and 2 * sum(run.path in own for run in group.finished) > len(group.finished)
+    ]  # fmt: skip
+    on = "" if len(runs) == sum(len(group.finished) for group in groups) else speed_text(runs)
+    selector = f"{sweep.name}, on a processor of {on}" if on else sweep.name
     try:
-        fitted = fit_on(sweep.name, runs, Overrides(), all_reduces_of(runs))
+        fitted = fit_on(selector, runs, Overrides(), all_reduces_of(runs))
     except UserError as error:
         if far:
             excluded.setdefault(str(error), []).extend(sweep.short_name_of(g) for g in far)

@@ -125,3 +125,12 @@ def trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
     """The bytes of trained parameters; older records have only those of all parameters."""
     yield from (size for run in runs if (size := run.observed.get("trained_bytes")))
     yield from (size for run in runs if (size := run.observed.get("parameter_bytes")))
+
+
+def train_samples_of(run: Run) -> int | None:
+    used = run.data.get("train_samples")
+    return None if used is None else int(used) + int(run.data.get("left_out_samples") or 0)
+
+
+def test_samples_of(run: Run) -> int | None:
+    return run.data.get("test_samples")

@@ -7,9 +7,7 @@ the others of its kind.
 from __future__ import annotations
 
 import re
-import shlex
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +19,9 @@ from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
-from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY
 from harness.read.grouping import by_key
 from harness.read.labels import counted
+from harness.read.predict.basis import Basis, basis_of, is_on_one_machine, missing_command
 from harness.read.predict.computing import StepTime, fit_line, fit_sharing
 from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.facts import (
@@ -33,45 +31,29 @@ from harness.read.predict.facts import (
     grad_acc_of,
     gradient_bytes,
     is_timed_like,
-    missing_facts,
     model_of,
     shape_of,
     step_s,
+    test_samples_of,
+    train_samples_of,
     trained_bytes,
 )
 from harness.read.predict.model import Model
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.predict.scenario import APART
-from harness.read.records.comparable import THREADS
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.processors import spread_of
 from harness.read.records.recorded import check_links, is_number, uniform_link, warn
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
-    command_into_its_folder,
     parse_selector,
     read_selected,
-    selecting,
-    settings_that_differ,
-    several_kinds,
-    without_flags,
 )
 from harness.read.statistics import spread
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
 LINK_FILES = "link*.json"
 MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes`
-
-# Settings in which the runs of one fit may differ: they change the topology, no step's time, or
-# are part of the fit.
-FREE = (
-    "per_gpu_batch", "setup", "link", "strategy", "lr", "epochs", "train_size", "test_size",
-    "eval_batch", "rank_dropout", "comm_probe", "tested",
-)  # fmt: skip
-# Further settings in which a run may differ from those that it is predicted from.
-STRATEGY_SETTINGS = (*OF_ONE_STRATEGY, "exchange", "fsdp_shard", "fsdp_offload")
-PREDICTED_OVER = (*FREE, *STRATEGY_SETTINGS)
-SWITCHES = ("local_updates", "fsdp_offload")  # STRATEGY_SETTINGS whose flags take no value
 
 
 @dataclass(frozen=True)
@@ -203,36 +185,20 @@ def fit_on(
     selector: str, runs: Sequence[Run], overrides: Overrides, table: Iterable[Reduction]
 ) -> Fitted:
     """Fit a model on these runs; UserError, with the missing command, where they are not enough."""
-    basis = [run for run in runs if _is_basis(run)]
-    singles = [r for r in basis if shape_of(r).ranks == 1 and step_s(r, overrides) is not None]
-    if flags := missing_facts(basis, overrides):
-        raise UserError(
-            f"{selector}: the imported records do not say {', '.join(flags)}: give "
-            f"{' '.join(flags.values())}"
-        )
-    if not singles:
-        raise UserError(
-            f"{selector}: no finished run of one process, from which computing would be known, is "
-            f"below this folder and in this choice: {_command(runs, '1_1', None)}"
-        )
-    basis = [r for r in basis if shape_of(r).ranks > 1 or r in singles]
-    _check_one_kind(selector, basis, singles)
-    _check_threads(selector, runs, basis, singles)
-    basis, all_of_them = _that_count(basis), len(basis)
-    singles = [run for run in basis if shape_of(run).ranks == 1]
-    first = singles[0]
+    basis = basis_of(selector, runs, overrides)
+    singles, first = basis.singles, basis.singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
-    sharing, sharing_spread, inside_s, shared_by = _sharing(basis, line, overrides)
+    sharing, sharing_spread, inside_s, shared_by = _sharing(basis.runs, line, overrides)
     sharing_freedom = len(shared_by) - 1
     if overrides.sharing is not None:  # given, so without a spread
         sharing, sharing_spread, sharing_freedom = overrides.sharing, 0.0, 1
     arguments = first.settings.get("training_arguments") or {}
-    same = _same_training(first, runs)
+    same = _same_training(first, basis.near)
     coded = _coded_on_one_machine(first, same)
     phases = fit_phases((shape_of(run), wire_between(run.measured_link), run) for run in same)
     model = Model(
         line, sharing, sharing_spread, inside_s,
-        gradient_bytes=gradient_bytes(first, runs, overrides),
+        gradient_bytes=gradient_bytes(first, basis.near, overrides),
         backend=backend_of(first, overrides),
         grad_acc=grad_acc_of(first),
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
@@ -248,16 +214,17 @@ def fit_on(
         name=", ".join(str(v) for n in ("script", "model") if (v := first.identity.get(n))),
         machine=str(first.machine or "unknown machine"),
         first=first,
-        runs=len(basis),
-        left_out=all_of_them - len(basis),
+        runs=len(basis.runs),
+        left_out=basis.left_out,
         assumed=(
-            *_assumptions(runs, basis, first, line, overrides),
-            *spread_of([*basis, *coded]),
-            *_beside_others([*basis, *coded], "runs"),
+            *_assumptions(basis, first, line, overrides),
+            *basis.notes,
+            *spread_of([*basis.runs, *coded]),
+            *_beside_others([*basis.runs, *coded], "runs"),
             *_beside_others(phases.over_links, "runs over links"),
         ),
         of_model=tuple(model_of(first)),
-        train_samples=overrides.train_size or _train_samples(first),
+        train_samples=overrides.train_size or train_samples_of(first),
         fills_last=bool(first.imported) or first.identity["tail"] == "pad",
         phases=phases,
         power_w=_mean_power_w(singles),
@@ -267,15 +234,13 @@ def fit_on(
     )
 
 
-def _assumptions(
-    runs: Sequence[Run], basis: Sequence[Run], first: Run, line: StepTime, overrides: Overrides
-) -> Iterator[str]:
+def _assumptions(basis: Basis, first: Run, line: StepTime, overrides: Overrides) -> Iterator[str]:
     """A sentence for each fact that the records lack, assumed here or given by a flag."""
     if len(line.batches) == 1:
         yield (
             f"only batch {line.batches[0]} was measured on one process: nothing is known of "
             f"others, and two thirds of a step are taken for the backward pass; one more: "
-            f"{_command(runs, '1_1', 2 * line.batches[0])}"
+            f"{missing_command(basis.near, '1_1', 2 * line.batches[0])}"
         )
     if overrides.sharing is not None:
         yield f"processes of a machine slow each other by {overrides.sharing:.0%} each (--sharing)"
@@ -284,10 +249,10 @@ def _assumptions(
     if first.identity.get("grad_acc") is None:
         yield "one forward pass an update: the records do not say how many"
     for what, of, flag in (
-        ("an epoch", _train_samples, " (--train_size)"),
-        ("an evaluation", _test_samples, ""),
+        ("an epoch", train_samples_of, " (--train_size)"),
+        ("an evaluation", test_samples_of, ""),
     ):
-        sizes, own = {of(run) for run in basis} - {None}, of(first)
+        sizes, own = {of(run) for run in basis.runs} - {None}, of(first)
         if len(sizes) > 1 and own is not None and not (flag and overrides.train_size):
             theirs = ", ".join(map(str, sorted(filter(None, sizes))))
             yield f"{what} of {own} samples: those of the runs have {theirs}{flag}"
@@ -299,74 +264,6 @@ def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
             f"{busy} of {len(runs)} {what} were disturbed (others used more than "
             f"{DISTURBING_SHARE:.0%} of the cores), and count as if they had run alone"
         )
-
-
-def _is_basis(run: Run) -> bool:
-    """Whether the model is fitted on this run: DDP or one process, one machine, no --compress."""
-    settings = run.identity
-    plain = settings.get("compress") in (None, "none")
-    known = settings.get("strategy") in (None, "single", "ddp")
-    return plain and known and _is_on_one_machine(run)
-
-
-def _is_on_one_machine(run: Run) -> bool:
-    settings = run.identity
-    by_backend = settings.get("exchange") not in SENT_DIRECTLY
-    if run.state != FINISHED or not by_backend or settings.get("per_gpu_batch") is None:
-        return False
-    return shape_of(run).nodes == 1 and run.launch.get("packed") is not True
-
-
-def _that_count(runs: Iterable[Run]) -> list[Run]:
-    """Of the runs with the same set-up and batch the quiet ones, or all if none is quiet."""
-    alike = by_key(runs, lambda run: (shape_of(run), run.identity["per_gpu_batch"]))
-    return [run for those in alike.values() for run in with_times_that_count(those)]
-
-
-def _check_one_kind(selector: str, runs: Sequence[Run], singles: Sequence[Run]) -> None:
-    machines = sorted({str(run.machine_kind) for run in runs})
-    if len(machines) > 1:
-        raise UserError(
-            f"{selector}: runs of {len(machines)} kinds of machine ({', '.join(machines)}), whose "
-            "times do not go together: name a folder with the runs of one"
-        )
-    if unlike := settings_that_differ(runs, but=FREE):
-        # The message proposes the kind of a run of one process, as a prediction needs one.
-        raise UserError(several_kinds(selector, unlike, singles))
-    facts = {
-        name: sorted({str(value) for run in runs if (value := fact(run)) is not None})
-        for name, fact in ALIKE.items()
-    }
-    if texts := [f"{name} ({', '.join(of)})" for name, of in facts.items() if len(of) > 1]:
-        raise UserError(
-            f"{selector}: its runs differ in {', '.join(texts)}, on which a step's time depends: "
-            "name a folder with the runs of one kind"
-        )
-
-
-def _check_threads(
-    selector: str, runs: Sequence[Run], basis: Sequence[Run], singles: Sequence[Run]
-) -> None:
-    """UserError where runs have unlike numbers of threads. Runs over nodes are checked too: they
-    tell the time of an evaluation and how much more a step takes than was predicted.
-    """
-    machine = singles[0].machine_kind
-    far = [r for r in runs if r.state == FINISHED and shape_of(r).nodes > 1
-           and r.machine_kind == machine]  # fmt: skip
-    if len(counts := {THREADS.of(run) for run in (*basis, *far)}) == 1:
-        return
-    there = Counter(map(THREADS.of, far or basis))
-    if both := [run for run in singles if THREADS.of(run) in there]:
-        unlike = {"threads": sorted(map(str, counts))}
-        raise UserError(f"{several_kinds(selector, unlike, both)} ({THREADS.why})")
-    threads = there.most_common(1)[0][0]
-    alone = ", ".join(sorted({str(THREADS.of(run)) for run in singles}))
-    raise UserError(
-        f"{selector}: {THREADS.name}: runs over nodes have {threads}, those of one process "
-        # A run's name does not hold its threads: --rerun, as it may be there already.
-        f"{alone}: {_command(far, '1_1', None)} --rerun, then name "
-        f"{selecting(selector, {'threads': str(threads)})}"
-    )
 
 
 def _sharing(
@@ -402,7 +299,7 @@ def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
     facts = (*ALIKE.values(), grad_acc_of)
     coded = [
         run for run in same
-        if _is_on_one_machine(run) and shape_of(run).ranks > 1
+        if is_on_one_machine(run) and shape_of(run).ranks > 1
         and run.identity["strategy"] == "ddp" and run.identity["compress"] not in (None, "none")
         and is_timed_like(first, run)
         and all(fact(run) in (None, fact(first)) for fact in facts)
@@ -468,33 +365,7 @@ def _slow_start_after_idle(runs: Iterable[Run]) -> bool:
     )
 
 
-def _train_samples(run: Run) -> int | None:
-    used = run.data.get("train_samples")
-    return None if used is None else int(used) + int(run.data.get("left_out_samples") or 0)
-
-
-def _test_samples(run: Run) -> int | None:
-    return run.data.get("test_samples")
-
-
 def _mean_power_w(runs: Iterable[Run]) -> float | None:
     """The mean over the runs with known energy."""
     pairs = [(run.measures.get("energy_j"), run.measures.get("train_time_s")) for run in runs]
     return spread([energy_j / s for energy_j, s in pairs if energy_j and s]).mean
-
-
-def _command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
-    """The command of the missing measurement, derived from that of an existing run."""
-    flags = ["--setup", setup, *(["--per_gpu_batch", str(batch)] if batch else [])]
-    run = next((run for run in runs if run.command), None)
-    # Without torchrun a process takes every core, so the command must set the number of threads.
-    threads = (run or runs[0]).threads
-    python = f"OMP_NUM_THREADS={threads} python" if threads else "python"
-    if run is None:
-        return f"{python} {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
-    # DDP and one process refuse the flags of other strategies.
-    drop = ["--setup", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
-    drop += [f"--{name}" for name in ("strategy", *STRATEGY_SETTINGS) if name not in SWITCHES]
-    kept = command_into_its_folder(run, drop) or without_flags(run.command, drop)
-    kept = [word for word in kept if word.removeprefix("--") not in SWITCHES]
-    return f"{python} {shlex.join([*kept, *flags])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -27,6 +28,33 @@ def rates(runs: Iterable[Run], formats: Collection[str] = ()) -> Rates:
             if rate and threads and run.device == "cpu":
                 measured[number_format, threads].append(rate)
     return measured
+
+
+def by_speed(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs apart by the speed of their processor in fp32; those of unknown speed with the most."""
+    known, classes, unknown = [], list[list[Run]](), list[Run]()
+    for run in runs:
+        rate = run.calibration.get("fp32_tflops") if run.device == "cpu" else None
+        if rate:
+            known.append((rate, run))
+        else:
+            unknown.append(run)
+    slowest = 0.0
+    for rate, run in sorted(known, key=lambda pair: pair[0]):
+        if not classes or are_apart(rate, slowest):
+            slowest = rate
+            classes.append([])
+        classes[-1].append(run)
+    if not classes:
+        return [unknown] if unknown else []
+    max(classes, key=len).extend(unknown)
+    return classes
+
+
+def speed_text(runs: Iterable[Run]) -> str:
+    """The speed of the processors of these runs, as a text; "an unknown speed" without any."""
+    known = [rate for run in runs if (rate := run.calibration.get("fp32_tflops"))]
+    return f"{statistics.median(known):.3g} TFLOP/s" if known else "an unknown speed"
 
 
 def are_apart(one: float, other: float) -> bool:
