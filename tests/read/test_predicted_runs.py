@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.collectives import GLOO, Shape
+from harness.core.collectives import GLOO, Shape, Wire
 from harness.core.settings import UserError
 from harness.read.predict.candidates import (
     STEPS,
@@ -22,13 +22,20 @@ from harness.read.predict.command import half_efficiency_line
 from harness.read.predict.computing import fit_line
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
-from harness.read.predict.model import Model, below_half_efficiency, over_nodes, predict
+from harness.read.predict.model import (
+    COMPUTE,
+    SHARING,
+    Model,
+    below_half_efficiency,
+    over_nodes,
+    predict,
+)
 from harness.read.predict.plan import alone_text, on_one_machine
 from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import welch_half
-from tests.support.paired import Verb, planted_s, timed
+from tests.support.paired import Verb, changed, planted_s, timed
 from tests.support.predicted import FAR, MODEL
 from tests.support.records import with_epochs
 
@@ -232,3 +239,21 @@ def test_what_is_to_be_measured_on_more_nodes_has_reached_the_target(
     text = Verb("plan", capsys).refused(tmp_path, *asked)
     assert "quality was not measured on as many nodes" in text
     assert "--per_gpu_batch 16" in text and "torchrun" in text
+
+
+def test_four_processes_on_two_cores_tell_what_sharing_costs(tmp_path: Path) -> None:
+    """They take turns, and are no evidence for a third process with a core of its own."""
+    timed(tmp_path, 16)
+    timed(tmp_path, 16, 1, 4, step_s=0.026 * 1.2 * 2)
+    assert fit_records(str(tmp_path), Overrides()).model.sharing == pytest.approx(1.4 / 3)
+    for folder in tmp_path.glob("vit/*/*"):
+        changed(folder, cpu_cores=2, threads=1)
+    model = fit_records(str(tmp_path), Overrides()).model
+    assert (model.own_cores, model.shared_by) == (2, 4)
+    assert model.sharing == pytest.approx(0.2)
+    two, four = (predict(model, Scenario(Shape(1, n), 16, Wire())).parts for n in (2, 4))
+    assert two[COMPUTE] + two[SHARING] == pytest.approx(0.026 * 1.2)
+    assert four[COMPUTE] + four[SHARING] == pytest.approx(0.026 * 1.2 * 2)
+    changed(next(tmp_path.glob("vit/1_1/*")), cpu_cores=2, threads=2)
+    changed(next(tmp_path.glob("vit/1_4/*")), cpu_cores=2, threads=2)
+    assert fit_records(str(tmp_path), Overrides()).model.own_cores == 1

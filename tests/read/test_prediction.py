@@ -16,7 +16,7 @@ from harness.core.links import plain_link
 from harness.core.settings import UserError
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.command import curve_table
-from harness.read.predict.computing import fit_line, fit_sharing
+from harness.read.predict.computing import crowd, fit_line, fit_sharing
 from harness.read.predict.exchange import TRAINING_FREEDOM, TRAINING_SPREAD, Reduction, correction
 from harness.read.predict.facts import Overrides, step_s
 from harness.read.predict.fitting import all_reduces_of
@@ -85,6 +85,20 @@ def test_sharing_by_hand() -> None:
     # By least squares: (1 x 0.1 + 3 x 0.9) / (1 + 9).
     assert fit_sharing({2: [1.1], 4: [1.9]}) == pytest.approx(0.28)
     assert fit_sharing({2: [0.9]}) == 0 and fit_sharing({}) == 0
+
+
+def test_processes_beyond_the_cores_take_turns() -> None:
+    """Up to two may have cores of their own also where one alone uses all of them."""
+    counts = (1, 2, 3, 4)
+    assert [crowd(n, 2) for n in counts] == [(1, 1.0), (2, 1.0), (2, 1.5), (2, 2.0)]
+    assert [crowd(n, 1) for n in counts] == [crowd(n, 2) for n in counts]
+    assert crowd(4, 8) == (4, 1.0) == crowd(4, None)
+    model = replace(MODEL, sharing=0.1, sharing_spread=0.01, sharing_freedom=9, shared_by=4)
+    four = Scenario(Shape(1, 4), 16, Wire())
+    steps = [predict(replace(model, own_cores=n), four) for n in (2, 3, None)]
+    assert [p.parts[COMPUTE] + p.parts[SHARING] for p in steps] == pytest.approx(
+        [0.026 * 1.1 * 2, 0.026 * 1.2 * 4 / 3, 0.026 * 1.3]
+    )
 
 
 def test_a_step_by_hand() -> None:

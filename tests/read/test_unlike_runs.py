@@ -26,7 +26,7 @@ from harness.read.records.selection import read_selected
 from harness.read.records.sweeps import read_results
 from harness.read.statistics import spread
 from tests.support.drawn import measured as read_plan
-from tests.support.paired import Verb, measured, pair, planted_s, timed
+from tests.support.paired import Verb, changed, measured, pair, planted_s, timed
 from tests.support.records import (
     TARGET,
     Plan,
@@ -39,13 +39,6 @@ from tests.support.records import (
 
 AT = ("--target", "accuracy=0.8")
 Far: Any = SimpleNamespace(wall_s=1e9)  # a candidate that takes longer
-
-
-def changed(folder: Path, **facts: Any) -> Path:
-    """The folder of a record, with other facts of its environment."""
-    file = folder / "environment.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
-    return folder
 
 
 def over(delay_ms: float) -> dict[str, Any]:

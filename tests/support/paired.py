@@ -97,6 +97,13 @@ def timed(
     return written(path, "vit", words, (nodes, per_node), facts, {**times, **summary})
 
 
+def changed(folder: Path, **facts: Any) -> Path:
+    """The folder of a record, with other facts of its environment."""
+    file = folder / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+    return folder
+
+
 def measured(delay_ms: float, rate_mbit: float, factor: float, nodes: int = 2) -> dict[str, Any]:
     """A link as a run records it, whose all-reduce takes so much of the closed form."""
     asked = {"delay_ms": delay_ms, "rate_mbit": rate_mbit, "jitter_ms": 0.0, "loss": 0.0}

@@ -77,6 +77,14 @@ def least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float]
     return float(fixed), float(slope)
 
 
+def crowd(processes: int, own_cores: int | None) -> tuple[int, float]:
+    """(the processes of a machine that could have cores of their own, how many times as many there
+    are). Beyond the former they take turns, and each gets so much less of a core.
+    """
+    alone = min(processes, max(own_cores, 2)) if own_cores else processes
+    return alone, processes / alone
+
+
 def fit_sharing(slower: Mapping[int, Sequence[float]]) -> float:
     """What each further process on a machine adds to a step, as a share of it; never below zero.
 

@@ -22,7 +22,7 @@ from harness.core.settings import UserError
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.basis import Basis, basis_of, is_on_one_machine, missing_command
-from harness.read.predict.computing import StepTime, fit_line, fit_sharing
+from harness.read.predict.computing import StepTime, crowd, fit_line, fit_sharing
 from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.facts import (
     ALIKE,
@@ -188,7 +188,8 @@ def fit_on(
     basis = basis_of(selector, runs, overrides)
     singles, first = basis.singles, basis.singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
-    sharing, sharing_spread, inside_s, shared_by = _sharing(basis.runs, line, overrides)
+    own_cores = _own_cores(first)
+    sharing, sharing_spread, inside_s, shared_by = _sharing(basis.runs, line, own_cores, overrides)
     sharing_freedom = len(shared_by) - 1
     if overrides.sharing is not None:  # given, so without a spread
         sharing, sharing_spread, sharing_freedom = overrides.sharing, 0.0, 1
@@ -205,9 +206,10 @@ def fit_on(
         table=tuple(table),
         shared_by=max(shared_by, default=1),
         payloads=_payloads(same),
-        hosts=_hosts(coded, line, sharing, overrides),
+        hosts=_hosts(coded, line, sharing, own_cores, overrides),
         sharing_freedom=sharing_freedom,
         slow_start_after_idle=_slow_start_after_idle(same),
+        own_cores=own_cores,
     )  # fmt: skip
     return Fitted(
         model,
@@ -266,14 +268,20 @@ def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
         )
 
 
+def _own_cores(run: Run) -> int | None:
+    """For how many such processes its machine has cores; None on GPUs or where unknown."""
+    cores = run.environment.get("cpu_cores")
+    return cores // run.threads if cores and run.threads else None
+
+
 def _sharing(
-    basis: Iterable[Run], line: StepTime, overrides: Overrides
+    basis: Iterable[Run], line: StepTime, own_cores: int | None, overrides: Overrides
 ) -> tuple[float | None, float | None, float, list[int]]:
     """(share by which each further process slows all, its spread, exposed exchange of two
     processes, the number of processes of each run that this is from).
     """
     slower: dict[int, list[float]] = {}
-    inside = []
+    inside, by_run = list[float](), list[int]()
     for run in basis:
         count, took_s, batch = (
             shape_of(run).ranks,
@@ -285,12 +293,13 @@ def _sharing(
         # Without a measured exchange, its time counts as slowdown by sharing the machine.
         share = run.measures.get("comm_exposed_share", run.measures.get("comm_share", 0.0))
         exposed_s = took_s * min(1.0, max(0.0, share))
-        slower.setdefault(count, []).append((took_s - exposed_s) / line.step_s(batch))
+        alone, times = crowd(count, own_cores)
+        slower.setdefault(alone, []).append((took_s - exposed_s) / line.step_s(batch) / times)
+        by_run.append(count)
         inside.append(exposed_s * count / (2 * (count - 1)))
     if not slower:
         return None, None, 0.0, []
     added = [(each - 1) / (count - 1) for count, many in slower.items() for each in many]
-    by_run = [count for count, many in slower.items() for _ in many]
     return fit_sharing(slower), spread(added).sd, statistics.mean(inside), by_run
 
 
@@ -309,7 +318,11 @@ def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
 
 
 def _hosts(
-    coded: Iterable[Run], line: StepTime, sharing: float | None, overrides: Overrides
+    coded: Iterable[Run],
+    line: StepTime,
+    sharing: float | None,
+    own_cores: int | None,
+    overrides: Overrides,
 ) -> dict[str, float]:
     """compress -> seconds that DDP with it waits on one machine, scaled to two processes."""
     waits: dict[str, list[float]] = {}
@@ -317,8 +330,9 @@ def _hosts(
         ranks, batch = shape_of(run).ranks, run.identity["per_gpu_batch"]
         took_s = step_s(run, overrides)
         if sharing is not None and took_s is not None and line.knows(batch):
-            alone_s = line.step_s(batch) * (1 + sharing * (ranks - 1))
-            wait_s = (took_s - alone_s) / ring_share(ranks)
+            alone, times = crowd(ranks, own_cores)
+            computing_s = line.step_s(batch) * (1 + sharing * (alone - 1)) * times
+            wait_s = (took_s - computing_s) / ring_share(ranks)
             waits.setdefault(str(run.identity["compress"]), []).append(wait_s)
     return {compress: max(0.0, statistics.mean(many)) for compress, many in waits.items()}
 

@@ -28,7 +28,7 @@ from harness.core.settings import Settings, UserError
 from harness.core.strategies import GRADIENT_CODES, STRATEGIES, chooses_exchange, is_coded
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
-from harness.read.predict.computing import StepTime
+from harness.read.predict.computing import StepTime, crowd
 from harness.read.predict.exchange import Correction, Reduction
 from harness.read.predict.scenario import (
     APART,
@@ -74,7 +74,7 @@ class Model:
     """The model of a step, as fitted."""
 
     line: StepTime  # of one process, over its batch
-    sharing: float | None  # each further process on a machine slows all by this share
+    sharing: float | None  # each further process with its own cores slows all by this share
     sharing_spread: float | None  # standard deviation of that share
     inside_s: float  # exposed exchange of two processes on one machine
     gradient_bytes: int | None
@@ -89,12 +89,18 @@ class Model:
     hosts: Mapping[str, float] = field(default_factory=dict)
     sharing_freedom: int = 0  # degrees, of sharing_spread
     slow_start_after_idle: bool = True  # TCP restarts with a small window after a rest
+    own_cores: int | None = None  # for how many processes a machine has cores; None: GPUs, unknown
 
     def payload(self, plan: Scenario) -> float:
         """Bytes that a unit hands over when it exchanges all of its weights or gradients."""
         known = self.payloads.get((plan.strategy, plan.compress))
         share = WIRE_SHARES[plan.compress] if known is None else known
         return (self.gradient_bytes or 0) * share
+
+    def slower(self, plan: Scenario, share: float) -> float:
+        """How many times as long processes of a machine compute, at this share of `sharing`."""
+        alone, times = crowd(neighbours(plan), self.own_cores)
+        return (1 + (self.sharing or 0.0) * share * (alone - 1)) * times
 
     def extrapolates(self, plan: Scenario) -> bool:
         """Whether more processes share a machine than were ever measured."""
@@ -137,7 +143,7 @@ def predict(model: Model, plan: Scenario) -> Prediction:
         plan = replace(plan, exchange=chosen_way(model, plan))
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
-    slower = 1 + (model.sharing or 0.0) * _shared(plan) * (neighbours(plan) - 1)
+    slower = model.slower(plan, _shared(plan))
     factors = exchange.UNMEASURED
     if plan.shape.nodes > 1:
         factors = exchange.correction(model.table, model.backend, plan.shape, plan.wire)
@@ -318,7 +324,7 @@ def _unequal_s(model: Model, plan: Scenario, update_s: float) -> float:
     APART_UPDATES of an update, but at most the time saved since the last exchange by sharing a
     machine less than DDP does. 0 for a process alone on its machine.
     """
-    less = (1 - _shared_apart(plan)) * (model.sharing or 0.0) * (neighbours(plan) - 1)
+    less = model.slower(plan, 1.0) - model.slower(plan, _shared_apart(plan))
     less_s = less * plan.sync_every * model.line.step_s(plan.batch)
     return min(APART_UPDATES * update_s, less_s)
 
@@ -423,8 +429,9 @@ def _half(
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
     errors = [(parts[COMPUTE], model.line.spread_at(plan.batch), model.line.freedom)]
-    if (others := neighbours(plan) - 1) > 0:
-        shared_s = parts[COMPUTE] * _shared(plan) * others
+    alone, times = crowd(neighbours(plan), model.own_cores)
+    if alone > 1:
+        shared_s = parts[COMPUTE] * _shared(plan) * (alone - 1) * times
         errors.append((shared_s, model.sharing_spread, model.sharing_freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and is_allreduce(plan):
