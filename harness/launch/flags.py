@@ -48,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     repeated("--set", type=_assignment, metavar="KEY=VALUE",
              help="a setting of all runs, instead of the file's; again with another value: an axis")
     add("--repeat", type=integer, default=1, metavar="N", help="measure everything N times (1)")
-    add("--rerun", type=one_of("failed", "all"), metavar="WHICH",
-        help="failed: runs that failed, from where they failed; all: the old records kept aside")
+    add("--rerun", type=one_of("failed", "disturbed", "all"), metavar="WHICH",
+        help="failed: runs that failed, from where they failed; disturbed: finished runs beside "
+        "which other programs ran; all; of both the old records are kept aside")
     add("--timeout", type=seconds, metavar="TIME", dest="timeout_s",
         help="a run that takes longer is ended: 90 (seconds), 30m, 2h")
     switch("--fail_fast", help="stop at the first failure")

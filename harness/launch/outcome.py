@@ -16,6 +16,7 @@ from harness.core.process import NO_MEMORY, last_line, text_of
 from harness.core.records import FAILURES, FINISHED, SERVER_KILLED, WAITING, RunFolder, log_of
 from harness.core.records.locks import is_free
 from harness.core.records.redact import redacted, settings_of
+from harness.core.records.summary import disturbance
 from harness.core.schema.checks import believable
 from harness.core.schema.rows import SummaryRecord
 from harness.launch.launcher import Exit
@@ -87,6 +88,14 @@ def settled(outcome: str | None, rerun: str | None) -> str | None:
         outcome == "interrupted" or rerun == "all" or (rerun == "failed" and outcome != FINISHED)
     )
     return outcome if outcome in KNOWN and not again else None
+
+
+def disturbance_of(folder: RunFolder) -> str | None:
+    """What disturbed a finished run, in words; None if little did, or if it is not finished."""
+    if folder.outcome() != FINISHED:
+        return None
+    facts = believable("environment", dict(folder.read_environment() or {}))
+    return disturbance(facts.get("launch"), folder.read_epochs()[0])
 
 
 def quality_and_speed(row: Mapping[str, object]) -> str:

@@ -169,7 +169,7 @@ class Options:
     oversubscribe: bool = False
     elastic: Elastic | None = None
     timeout_s: float | None = None
-    rerun: str | None = None  # failed | all
+    rerun: str | None = None  # failed | disturbed | all
     fail_fast: bool = False
     pack: bool = False
     cold: bool = False

@@ -17,15 +17,20 @@ from harness.core.process import GRACE_S
 from harness.core.records import FINISHED, LOGS, RUNNING, SKIPPED, WAITING
 from harness.core.records.locks import Lock
 from harness.core.records.redact import redact_logs
-from harness.core.records.summary import disturbance
-from harness.core.schema.checks import believable
 from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
 from harness.launch.ahead import runs
 from harness.launch.flags import as_typed
 from harness.launch.launcher import Exit, Launcher
-from harness.launch.outcome import ELSEWHERE, Began, State, quality_and_speed, settled
+from harness.launch.outcome import (
+    ELSEWHERE,
+    Began,
+    State,
+    disturbance_of,
+    quality_and_speed,
+    settled,
+)
 from harness.launch.places import Devices, Machine, Machines, Options, launched
 from harness.launch.plan import Job
 from harness.launch.screen import Screen, exact
@@ -96,9 +101,7 @@ class Worker(ABC):
         line = f"{self.name_of(state)}: {state.state} after {exact(state.took_s)}"
         line += f" in {tries} attempts, " if tries > 1 else ", "
         if not state.failed:
-            rows, _ = state.job.folder.read_epochs()
-            facts = believable("environment", dict(state.job.folder.read_environment() or {}))
-            why = disturbance(facts.get("launch"), rows)
+            why = disturbance_of(state.job.folder)
             line += quality_and_speed(summary) + (f"; disturbed: {why}" if why else "")
             self.screen.note(line, ended=True)
             return

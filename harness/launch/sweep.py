@@ -44,7 +44,7 @@ from harness.launch.agents import environment_with
 from harness.launch.ahead import check_start, links_apart, outlook, refuse_if_nothing_starts, runs
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State, settled
+from harness.launch.outcome import ELSEWHERE, State, disturbance_of, settled
 from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
@@ -89,6 +89,10 @@ def run(flags: argparse.Namespace) -> int:
     sweep = overridden(load(Path(flags.file), flags.tiny), flags.set)
     states = [State(job) for job in plan(sweep, options.output_dir, flags.repeat)]
     chosen = choose(states, flags.select, flags.exclude, flags.limit)
+    chosen, options = _only_disturbed(chosen, options)
+    if not chosen:
+        print(f"{sweep.name}: no finished run of this choice was disturbed")
+        return 0
     place = PLACES[options.launcher](options)
     folder = Path(options.output_dir) / "sweeps" / sweep.name
     try:
@@ -103,12 +107,7 @@ def run(flags: argparse.Namespace) -> int:
                 with working("checking data and models"):
                     _check_inputs(chosen, options.rerun)
             place.open([state.job for state in chosen])
-        for state in states:
-            reason = place.why_not(state.job)
-            if reason is None and options.elastic is not None:
-                reason = why_not_elastic(state.job.settings)
-            if reason is not None:
-                state.state, state.reason = SKIPPED, reason
+        _skip_what_cannot_start(states, place)
         if flags.dry_run:
             line, left_s = outlook(sweep, states, chosen, place, changed=bool(flags.set))
             lines = [*place.dry_run(chosen, folder), *links_apart(sweep, states)]
@@ -122,6 +121,23 @@ def run(flags: argparse.Namespace) -> int:
         return _work(sweep, chosen, place, folder, command)
     finally:
         place.close()
+
+
+def _skip_what_cannot_start(states: list[State], place: Place) -> None:
+    for state in states:
+        reason = place.why_not(state.job)
+        if reason is None and place.options.elastic is not None:
+            reason = why_not_elastic(state.job.settings)
+        if reason is not None:
+            state.state, state.reason = SKIPPED, reason
+
+
+def _only_disturbed(chosen: list[State], options: Options) -> tuple[list[State], Options]:
+    """With --rerun disturbed, these runs alone, all of which are measured again."""
+    if options.rerun != "disturbed":
+        return chosen, options
+    disturbed = [state for state in chosen if disturbance_of(state.job.folder) is not None]
+    return disturbed, replace(options, rerun="all")
 
 
 def _check_inputs(chosen: Sequence[State], rerun: str | None) -> None:
@@ -262,6 +278,11 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
         left = sum(state.state in to_go for state in chosen)
         print(f"stopped, {runs(left)} to go: {_how_to_resume(place)}", file=sys.stderr)
         return 128 + signals[0]
+    if disturbed := sum(disturbance_of(state.job.folder) is not None for state in chosen):
+        print(
+            f"{runs(disturbed)} disturbed by other programs: when nothing else runs, the same "
+            "command with --rerun disturbed measures again, and keeps the old records aside"
+        )
     if failed := sum(state.failed for state in chosen):
         print(f"{runs(failed)} failed: the same command with --rerun failed tries again")
     print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
@@ -300,7 +321,7 @@ def _record_command(folder: Path, chosen: list[State], screen: Screen) -> None:
 
 def _chooses(command: str) -> bool:
     words = {word.partition("=")[0] for word in command.split()}
-    return bool(words & {"--select", "--exclude", "--limit"})
+    return bool(words & {"--select", "--exclude", "--limit"}) or "disturbed" in command.split()
 
 
 def _check_owner(folder: Path, file: str) -> None:

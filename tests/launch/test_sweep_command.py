@@ -150,7 +150,7 @@ MISTAKES = {
     "timeout": (["FILE", "--timeout", "soon"], "--timeout soon: expected a time such as 90"),
     "no time": (["FILE", "--timeout", "0m"], "--timeout 0m: expected a time"),
     "no number": (["FILE", "--timeout", "1.2.3m"], "--timeout 1.2.3m: expected a time"),
-    "rerun": (["FILE", "--rerun", "some"], "--rerun some: expected one of failed, all"),
+    "rerun": (["FILE", "--rerun", "some"], "--rerun some: expected one of failed, disturbed, all"),
     "isolation": (["FILE", "--isolation", "no"], "no: expected one of warn, error, off"),
 }  # fmt: skip
 
@@ -390,6 +390,23 @@ def test_runs_that_were_made_with_other_threads_are_named(tmp_path: Path) -> Non
     assert with_other_threads(done_before(tmp_path / "c", 4, "cuda"), "1") == []
 
 
+def test_disturbed_runs_are_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """These alone; and nothing where there are none."""
+    flags = ["--o", str(tmp_path / "out"), "--rerun", "disturbed"]
+    first, *_ = done_before(tmp_path, 1)
+    (line,) = printed(tmp_path, capsys, *flags)
+    assert line == "mine: no finished run of this choice was disturbed"
+    launch = {"launch": {"cpu_busy_share": 0.9}, "threads": 1, "observed": {"device": "cpu"}}
+    write_json(first.job.folder.environment, launch)
+    commands = [line for line in printed(tmp_path, capsys, *flags) if not line.startswith("#")]
+    assert len(commands) == 1 and commands[0].endswith(" --rerun")
+    write_json(first.job.folder.summary, {"outcome": "failed"})
+    (line,) = printed(tmp_path, capsys, *flags)
+    assert "no finished run" in line
+
+
 def test_a_dry_run_shows_what_is_done_as_a_comment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -423,6 +440,7 @@ def test_a_dry_run_prints_no_command_that_would_train_without_its_link(
         ("sweep a.yaml", "sweep a.yaml --select setup=1_1 --rerun all", True),
         ("sweep a.yaml", "sweep a.yaml --limit=0:1", True),
         ("sweep a.yaml", "sweep a.yaml --rerun all", False),
+        ("sweep a.yaml", "sweep a.yaml --rerun disturbed", True),
         ("sweep a.yaml --limit 0:1", "sweep a.yaml --limit 1:2", False),
     ],
 )
