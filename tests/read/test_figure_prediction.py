@@ -348,6 +348,7 @@ def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:
     predicted = [name for name, figure in found.items() if figure == "prediction"]
     assert predicted == [
         "prediction",
+        "prediction_four",
         "prediction_fresh",
         "prediction_next",
         "prediction_same_hour",
