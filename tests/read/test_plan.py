@@ -164,7 +164,7 @@ def test_the_choice_in_words(planted: Path, plan: Verb) -> None:
     saved_s = RATIO["diloco"] * 3.5 * UPDATES * (saved_s - predict(MODEL, direct).step_s)
     assert f"{wall_s('diloco', 40.0, 3.5) - saved_s:.3g} s with --exchange direct" in text
     far = plan.in_one_line(planted, *TO_ASK, "--link", "200ms/200mbit")
-    assert "*: the delay lies outside those that were recorded" in far
+    assert "*: extrapolated: no times over a delay on each side of this one" in far
 
 
 # Made together, to the middle of the second epoch; left out of a record's rate.

@@ -251,5 +251,5 @@ def notes(choices: Candidates) -> list[str]:
             "they count for the epochs to the target, not for the time of a step"
         )
     if any(not each.between for each in choices.reached):
-        lines.append("*: the delay lies outside those that were recorded: extrapolated")
+        lines.append("*: extrapolated: no times over a delay on each side of this one")
     return lines
