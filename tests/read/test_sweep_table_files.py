@@ -394,3 +394,19 @@ def test_a_target_that_no_run_has_names_what_is_near(plan: Plan, table: Verb) ->
     plan.run(epochs=epochs(0.5))
     said = table(plan.write(target={"metric": "acuracy", "value": 0.5}))
     assert "a number named acuracy: did you mean accuracy?" in said
+
+
+def test_a_strategy_that_does_not_vary_is_named_above_the_table(plan: Plan) -> None:
+    """One process has none beside several of ddp."""
+    for setup, strategy in (("1_1", "single"), ("1_2", "ddp"), ("2_1", "ddp")):
+        folder = plan.run(setup)
+        (folder / "settings.json").write_text(json.dumps({"schema": 1, "strategy": strategy}))
+    sizes = "sweep sizes (--tiny), a-cpux2, all: batch per GPU 4"
+    about = sweep_table(read_sweep(plan.write()))[0].about
+    assert about.startswith(sizes) and about.endswith(", strategy ddp")
+    plan.content["runs"] = plan.content["runs"][:1]
+    assert sweep_table(read_sweep(plan.write()))[0].about.endswith(", strategy single")
+    for run in plan.content["runs"]:
+        run["label"]["strategy"] = "single"
+    named = read_sweep(plan.write(axes=["setup", "strategy"]))
+    assert "strategy" not in sweep_table(named)[0].about  # a column has it

@@ -13,7 +13,15 @@ from harness.core.settings import UserError, nearest
 from harness.read.compare.answers import Answer, all_disturbed, answers
 from harness.read.compare.expected import verdicts
 from harness.read.compare.fastest import best_learning_rate, fastest_batch
-from harness.read.labels import UNKNOWN, column_of, counted, heading_of, label_text, shown_axes
+from harness.read.labels import (
+    STRATEGY,
+    UNKNOWN,
+    column_of,
+    counted,
+    heading_of,
+    label_text,
+    shown_axes,
+)
 from harness.read.records.baseline import (
     EFFICIENCY,
     GAIN,
@@ -171,11 +179,22 @@ def _about(sweep: SweepResults, rows: list[Row], same: list[Column]) -> str:
     if same:
         texts = ((c, next(t for row in rows if (t := c.text(row)) != UNKNOWN)) for c in same)
         shared.append("all: " + ", ".join(f"{c.heading} {text}" for c, text in texts))
+    if named := _unvaried_strategy(sweep):
+        shared.append(f"strategy {named}")
     if why := all_disturbed(sweep.groups):
         shared.append(why)
     if not sweep.has_question:  # the title says what they are
         return ", ".join(shared)
     return ", ".join([f"sweep {sweep.name}{' (--tiny)' if sweep.tiny else ''}", *shared])
+
+
+def _unvaried_strategy(sweep: SweepResults) -> str | None:
+    """The strategy of all groups where no column has it; one process needs none."""
+    if STRATEGY in sweep.axes:
+        return None
+    known = {run.identity[STRATEGY] for run in sweep.runs} - {None}
+    known = known - {"single"} or known
+    return str(known.pop()) if len(known) == 1 else None
 
 
 def _lines(sweep: SweepResults, row: Row, columns: list[Column], keys: int) -> list[list[str]]:
