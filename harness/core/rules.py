@@ -112,6 +112,14 @@ def _not_a_share(name: str) -> Rule:
     )
 
 
+def _one_column_for_both(name: str) -> Rule:
+    return (
+        lambda s, c: s.label_column in (getattr(s, name) or "").split(","),
+        f"--label_column {{s.label_column}} and --{name} {{s.{name}}} both name the column "
+        "{s.label_column}: classes and input need a column each",
+    )
+
+
 def _shards_without_fsdp(s: Settings, _: Combination) -> bool:
     return s.strategy != "fsdp" and (s.fsdp_shard != "full" or s.fsdp_offload)
 
@@ -172,6 +180,7 @@ CONTRADICTIONS: tuple[Rule, ...] = (
     (lambda s, c: s.script in TASKS and s.best_metric not in BEST_METRICS,
      "--best_metric {s.best_metric}: expected one of " + ", ".join(BEST_METRICS) + "; a script of "
      "your own can have metrics of its own (docs/own-work.md)"),
+    *map(_one_column_for_both, ("text_column", "image_column")),
     _not_a_share("test_split"),
     _not_a_share("validation_split"),
     (lambda s, c: s.validation_split == "train",

@@ -249,6 +249,9 @@ REFUSALS = {
     "--test_split 0": ["--test_split 0", "between 0 and 1"],
     "--test_split -0.2": ["between 0 and 1"],
     "--test_split 0.2.1": ["between 0 and 1"],
+    "--label_column m --text_column a,m": [
+        "--label_column m and --text_column a,m both name the column m: classes and input need a"
+    ],
     "no.yaml": ["no.yaml", "does not exist"],
     "--lr 1 no.yaml": ["no.yaml"],
 }
@@ -258,6 +261,11 @@ REFUSALS = {
 def test_refusals(words: str) -> None:
     message = refusal(words.split())
     assert all(word in message for word in REFUSALS[words]), message
+
+
+def test_a_picture_is_no_class() -> None:
+    message = refusal(["--label_column", "m", "--image_column", "m"], script="vit")
+    assert "--label_column m and --image_column m both name the column m" in message
 
 
 IN_A_WORLD = {

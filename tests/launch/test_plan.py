@@ -220,6 +220,10 @@ WRONG = {
         "script: vit\nsettings: {push_to_hub: true, hub_model_id: me/one}\ngrid: {lr: [1, 2]}",
         "lr=1: push_to_hub does not go with a sweep",
     ),
+    "one column for both": (
+        "script: bert\nsettings: {label_column: message, text_column: message}",
+        "--label_column message and --text_column message both name the column message",
+    ),
     "contradiction": (
         "script: vit\nsettings: {fsdp_shard: grads}",
         "--fsdp_shard grads needs --strategy fsdp",

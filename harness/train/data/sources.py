@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +32,7 @@ from harness.train.data.splits import (
     alike_classes,
     choose,
     classes_of,
+    is_date,
     is_fraction,
     is_number,
     majority_share,
@@ -243,10 +244,16 @@ def _are_small(values: set[Any]) -> bool:
     return len(values) <= 10 and all(-1 <= float(value) <= 10 for value in values)
 
 
-def _texts(data: datasets.Dataset) -> list[str]:
-    """The columns of text; a CSV file also has numbers as text."""
+def _texts(
+    data: datasets.Dataset, unless: tuple[Callable[[Any], bool], ...] = (is_number, is_date)
+) -> list[str]:
+    """The columns of text, unless all their values are numbers or dates, as a CSV file has them."""
     texts = {c: _values(data, c) for c, feature in data.features.items() if _is_text(feature)}
-    return [c for c, values in texts.items() if not values or not all(map(is_number, values))]
+    return [c for c, values in texts.items() if not any(_are_all(values, kind) for kind in unless)]
+
+
+def _are_all(values: set[Any], kind: Callable[[Any], bool]) -> bool:
+    return bool(values) and all(map(kind, values))
 
 
 def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> list[str]:
@@ -260,17 +267,7 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
         preferred = TEXT_NAMES
     columns = ", ".join(data.column_names)
     if chosen is not None:
-        named = chosen.split(",")
-        for column in named:
-            if column not in candidates:
-                unlike = f"not a column of {kind}; " if column in data.column_names else ""
-                raise UserError(
-                    f"--{flag} {column}: {unlike}{_not_one_of(column, data.column_names)}"
-                )
-        if len(named) > (2 if kind == "text" else 1):
-            most = "one, or a pair" if kind == "text" else "one"
-            raise UserError(f"--{flag} {chosen}: too many columns: name {most}")
-        return named
+        return _named_columns(flag, kind, chosen, candidates, data, label)
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of {kind} among {columns}, where {label} "
@@ -287,6 +284,33 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
             f"({', '.join(candidates)}): name one with --{flag}{pair}"
         )
     return usual
+
+
+def _named_columns(
+    flag: str, kind: str, chosen: str, candidates: list[str], data: datasets.Dataset, label: str
+) -> list[str]:
+    """The columns that a flag names, which may be columns of dates."""
+    dated = _texts(data, unless=(is_number,)) if kind == "text" else []
+    named = chosen.split(",")
+    for column in named:
+        if column not in candidates and (column not in dated or column == label):
+            unlike = _unlike(data, column, label, kind)
+            raise UserError(f"--{flag} {column}: {unlike}{_not_one_of(column, data.column_names)}")
+    if len(named) > (2 if kind == "text" else 1):
+        most = "one, or a pair" if kind == "text" else "one"
+        raise UserError(f"--{flag} {chosen}: too many columns: name {most}")
+    return named
+
+
+def _unlike(data: datasets.Dataset, column: str, label: str, kind: str) -> str:
+    """Why a column that exists cannot be the input."""
+    if column not in data.column_names:
+        return ""
+    if column == label:
+        return "it is taken for the classes: name another column of them with --label_column; "
+    if column in _plain(data) and _are_all(_values(data, column), is_number):
+        return "it holds only numbers; "
+    return f"not a column of {kind}; "
 
 
 def _other_script(kind: str, data: datasets.Dataset, label: str) -> str:

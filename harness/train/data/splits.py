@@ -14,6 +14,10 @@ from harness.core.tasks import task_of
 
 TEST_SPLITS = ("test", "validation", "valid", "val", "dev")
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+DATE = re.compile(  # of ISO 8601, perhaps with a time
+    r"\s*[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+    r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?\s?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?\s*"
+)
 RARE_SHARE = 1 / 50  # of the mean number of samples of a class
 HELD_OUT = 0.2  # share of the training split to test on if there is no test split
 
@@ -282,3 +286,7 @@ def is_number(text: Any) -> bool:
         return math.isfinite(float(text))
     except (TypeError, ValueError):
         return False
+
+
+def is_date(text: Any) -> bool:
+    return DATE.fullmatch(str(text)) is not None

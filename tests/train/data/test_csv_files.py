@@ -201,3 +201,39 @@ def test_no_picture_is_decoded_for_a_header(tmp_path: Path) -> None:
     Pictures.features = {"image": Image(), "cat": Value("string")}
     with pytest.raises(UserError, match="the first line has 'cat' where the name of a column"):
         _check_header(settings(file), data)
+
+
+DATES = ("2026-01-31", "2026-02-01T08:30", "2025-12-24 08:30:15.5Z", "2026-01-31 10:00:00 +01:00")
+
+
+def test_dates_are_neither_text_nor_classes_unless_named(tmp_path: Path) -> None:
+    table = [
+        {"id": i, "opened": DATES[i % 4], "message": f"m {i}", "queue": WORDS[i % 2]}
+        for i in range(60)
+    ]
+    write_csv(tmp_path / "a.csv", table)
+    source = load(settings(tmp_path / "a.csv"))
+    assert (source.inputs, source.facts["label_column"]) == (["message"], "queue")
+    assert load(settings(tmp_path / "a.csv", text_column="opened")).inputs == ["opened"]
+    by_day = load(settings(tmp_path / "a.csv", label_column="opened", text_column="message"))
+    assert by_day.labels == sorted(DATES)
+    write_csv(tmp_path / "b.csv", [{k: row[k] for k in ("id", "opened", "queue")} for row in table])
+    with pytest.raises(UserError, match=r"b\.csv has no column of text among id, opened, queue"):
+        load(settings(tmp_path / "b.csv", label_column="queue"))
+    # One value that is no date makes it text again.
+    write_csv(tmp_path / "c.csv", [*table, {**table[0], "opened": "2026-13-31"}])
+    with pytest.raises(UserError, match=r"several columns of text \(opened, message\)"):
+        load(settings(tmp_path / "c.csv", label_column="queue"))
+
+
+def test_a_named_column_that_cannot_be_the_text_says_why(tmp_path: Path) -> None:
+    table = [{"ticket_id": i, "message": f"m {i}", "queue": WORDS[i % 2]} for i in range(60)]
+    write_csv(tmp_path / "a.csv", table)
+    Dataset.from_list(table).to_parquet(tmp_path / "a.parquet")
+    for file in (tmp_path / "a.csv", tmp_path / "a.parquet"):
+        said = "--text_column ticket_id: it holds only numbers; the columns are ticket_id, message"
+        with pytest.raises(UserError, match=said):
+            load(settings(file, text_column="ticket_id"))
+        said = "--text_column queue: it is taken for the classes: name another column of them with"
+        with pytest.raises(UserError, match=said):
+            load(settings(file, text_column="queue"))
