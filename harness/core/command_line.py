@@ -47,6 +47,7 @@ from harness.core.settings import (
     UserError,
     as_mapping,
     flag_fields,
+    mistake_in_yaml,
     nearest,
 )
 from harness.core.strategies import STRATEGIES, own_strategy
@@ -489,9 +490,7 @@ def reading_yaml(name: str) -> Iterator[None]:
     except RecursionError:
         raise UserError(f"{name}: not readable as YAML: nested too deeply") from None
     except yaml.YAMLError as error:
-        line = f" line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
-        reason = getattr(error, "problem", None) or getattr(error, "reason", "unknown why")
-        raise UserError(f"{name}{line}: not readable as YAML: {reason}") from None
+        raise UserError(f"{name}{mistake_in_yaml(error)}") from None
 
 
 def _add(settings: dict[str, Any], name: str, field_name: str | None, values: list[str]) -> None:

@@ -244,6 +244,10 @@ BEST_METRICS = ("accuracy", "f1", "f1_macro", "precision", "recall", "top5_accur
 # Settings that are not recorded: where and whether to write, when to give up, and auto_batch.
 UNRECORDED = ("output_dir", "rerun", "hang_after", "auto_batch")
 SETUP = re.compile(r"([0-9]+)_([0-9]+)(?:_([A-Za-z0-9.-]{1,100}))?")
+# Also 12: many YAML readers take 1_2 for a number, and write it so.
+LIKE_A_SETUP = re.compile(r"([1-9])([1-9])|([1-9][0-9]*)[^0-9]([1-9][0-9]*)")
+# Where the mark of an error's context is the sign that was left open.
+LEFT_OPEN = ("while parsing a flow", "while scanning a quoted")
 
 
 def flag_fields() -> dict[str, Any]:
@@ -274,7 +278,35 @@ def parse_setup(setup: str) -> tuple[int, int, str]:
             f"--setup {setup[:40]}...: {len(setup)} characters, 100 are the most of a tag"
         )
     if not match or int(match[1]) < 1 or int(match[2]) < 1:
+        meant = LIKE_A_SETUP.fullmatch(setup)
+        hint = (
+            f"did you mean {'_'.join(filter(None, meant.groups()))}?"
+            if meant
+            else "for example 1_4"
+        )
         raise UserError(
-            f"--setup {setup}: expected N_M or N_M_tag (N nodes of M processes), for example 1_4"
+            f"--setup {setup}: expected N_M or N_M_tag (N nodes of M processes), {hint}"
         )
     return int(match[1]), int(match[2]), match[3] or ""
+
+
+def mistake_in_yaml(error: Any) -> str:
+    """What follows the name of a file that yaml cannot read: the line, if it is known, and why. For
+    a bracket or quotation mark that is left open, it is the line that opens it.
+    """
+    if (mark := getattr(error, "problem_mark", None)) is None:
+        return f": not readable as YAML: {getattr(error, 'reason', 'unknown why')}"
+    opened = error.context_mark
+    line = f"line {mark.line + 1}"
+    if r"'\t'" in error.problem:
+        is_indent = not mark.buffer[mark.pointer - mark.column : mark.pointer].strip()
+        return f" {line} {'is indented with' if is_indent else 'has'} a tab: YAML takes spaces"
+    problem = error.problem.replace("'<stream end>'", "the end of the file")
+    if str(error.context).startswith(LEFT_OPEN) and opened.line < mark.line:
+        comma, before = ", or lacks a comma,", f"{line}: {problem}"
+        if re.search("stream end|end of stream", error.problem):
+            comma, before = "", "the end of the file"
+        sign = opened.buffer[opened.pointer]
+        problem = f"the {sign} in this line is not closed{comma} before {before}"
+        line = f"line {opened.line + 1}"
+    return f" {line}: not readable as YAML: {problem}"

@@ -6,12 +6,14 @@ import re
 import statistics
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from harness.core.identity import REPETITIONS
 from harness.core.records import FINISHED, SKIPPED
 from harness.core.schema.checks import believable
-from harness.core.settings import UserError
+from harness.core.settings import Settings, UserError, flag_fields
+from harness.core.strategies import OF_ONE_STRATEGY, with_exchange
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
 from harness.launch.plan import as_text
@@ -29,7 +31,7 @@ def check_start(
     """Show what will happen; a user at a terminal is asked before a long sweep. changed: whether
     settings differ from those of the file.
     """
-    for line in (*skipped(chosen), *links_apart(sweep, states)):
+    for line in (*skipped(chosen), *links_apart(sweep, states), *repeating(chosen)):
         print(line)
     if isinstance(place, Machines) and place.options.rerun != "all":
         for line in with_other_threads(chosen, place.environment.get("OMP_NUM_THREADS")):
@@ -129,6 +131,36 @@ def links_apart(sweep: Sweep, states: list[State]) -> list[str]:
     return [f"{said} {{{entry}}}"]
 
 
+def repeating(states: list[State]) -> list[str]:
+    """A line if runs with local_sgd on one process train as others do. With diloco they do not:
+    its outer step changes the weights of a single process, too.
+    """
+    seen: dict[Settings, State] = {}
+    again: list[tuple[State, State]] = []
+    for state in sorted(states, key=lambda s: s.job.settings.strategy == "local_sgd"):
+        if state.job.nodes * state.job.devices == 1:
+            first = seen.setdefault(_trained(state.job.settings), state)
+            if state is not first and state.job.settings.strategy == "local_sgd":
+                again.append((state, first))
+    if not again:
+        return []
+    (one, other), count = again[0], len(again)
+    said = "1 run trains exactly as another does"
+    if count > 1:
+        said = f"{count} runs train exactly as others do"
+    return [f"on one process local_sgd exchanges nothing: {said} ({one.job} as {other.job})"]
+
+
+def _trained(settings: Settings) -> Settings:
+    """Settings of one process, without what changes nothing in its training."""
+    if settings.strategy == "single":
+        return replace(settings, strategy="ddp")
+    if settings.strategy != "local_sgd":
+        return settings
+    off = {name: flag_fields()[name].default for name in (*OF_ONE_STRATEGY, "exchange")}
+    return with_exchange(replace(settings, strategy="ddp", **off))
+
+
 def with_other_threads(states: list[State], threads: str | None) -> list[str]:
     """Lines about finished runs on CPUs whose number of threads differs from this sweep's."""
     unlike: dict[str, list[State]] = {}
@@ -154,7 +186,8 @@ def refuse_if_nothing_starts(chosen: list[State]) -> None:
     """UserError if a sweep can measure nothing here and has measured nothing before."""
     if all(s.state == SKIPPED and s.job.folder.outcome() is None for s in chosen):
         lines = [line.removeprefix("skipped: ") for line in skipped(chosen)]
-        more = f" (and {len(lines) - 1} other reasons)" if len(lines) > 1 else ""
+        others = f"{len(lines) - 1} other reason{'s' if len(lines) > 2 else ''}"
+        more = f" (and {others})" if len(lines) > 1 else ""
         raise UserError(f"no run can start here: {lines[0]}{more}")
 
 

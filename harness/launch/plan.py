@@ -90,7 +90,8 @@ def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job
         try:
             job = _job(sweep, point, label, output_dir)
         except UserError as error:
-            raise UserError(f"{sweep.file}: {_line_of(label)}: {error}") from None
+            texts = (sweep.file, _line_of(label), str(error))
+            raise UserError(": ".join(filter(None, texts))) from None
         if job.path in jobs:
             raise UserError(
                 f"{sweep.file}: {job} and {jobs[job.path]} are the same run: take one out, or "

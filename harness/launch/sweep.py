@@ -41,7 +41,14 @@ from harness.core.schema.checks import believable
 from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
-from harness.launch.ahead import check_start, links_apart, outlook, refuse_if_nothing_starts, runs
+from harness.launch.ahead import (
+    check_start,
+    links_apart,
+    outlook,
+    refuse_if_nothing_starts,
+    repeating,
+    runs,
+)
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
 from harness.launch.outcome import ELSEWHERE, State, disturbance_of, settled
@@ -111,6 +118,7 @@ def run(flags: argparse.Namespace) -> int:
         if flags.dry_run:
             line, left_s = outlook(sweep, states, chosen, place, changed=bool(flags.set))
             lines = [*place.dry_run(chosen, folder), *links_apart(sweep, states)]
+            lines += [f"# {line}" for line in repeating(chosen)]
             print(*([f"# {line}"] if left_s else []), *lines, sep="\n")
             refuse_if_nothing_starts(chosen)
             return 0

@@ -45,7 +45,7 @@ from harness.core.identity import REPETITIONS
 from harness.core.links import link_of
 from harness.core.records.summary import QUALITY_FIELDS, beyond_a_share
 from harness.core.schema.environment import BY_RATIO, EXPECTED_MEASURES
-from harness.core.settings import UserError, nearest
+from harness.core.settings import UserError, nearest, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.core.tasks import TASKS, names, task_of
 
@@ -350,6 +350,8 @@ class _Reader:
                 (field_of(script, name), typed(name, field_of(script, name), texts_of(value)))
                 for script in scripts
             }
+            if setting == "setup":
+                parse_setup(typed_value)
         except UserError as error:
             raise self.source.wrong(where, error) from None
         return setting or name, typed_value

@@ -233,6 +233,9 @@ REFUSALS = {
     "--precision int8": ["int8", "fp32, tf32, bf16, fp16"],
     "--save first": ["first", "none, last, best"],
     "--setup 4": ["--setup 4", "N_M", "1_4"],
+    "--setup 12": ["--setup 12", "did you mean 1_2?"],
+    "--setup 2x10": ["--setup 2x10", "did you mean 2_10?"],
+    "--setup 116": ["--setup 116", "for example 1_4"],  # 1_16, or 11_6
     "--setup 0_1": ["--setup 0_1", "N_M"],
     "--setup 1_1_": ["--setup 1_1_", "N_M"],
     "--setup 1_1_a/b": ["--setup 1_1_a/b", "N_M"],

@@ -299,6 +299,8 @@ BAD_FILES = {
     "- lr": ["lr: 3e-5"],
     "script: vit": ["vit.py", "bert.py"],
     "lr: 1\nb: [": ["line"],
+    "lr: 1\nreport_to: [a\nb: 2": ["a.yml line 2: not readable as YAML: the [ in this line is not"],
+    "trainer:\n\tlr: 1": ["a.yml line 2 is indented with a tab: YAML takes spaces"],
     f"lr: {'[' * 5000}": ["nested too deeply"],
     "lrr: 1": ["--lrr", "did you mean --lr?"],
     "b: 0": ["at least 1"],

@@ -237,6 +237,7 @@ def test_a_plan_that_cannot_be(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         jobs_of(tmp_path, text)
     assert message in str(error.value) and "mine.yaml" in str(error.value)
+    assert ": :" not in str(error.value)
 
 
 def test_what_a_machine_cannot_host(tmp_path: Path) -> None:

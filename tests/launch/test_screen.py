@@ -21,9 +21,15 @@ from harness.core.records import (
     append_row,
     write_json,
 )
-from harness.core.settings import as_mapping
+from harness.core.settings import UserError, as_mapping
 from harness.launch import flags
-from harness.launch.ahead import ahead, links_apart, skipped
+from harness.launch.ahead import (
+    ahead,
+    links_apart,
+    refuse_if_nothing_starts,
+    repeating,
+    skipped,
+)
 from harness.launch.outcome import State
 from harness.launch.places import Options
 from harness.launch.runner import Worker
@@ -204,6 +210,57 @@ def test_a_reason_is_said_once(tmp_path: Path) -> None:
         state.state, state.reason = SKIPPED, "needs 2 nodes"
     assert skipped(states) == ["skipped: setup=2_1 lr=0.001 seed=2 and 1 more: needs 2 nodes"]
     assert choose(states, [], [], slice(None)) == states
+
+
+@pytest.mark.parametrize(
+    ("count", "more"),
+    [(1, ""), (2, " (and 1 other reason)"), (3, " (and 2 other reasons)")],
+)
+def test_where_nothing_can_start_the_first_reason_is_said(
+    tmp_path: Path, count: int, more: str
+) -> None:
+    states = states_of(tmp_path, tmp_path)[:count]
+    for number, state in enumerate(states):
+        state.state, state.reason = SKIPPED, f"needs {number + 2} nodes"
+    with pytest.raises(UserError) as refused:
+        refuse_if_nothing_starts(states)
+    first = "no run can start here: setup=1_1 lr=0.001 seed=2: needs 2 nodes"
+    assert str(refused.value) == first + more
+
+
+REPEATING = {
+    "grid: {setup: [1_1, 1_2], strategy: [local_sgd, ddp]}\nseeds: [1, 2]": (
+        "2 runs train exactly as others do (setup=1_1 strategy=local_sgd seed=1 as setup=1_1 "
+        "strategy=ddp seed=1)"
+    ),
+    "runs: [{strategy: single}, {strategy: local_sgd, sync_every: 5, compress: int8}]": (
+        "1 run trains exactly as another does (strategy=local_sgd sync_every=5 compress=int8 as "
+        "strategy=single)"
+    ),
+    "settings: {strategy: local_sgd}\ngrid: {sync_every: [5, 10]}": (
+        "1 run trains exactly as another does (sync_every=10 as sync_every=5)"
+    ),
+    "grid: {setup: [1_1, 1_2], strategy: [diloco, ddp]}": None,
+    "grid: {setup: [1_2, 2_1], strategy: [local_sgd, ddp]}": None,
+    "grid: {strategy: [single, ddp]}": None,  # what the wrapper costs may be the question
+    "runs: [{strategy: ddp}, {strategy: local_sgd, lr: 1}]": None,
+    "runs: [{strategy: ddp, compress: bf16}, {strategy: local_sgd, compress: bf16}]": None,
+}
+
+
+@pytest.mark.parametrize("text", REPEATING)
+def test_runs_of_one_process_that_train_alike_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    said = "on one process local_sgd exchanges nothing: "
+    line = REPEATING[text]
+    lines = [said + line] if line else []
+    text = f"script: vit\n{text}"
+    assert repeating([State(job) for job in jobs_of(tmp_path, text)]) == lines
+    file = sweep_file(tmp_path, text)
+    assert main([str(file), "--launcher", "netns", "--oversubscribe", "--dry_run"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [x for x in out if said in x] == [f"# {each}" for each in lines]
 
 
 FOUR = "script: vit\nseeds: [1, 2, 3, 4]"

@@ -141,7 +141,32 @@ WRONG = {
     "nothing": ("", "expected keys such as script and grid"),
     "a list": ("- script", "expected keys"),
     "broken": ("script: [vit", "line 1: not readable as YAML: expected ',' or ']', but got"),
-    "a tab": ("script: vit\ngrid:\n\tlr: [1]", "line 3: not readable as YAML: found character"),
+    "a bracket of another line": (
+        "script: vit\ngrid:\n  setup: [1_1, 1_2\n  lr: [1]",
+        "line 3: not readable as YAML: the [ in this line is not closed, or lacks a comma, before "
+        "line 4: expected ',' or ']', but got ':'",
+    ),
+    "a missing comma": (
+        "script: vit\ngrid: {lr: [1]\n  b: [2]}",
+        "line 2: not readable as YAML: the { in this line is not closed, or lacks a comma, before "
+        "line 3: expected ',' or '}', but got '<scalar>'",
+    ),
+    "a bracket without an end": (
+        "script: vit\ngrid: {lr: [1, 2}\n",
+        "line 2: not readable as YAML: expected ',' or ']', but got '}'",
+    ),
+    "a bracket until the end": (
+        "script: vit\nseeds: [1,\n  2\n\n",
+        "line 2: not readable as YAML: the [ in this line is not closed before the end"
+    ),
+    "a quotation mark": (
+        "script: 'vit\ngrid: {}",
+        "line 1: not readable as YAML: the ' in this line is not closed before"
+    ),
+    "two documents": ("{script: vit}\n---\n{}", "line 2: not readable as YAML: but found another"),
+    "a tab": ("script: vit\ngrid:\n\tlr: [1]", "yaml line 3 is indented with a tab: YAML takes"),
+    "a tab in a list": ("script: vit\nseeds:\n- 1\n \t- 2", "line 4 is indented with a tab"),
+    "a tab after a colon": ("script: vit\ngrid:\n  lr:\t[1]", "line 3 has a tab: YAML takes"),
     "no text": ("script: \x07", "not readable as YAML: special characters are not allowed"),
     "no script": ("grid: {}", "script is missing"),
     "a script with a long name": (f"script: {'a' * 300}", f"line 1: unknown script {'a' * 300}"),
@@ -172,6 +197,11 @@ WRONG = {
         "script: vit\ngrid:\n  per_gpu_batch:\n    - 1\n    - two",
         "line 5: --per_gpu_batch two: expected a whole number",
     ),
+    "setup": (
+        "script: vit\ngrid:\n  setup:\n    - 1_1\n    - 12",
+        "line 5: --setup 12: expected N_M or N_M_tag (N nodes of M processes), did you mean 1_2?",
+    ),
+    "setup of all runs": ("script: vit\nsettings: {setup: 2x10}", "line 2: --setup 2x10: expected"),
     "choice": ("script: vit\nsettings: {strategy: dpp}", "line 2: --strategy dpp: expected one of"),
     "other script": (
         "script: [vit, bert]\nsettings: {max_length: 9}",
@@ -210,6 +240,15 @@ WRONG = {
         "script: vit\ntarget: {metric: accuracy, value: 90}",
         "line 2: accuracy lies between 0 and 1, not at 90: for 90 % write 0.9",
     ),
+    "target above 1": (
+        "script: vit\ntarget: {metric: accuracy, value: 1.5}",
+        "line 2: accuracy lies between 0 and 1, not at 1.5: write 0.9 for 90 %",
+    ),
+    "target above 100": (
+        "script: vit\ntarget: {metric: accuracy, value: 101}",
+        "accuracy lies between 0 and 1, not at 101: write 0.9 for 90 %",
+    ),
+    "target of 2 per cent": ("script: vit\ntarget: {metric: f1, value: 2}", "for 2 % write 0.02"),
     "target metric": (
         "script: vit\ntarget:\n  value: 1\n  metric: acuracy",
         "line 4: unknown metric acuracy: did you mean accuracy?",

@@ -29,8 +29,8 @@ def beyond_a_share(metric: str, value: float) -> str | None:
     """Why no run can reach this value of a metric; None if a run can, as far as is known."""
     if metric not in QUALITY_FIELDS or metric.endswith("_loss") or 0 <= value <= 1:
         return None
-    meant = f": for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
-    return f"{metric} lies between 0 and 1, not at {value:g}{meant}"
+    fix = f"for {value:g} % write {value / 100:g}" if 2 <= value <= 100 else "write 0.9 for 90 %"
+    return f"{metric} lies between 0 and 1, not at {value:g}: {fix}"
 
 
 def of_rows(rows: Rows) -> dict[str, Any]:

@@ -87,6 +87,19 @@ def test_a_run_that_would_never_train_apart_is_refused() -> None:
     replica.begin(13)
 
 
+@pytest.mark.parametrize(("argv", "changes"), [(LOCAL, False), (DILOCO, True)])
+def test_on_one_process_only_diloco_changes_weights_in_an_exchange(
+    argv: str, changes: bool
+) -> None:
+    """A sweep says so of local_sgd: its runs repeat those of ddp."""
+    replica = exchange(*argv.split(), "--sync_every", "1")
+    with torch.no_grad():
+        replica.model.weight.add_(0.3)
+    trained = replica.model.weight.detach().clone()
+    replica.after_update(1, last=False)
+    assert torch.equal(replica.model.weight, trained) != changes
+
+
 def test_few_updates_after_a_start_together_are_announced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
