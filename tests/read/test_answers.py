@@ -335,7 +335,9 @@ def test_compare_leaves_disturbed_runs_out_or_refuses(disturbed: Plan) -> None:
 
 def test_an_answer_counts_the_runs_whose_times_it_takes(disturbed: Plan) -> None:
     (answer,) = map(str, answers(read_sweep(disturbed.write())))
-    assert answer.endswith("3 runs each, times of 2 to 3 (quiet ones where there are any).")
+    assert answer.endswith(
+        "3 runs each; where some were undisturbed, only those are timed (2 to 3)."
+    )
 
 
 def test_where_all_runs_were_disturbed_they_are_compared_with_a_note(plan: Plan) -> None:
@@ -363,7 +365,7 @@ def test_an_answer_from_disturbed_runs_alone_says_so_first(plan: Plan, table: Ve
 
 
 def test_an_answer_says_which_side_was_disturbed(disturbed: Plan) -> None:
-    assert "disturbed" not in str(answers(read_sweep(disturbed.write()))[0])  # one of three was
+    assert " disturbed" not in str(answers(read_sweep(disturbed.write()))[0])  # one of three was
     with_rates(disturbed, "2_1", 50.0, 50.0, environment=BUSY)
     _, answer = map(str, answers(read_sweep(disturbed.write())))
     text = "setup 2_1 against setup 1_1: all runs of setup 2_1 disturbed (other programs): "

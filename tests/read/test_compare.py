@@ -172,8 +172,10 @@ def test_what_took_another_amount_of_work_is_left_out(tmp_path: Path, compared: 
 
 UNLIKE: list[tuple[dict[str, Any], list[str], str, str, str]] = [
     # How B differs, its flags, the reason, and whether speed and quality may be compared.
-    ({"updates": 30}, [], "updates: A has 60, B has 30", "comparable", "not comparable"),
-    ({"environment": {"effective_batch": 128}}, [], "effective batch: A has 64, B has 128",
+    ({"updates": 30}, [], "updates: A has 60, B has 30 (not the same training)",
+     "comparable", "not comparable"),
+    ({"environment": {"effective_batch": 128}}, [], "effective batch: A has 64, B has 128 (not the "
+     "same training: in a sweep, `hold: effective_batch` gives all runs the same, and `baseline: ",
      "comparable", "not comparable"),
     ({"data": {"data_checksum": "bbbb"}}, [], "data checksum: A has aaaa, B has bbbb",
      "not comparable", "not comparable"),

@@ -177,9 +177,9 @@ def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
     out = predicted(str(records), "--setup", "4_2", *by_gloo, "--batch", "16", "--epochs", "3")
     for words in (
         "10 ms + 1 ms a sample, over batches 8, 16, 32", "residuals by batch", "8: +1.0%",
-        "each more process on a machine slows all by 10.0%", "gradient: 4 MB",
+        "each additional process on a machine makes all of them 10 % slower", "gradient: 4 MB",
         "most: waiting for the exchange", "energy       unknown", "cost         unknown",
-        "all-reduce over this link was measured, at 4 MB",
+        "all-reduce over this link was measured, at 4 MB", "evaluation and saving where known",
         "from 2 nodes on efficiency is below 0.5",
     ):  # fmt: skip
         assert words in out, words

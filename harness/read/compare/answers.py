@@ -474,7 +474,7 @@ def counted_runs(pairs: Sequence[Pair]) -> str:
     text = f"{_from_to(counts)} runs each"
     if any(0 < group.disturbed < len(group.finished) for group in groups):
         timed = {len(group.measured(RATE)) for group in groups}
-        text += f", times of {_from_to(timed)} (quiet ones where there are any)"
+        text += f"; where some were undisturbed, only those are timed ({_from_to(timed)})"
     return text
 
 

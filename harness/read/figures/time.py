@@ -57,7 +57,7 @@ OF_BEST = 0.95  # a target for runs whose sweep names none: this share of the be
 # Measure, title with the unit shown, and how many units of the measure one of these is.
 COSTS = (
     ("train_time_s", "training time (s)", 1.0),
-    (WALL_OF_TRAINING, "wall time, measuring aside (s)", 1.0),
+    (WALL_OF_TRAINING, "wall time without measuring (s)", 1.0),
     ("energy_j", "energy of the devices (kJ)", 1e3),
     (MEMORY, "peak memory of a device (GiB)", 1.0),  # where the sweep asks for it
 )
@@ -230,7 +230,7 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     return ", ".join([value, *texts])
 
 
-NUMBERED = "numbered: better than all cheaper ones, by more than the noise where it is known"
+NUMBERED = "numbered: nothing cheaper is as accurate, within the noise where it is known"
 
 
 class TradeOff(NamedTuple):

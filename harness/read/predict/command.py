@@ -190,7 +190,8 @@ def fit_lines(fitted: Fitted) -> Iterator[str]:
     off = ", ".join(f"{batch}: {each:+.1%}" for batch, each in line.residuals)
     yield f"residuals by batch, of single runs: {off}"
     if model.sharing is not None:
-        yield f"each more process on a machine slows all by {model.sharing:.1%}"
+        slower = f"{100 * model.sharing:.3g} %"
+        yield f"each additional process on a machine makes all of them {slower} slower"
     if model.gradient_bytes is not None:
         yield f"gradient: {model.gradient_bytes / 1e6:.4g} MB, exchanged by {model.backend}"
     for assumption in fitted.assumed:
@@ -225,7 +226,7 @@ def prediction_lines(
         )
     run_time = _duration(result.run_s(epochs, restarts))
     several = "epochs" if epochs > 1 else "epoch "
-    yield f"  {epochs:>3} {several}   {run_time}, all that is known included"
+    yield f"  {epochs:>3} {several}   {run_time}, with start, evaluation and saving where known"
     beside = [
         f"{name} {_ms(seconds)}{BETWEEN if name in (SAVING, EPOCH_END) else ''}"
         for name, seconds in result.phases.items()

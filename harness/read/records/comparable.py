@@ -106,9 +106,10 @@ CONDITIONS = (
     Condition("evaluated samples", _evaluated, (QUALITY, TARGET)),
     Condition("definition of the metrics", _definitions, (QUALITY, TARGET)),
     Condition("effective batch", lambda r: r.effective_batch, (QUALITY,), (SPEED,),
-              why="it is another training; `baseline: {per_gpu_batch: N}` of a sweep compares it"),
+              why="not the same training: in a sweep, `hold: effective_batch` gives all runs the "
+              "same, and `baseline: {per_gpu_batch: N}` compares one batch with another"),
     Condition("updates", lambda r: r.measures.get("updates"), (QUALITY,), (SPEED,),
-              why="it is another training"),
+              why="not the same training"),
     Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
     THREADS,
     Condition("samples fed per epoch", _fed, (), (QUALITY,),
