@@ -171,6 +171,9 @@ CONTRADICTIONS: tuple[Rule, ...] = (
     (lambda s, c: s.fsdp_offload and s.precision == "fp16",
      "--fsdp_offload does not go with --precision fp16: the loss scale of all ranks is agreed on "
      "by NCCL, which does not reach shards in CPU memory; use bf16 or fp32"),
+    (lambda s, c: s.auto_batch and s.tail == "pad",
+     "--auto_batch does not go with --tail pad: half of the batch may make another last update of "
+     "an epoch; use --tail cut"),
     *_where(_shards_without_fsdp, (
         (lambda s, c: c.strategy.apart or c.strategy.processes == "peers",
          "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "

@@ -36,6 +36,12 @@ def test_every_message_is_one_line_that_can_be_filled_in() -> None:
             assert "\n" not in text and text.startswith(("--", "torchrun"))
 
 
+def test_half_a_batch_does_not_go_with_a_padded_tail() -> None:
+    assert parse("bert", ["--auto_batch"], {}).tail == "cut"
+    with pytest.raises(UserError, match="--auto_batch does not go with --tail pad: half of the ba"):
+        parse("bert", ["--auto_batch", "--tail", "pad"], {})
+
+
 def test_the_effective_batch_is_that_of_all_devices() -> None:
     settings = parse("bert", ["--b", "4", "--grad_acc", "3"], {})
     assert effective_batch(4, 3, 5) == batch_of(settings, devices=5) == 60

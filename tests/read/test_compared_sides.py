@@ -89,6 +89,28 @@ def test_a_tail_that_was_padded_otherwise_is_noted(tmp_path: Path, compared: Ver
     assert "samples fed" not in compared.in_one_line(tmp_path / "a", tmp_path / "a")
 
 
+@pytest.mark.parametrize(("split", "other", "noted"), [
+    ((24, 1), (12, 2), None),  # 9 samples are one pass
+    ((24, 1), (4, 6), "A has 33, B has 33, in the last update 1 as much as 4"),
+    ((8, 3), (4, 6), "A has 33, in the last update 1 as much as 8, B has 33, in the last update"),
+    ((3, 8), (1, 24), None),  # passes without a short one
+])  # fmt: skip
+def test_a_short_pass_of_a_padded_tail_is_noted(
+    split: tuple[int, int], other: tuple[int, int], noted: str | None,
+    tmp_path: Path, compared: Verb,
+) -> None:  # fmt: skip
+    """33 samples, in one process, in effective batches of 24."""
+    for name, (batch, passes) in (("a", split), ("b", other)):
+        for seed in (1, 2):
+            sizes = ("--b", str(batch), "--grad_acc", str(passes), "--tail", "pad")
+            rows = [{**row, "fed_samples": 33} for row in timed_epochs(0.5, 0.9)]
+            run = pair(tmp_path / name, seed, *sizes, environment={"effective_batch": 24})
+            with_epochs(run, rows)
+    text = compared.in_one_line(tmp_path / "a", tmp_path / "b")
+    assert ("samples fed per epoch" in text) == (noted is not None)
+    assert "quality: comparable" in text and (noted or "") in text
+
+
 def test_what_was_resumed_is_noted_beside_times_to_a_target(tmp_path: Path, compared: Verb) -> None:
     for name, attempts in (("a", 1), ("b", 2)):
         for seed in (1, 2):

@@ -99,6 +99,28 @@ def test_trap_7_samples_duplicated_and_20_distributed_equals_single(tmp_path: Pa
         assert apart(weight(count, "stock_13"), weight(1, "stock_13")) > 1e-3
 
 
+def padded_epochs(folder: str) -> dict[str, Any]:
+    """An epoch of 13 samples in effective batches of 8, in passes of 8, 4 and 2."""
+    results = {}
+    for batch in (8, 4, 2):
+        net = Net()
+        sizes = (f"--per_gpu_batch={batch}", f"--grad_acc={8 // batch}", "--epochs=1")
+        where = f"{folder}/{batch}"
+        run = trained(where, net, Points(13), Points(8), "--tail=pad", *sizes)[1]
+        results[str(batch)] = net.fed, weights(net), rows(run)
+    return results
+
+
+def test_trap_7_a_short_pass_counts_as_a_whole_one(tmp_path: Path) -> None:
+    (results,) = ranks(1, padded_epochs, str(tmp_path), env=CPU)
+    sizes = {batch: [*map(len, fed)] for batch, (fed, *_) in results.items()}
+    assert sizes == {"8": [8, 5], "4": [4, 4, 4, 1], "2": [2, 2, 2, 2, 2, 2, 1]}
+    assert [[row["fed_samples"] for row in of] for *_, of in results.values()] == [[13]] * 3
+    assert results["8"][0] == [flat(results["4"][0][:2]), flat(results["4"][0][2:])]
+    for one, other in (("8", "4"), ("8", "2"), ("4", "2")):
+        assert apart(results[one][1], results[other][1]) > 1e-4
+
+
 def by_length(folder: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for strategy in ("group_by_length", "random"):

@@ -81,7 +81,13 @@ def _versions(run: Run) -> str | None:
 def _fed(run: Run) -> str:
     """The samples that --tail pad feeds in an epoch: its last update depends on how it is split."""
     fed = run.epochs[0].get("fed_samples") if run.epochs else None
-    return "as many as it has" if run.settings.get("tail") != "pad" or fed is None else f"{fed:,}"
+    if run.settings.get("tail") != "pad" or fed is None:
+        return "as many as it has"
+    batch, passes = run.effective_batch or fed or 1, run.identity["grad_acc"]
+    whole, short = divmod(fed % batch, max(1, batch // passes))
+    # The Trainer takes the mean of the passes' means, also where the last pass is short.
+    unlike = f", in the last update {short} as much as {batch // passes}" if whole and short else ""
+    return f"{fed:,}{unlike}"
 
 
 def _pass(run: Run) -> str:
@@ -113,7 +119,7 @@ CONDITIONS = (
     Condition("machine", lambda r: r.machine_kind, (SPEED, TARGET)),
     THREADS,
     Condition("samples fed per epoch", _fed, (), (QUALITY,),
-              why="--tail pad feeds some twice: the last updates are not the same"),
+              why="--tail pad: the last updates are not the same"),
     Condition("batch of a forward pass", _pass, (), (QUALITY,),
               why="the loss of a batch is not the mean of those of its texts"),
     Condition("versions", _versions, (), (SPEED, QUALITY)),
