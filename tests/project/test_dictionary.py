@@ -42,6 +42,9 @@ NOT_WRITTEN_HERE = {
     "environment.observed.devices",  # dp: needs several GPUs
     "environment.observed.shares",  # tests/train/loop/test_balance.py
     "environment.observed.loss_of_batch",  # tests/train/loop/test_own_parts.py
+    # tests/train/data/test_read_padding.py
+    "environment.observed.reads_padding", "environment.observed.reads_padding.train_batch",
+    "environment.observed.reads_padding.eval_batch",
     "environment.launch.processes_per_gpu",  # tests/standin_gpu/test_standin.py
     # tests/train/data/test_sources.py
     "environment.data.alike_classes", "environment.data.rare_classes",

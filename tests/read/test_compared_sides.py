@@ -111,6 +111,53 @@ def test_a_short_pass_of_a_padded_tail_is_noted(
     assert "quality: comparable" in text and (noted or "") in text
 
 
+def reading(train: int, evaluation: int | None) -> dict[str, Any]:
+    reads = {"train_batch": train, "eval_batch": evaluation}
+    return {"environment": {"observed": {"reads_padding": reads}}}
+
+
+def test_padding_that_a_model_reads_is_told(tmp_path: Path, compared: Verb) -> None:
+    base = pairs(tmp_path / "base", [0.7, 0.8], **reading(16, None))
+    assert "padded together" not in compared.in_one_line(base, base)
+    text = compared.in_one_line(base, pairs(tmp_path / "split", [0.5, 0.6], **reading(4, None)))
+    note = "note: texts padded together: A has 16, B has 4 (scores depend on padding: it is another"
+    assert f"quality: comparable {note}" in text and text.count("padded together") == 1
+    aimed = ("--target", "accuracy=0.6")
+    for name, other in (("fsdp", reading(16, 64)), ("large", reading(16, 9))):
+        for seed in (1, 2):
+            for folder, more in ((f"{name}-base", reading(16, None)), (name, other)):
+                with_epochs(pair(tmp_path / folder, seed, **more), timed_epochs(0.5, 0.9))
+        text = compared.in_one_line(tmp_path / f"{name}-base", tmp_path / name, *aimed)
+        reason = "evaluation: bert-nano reads padding, and was evaluated on padded batches of"
+        assert text.count(f"comparable {reason}") == 2, text
+        assert "quality: not comparable" in text and "time to target: not comparable" in text
+    # Two models are a question.
+    more = reading(16, 64)
+    other = pairs(tmp_path / "model", [0.7, 0.8], "--model", "bert-micro", **more)
+    assert "quality: comparable" in compared.in_one_line(base, other)
+
+
+def test_padding_that_a_model_reads_is_told_of_older_records(
+    tmp_path: Path, compared: Verb
+) -> None:
+    """They have the reason for padded batches alone."""
+
+    def side(name: str, reason: str, *flags: str) -> Path:
+        observed = {"padding": "batch", "padding_reason": reason}
+        more: dict[str, Any] = {"environment": {"observed": observed}}
+        return pairs(tmp_path / name, [0.7, 0.8], *flags, **more)
+
+    reason = "the scores of xlnet depend on padding"
+    one, other = side("one", reason, "--b", "32"), side("other", reason, "--b", "8")
+    assert "texts padded together: A has 32, B has 8" in compared.in_one_line(one, other)
+    small = side("small", reason, "--b", "32", "--eval_batch", "1")
+    text = compared.in_one_line(one, small)
+    assert "padded batches of 1 and padded batches of 64" in text
+    unknown = f"whether {reason} cannot be tried: RuntimeError: x"
+    one, other = side("u", unknown, "--b", "32"), side("v", unknown, "--b", "8")
+    assert "padded together" not in compared.in_one_line(one, other)
+
+
 def test_what_was_resumed_is_noted_beside_times_to_a_target(tmp_path: Path, compared: Verb) -> None:
     for name, attempts in (("a", 1), ("b", 2)):
         for seed in (1, 2):

@@ -80,6 +80,11 @@ class ExchangeEstimates(TypedDict, total=False):
     all_to_all: Annotated[Seconds, "of more than two nodes: one delay, and more bytes"]
 
 
+class PaddingRead(TypedDict):
+    train_batch: Annotated[Positive, "texts padded together in training"]
+    eval_batch: Annotated[Positive | None, "in evaluation; null: texts of one length, unpadded"]
+
+
 class ObservedRecord(TypedDict, total=False):
     strategy: Annotated[str, "how the trained model was really wrapped or sharded"]
     world: Annotated[Positive, "processes of the group"]
@@ -130,9 +135,8 @@ class ObservedRecord(TypedDict, total=False):
         "tokens), by torch's `kernel` for texts of any length (CUDA in half "
         "precision) or `padded` for itself alone; `parts`, at most four of similar length, fed "
         "one after the other; or `batch`, padded to the longest. Loss and gradient are the same "
-        "up to rounding; dropout draws different masks. A model whose scores depend on padding, "
-        "or that does not compute in float64, where this is tried, has `batch`, and its metrics "
-        "depend on `per_gpu_batch` and `eval_batch`"]
+        "up to rounding; dropout draws different masks. A model whose scores depend on padding "
+        "has `batch`, and so has one that does not compute in float64, where this is tried"]
     padding_reason: Annotated[str | None,
         "why it is not the layout before it in this list: what about the model, the device or a "
         "setting rules that out; null for the kernel"]
@@ -140,6 +144,10 @@ class ObservedRecord(TypedDict, total=False):
         "of a model with layers or a loss of its own that reads texts: that a trial found the loss "
         "of a batch not to be the mean of those of its texts; absent where it is, and where it "
         "cannot be tried. More ranks, or `--grad_acc`, are then another training"]
+    reads_padding: Annotated[PaddingRead,
+        "of a model that reads texts: that a trial found its scores to depend on padding, and so "
+        "on which texts are padded together; absent where they do not, and where it cannot be "
+        "tried (with fsdp, less than rounding). Another split of a batch is another training"]
     shares: Annotated[list[Positive],
         "with `--balance`: samples of each rank in a forward pass, which make `per_gpu_batch` on "
         "average"]

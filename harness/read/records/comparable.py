@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
+from harness.core.schema.environment import PaddingRead
 from harness.read.labels import counted, duration, listed
 from harness.read.records import processors
 from harness.read.records.groups import Group, counts_each_run
@@ -92,7 +93,27 @@ def _fed(run: Run) -> str:
 
 def _pass(run: Run) -> str:
     """The batch of a forward pass, where the loss of a batch is not the mean of its samples'."""
-    return f"{run.identity['per_gpu_batch']}" if run.observed.get("loss_of_batch") else "any"
+    of_batch = run.observed.get("loss_of_batch")
+    return _with_others(run, run.identity["per_gpu_batch"]) if of_batch else "any"
+
+
+def _with_others(run: Run, batch: int) -> str:
+    return " and ".join(map(str, sorted({batch, *run.other_batches}, reverse=True)))
+
+
+def _reads_padding(run: Run) -> PaddingRead | None:
+    """The texts padded together, where scores depend on padding; older records say why alone."""
+    reason = run.observed.get("padding_reason") or ""
+    reads = run.observed.get("reads_padding")
+    if reads or not (reason.startswith("the scores of ") and reason.endswith("depend on padding")):
+        return reads
+    of = run.identity
+    return {"train_batch": of["per_gpu_batch"], "eval_batch": of["eval_batch"]}
+
+
+def _padded(run: Run) -> str:
+    reads = _reads_padding(run)
+    return _with_others(run, reads["train_batch"]) if reads else "any"
 
 
 def _code(run: Run) -> str:
@@ -120,8 +141,10 @@ CONDITIONS = (
     THREADS,
     Condition("samples fed per epoch", _fed, (), (QUALITY,),
               why="--tail pad: the last updates are not the same"),
-    Condition("batch of a forward pass", _pass, (), (QUALITY,),
+    Condition("batch of a forward pass", _pass, (), (QUALITY, TARGET),
               why="the loss of a batch is not the mean of those of its texts"),
+    Condition("texts padded together", _padded, (), (QUALITY, TARGET),
+              why="scores depend on padding: it is another training"),
     Condition("versions", _versions, (), (SPEED, QUALITY)),
     Condition("code of this project", _code, (), (SPEED, QUALITY)),
 )  # fmt: skip
@@ -148,6 +171,7 @@ def judge(one: Group, other: Group) -> dict[str, Verdict]:
         verdicts[TARGET].reasons.extend(_unknown_beside_misses((one, other)))
         _apply_units((one, other), verdicts)
         _apply_model((one, other), verdicts)
+        _apply_evaluation((one, other), verdicts)
         _apply_resumed((one, other), verdicts)
         _apply_processors(one, other, verdicts)
         _apply_hours(one, other, verdicts)
@@ -212,6 +236,21 @@ def _apply_model(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> N
     for name, checksums in contents.items():
         if len(checksums) > 1:
             text = f"model: {name} had {len(checksums)} contents: some runs began from other files"
+            for question in (QUALITY, TARGET):
+                verdicts[question].reasons.append(text)
+
+
+def _apply_evaluation(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
+    """Refuse quality where one model reads padding and had other texts padded together."""
+    batches: dict[str, set[str]] = {}
+    for run in (run for group in groups for run in group.finished):
+        if (reads := _reads_padding(run)) is not None:
+            how = reads["eval_batch"]
+            text = "texts of one length" if how is None else f"padded batches of {how}"
+            batches.setdefault(str(run.settings.get("model")), set()).add(text)
+    for name, ways in batches.items():
+        if len(ways) > 1:
+            text = f"evaluation: {name} reads padding, and was evaluated on {_listed(sorted(ways))}"
             for question in (QUALITY, TARGET):
                 verdicts[question].reasons.append(text)
 

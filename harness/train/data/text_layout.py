@@ -12,7 +12,8 @@ kernel  CUDA in half precision: torch's kernel for texts of any length
 In parts: other models, if a text has the same scores however far it is padded (this is tried), are
 fed rows of similar length together. The mean loss of a batch is that of its parts, each weighted by
 its share of the samples, and so is the gradient: it adds up over the parts and is exchanged with
-the last one.
+the last one. Models that read padding train on padded batches; where possible, they are evaluated
+on texts of one length together.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,18 +75,40 @@ def arrange(
         return {}
     layout, reason = _choose(model, settings, args)
     mixes = None if layout.kind == "packed" or models.is_stock(model) else _mixes(model, batches)
+    exact = settings.strategy != "fsdp"  # which may lack the memory for a copy of all weights
+    reads = None if reads_packed(model) else _reads_padding(model, batches, exact)
     if layout.kind == "parts" and own_loss:
         layout, reason = Layout(), "the script has a loss of its own"
-    elif layout.kind == "parts" and (problem := _reads_padding(model, batches) or mixes):
+    elif layout.kind == "parts" and (problem := reads or mixes):
         layout, reason = Layout(), problem
-    mixes = None if mixes and NOT_TRIED in mixes else mixes
-    if mixes and world_of(os.environ).rank == 0:
-        print(f"harness: {mixes}: to split a batch otherwise is another training", file=sys.stderr)
+    whole = own_loss or bool(mixes) or layout.few_shapes or settings.strategy == "fsdp"
+    layout = replace(layout, by_length=bool(reads) and NOT_TRIED not in str(reads) and not whole)
     batches.layout = layout
     if layout.kind == "packed":
         accept_packed(model)
     how = f"{layout.kind}, {layout.attention}" if layout.attention else layout.kind
-    return {"padding": how, "padding_reason": reason, **({"loss_of_batch": mixes} if mixes else {})}
+    found = _of_batches(mixes, reads, args, layout.by_length)
+    return {"padding": how, "padding_reason": reason, **found}
+
+
+def _of_batches(
+    mixes: str | None, reads: str | None, args: TrainingArguments, by_length: bool
+) -> dict[str, Any]:
+    """What the record says of a model whose training depends on how batches are split."""
+    found: dict[str, Any] = {}
+    lines = []
+    if mixes and NOT_TRIED not in mixes:
+        found["loss_of_batch"] = mixes
+        lines.append(mixes)
+    if reads and NOT_TRIED not in reads:
+        batch = None if by_length else args.eval_batch_size
+        found["reads_padding"] = {"train_batch": args.train_batch_size, "eval_batch": batch}
+        quality = "as texts are evaluated unpadded, quality does not depend on --eval_batch"
+        quality = quality if by_length else "quality depends on --eval_batch, too"
+        lines.append(f"{reads} ({quality})")
+    for line in lines if world_of(os.environ).rank == 0 else ():
+        print(f"harness: {line}: to split a batch otherwise is another training", file=sys.stderr)
+    return found
 
 
 def has_own_loss(trainer: Any) -> bool:
@@ -157,7 +181,7 @@ def _tried(problem: str, has_it: Callable[[], bool]) -> str | None:
         return f"whether {problem} {NOT_TRIED}: {reason}"
 
 
-def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
+def _reads_padding(model: nn.Module, batches: TextBatches, exact: bool) -> str | None:
     """Why the model may not read parts: the shortest text has other scores alone than padded to
     the longest, or it cannot be found out. None if the scores are the same.
     """
@@ -169,7 +193,7 @@ def _reads_padding(model: nn.Module, batches: TextBatches) -> str | None:
         {name: value[:1].to(device) for name, value in for_model(batches(rows)).items()}
         for rows in (texts[:1], texts)
     )
-    return _tried(problem, lambda: probes.reads_padding(model, alone, padded))
+    return _tried(problem, lambda: probes.reads_padding(model, alone, padded, exact))
 
 
 def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -> str | None:

@@ -30,7 +30,8 @@ from harness.train.data.samples import SHAPE, BatchShape, Data, as_data, chunks
 
 # Rows of a batch, and how many of their columns hold tokens.
 Parts = tuple[tuple[np.ndarray, int], ...]
-PARTS = "parts"  # the entry of a batch with its parts, which the model does not see
+# The entries of a batch with its parts, which the model does not see; those of evaluation alone.
+PARTS, EVAL_PARTS = "parts", "eval_parts"
 MAX_PARTS = 4
 # The overhead of one more forward and backward pass, in tokens that could be computed instead. On a
 # CPU, bert-mini with batches of 16 to 64 news texts: of 100, 300 and 1000, 100 was the fastest.
@@ -158,6 +159,7 @@ class Layout:
     first_position: int = 0  # where a model begins to count positions
     few_shapes: bool = False  # round sizes up, because every new shape is compiled
     row_step: int = 1  # fill packed rows up to a multiple of it: a new length costs some preparing
+    by_length: bool = False  # evaluate texts of one length together: no padding is read
 
 
 def split_by_length(lengths: np.ndarray) -> Parts:
@@ -179,6 +181,11 @@ def split_by_length(lengths: np.ndarray) -> Parts:
         parts.append((order[begin:end], int(ordered[end - 1])))
         end = begin
     return tuple(reversed(parts))
+
+
+def alike(lengths: np.ndarray) -> Parts:
+    """One part for each length: none has padding."""
+    return tuple((np.flatnonzero(lengths == size), int(size)) for size in np.unique(lengths))
 
 
 def size_buckets(lengths: np.ndarray, texts: int, packed: bool) -> list[int]:
@@ -274,6 +281,7 @@ class TextBatches:
         columns = np.arange(shape[1])
         inside = (columns[::-1] if self.pads_left else columns) < lengths[:, None]
         parts = split_by_length(lengths) if self.layout.kind == "parts" else ()
+        in_evaluation = alike(lengths) if self.layout.by_length else ()
         sizes = [(len(rows), columns) for rows, columns in parts] or [shape]
         tokens = sum(rows * columns for rows, columns in sizes)
         squares = sum(rows * columns * columns for rows, columns in sizes)
@@ -282,6 +290,7 @@ class TextBatches:
             "attention_mask": torch.from_numpy(inside.astype(np.int64)),
             SHAPE: _shape(lengths, tokens, squares),
             **({PARTS: parts} if len(parts) > 1 else {}),
+            **({EVAL_PARTS: in_evaluation} if len(in_evaluation) > 1 else {}),
         }
 
     def _packed(self, samples: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
@@ -392,7 +401,7 @@ def attention_inputs(
 
 def for_model(inputs: dict[str, Any]) -> dict[str, Any]:
     """A batch without what only the trainer reads."""
-    return {name: value for name, value in inputs.items() if name not in (SHAPE, PARTS)}
+    return {name: value for name, value in inputs.items() if name not in (SHAPE, PARTS, EVAL_PARTS)}
 
 
 def _shape(lengths: np.ndarray, tokens: int, squares: int) -> BatchShape:
@@ -400,10 +409,15 @@ def _shape(lengths: np.ndarray, tokens: int, squares: int) -> BatchShape:
     return BatchShape(len(lengths), int(tokens), int(squares), int(lengths.sum()), own_squares)
 
 
-def parts_of(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+def _division(inputs: dict[str, Any], evaluates: bool) -> Parts:
+    parts: Parts = inputs.get(PARTS, ())
+    return parts or (inputs.get(EVAL_PARTS, ()) if evaluates else ())
+
+
+def parts_of(inputs: dict[str, Any], evaluates: bool = False) -> list[dict[str, Any]]:
     """The parts of a batch, each without the columns in which it has no tokens; [] if undivided."""
     parts = []
-    for rows, width in inputs.get(PARTS, ()):
+    for rows, width in _division(inputs, evaluates):
         chosen = torch.from_numpy(rows)
         mask = inputs["attention_mask"][chosen]
         columns = slice(width) if mask[:, 0].all() else slice(mask.shape[1] - width, None)
@@ -419,6 +433,6 @@ def join_predictions(inputs: dict[str, Any], predictions: Sequence[Any]) -> tupl
     labels = torch.cat([of for _, _, of in predictions])
     losses = [loss * (len(of) / len(labels)) for loss, _, of in predictions]
     logits = torch.cat([of[0] if isinstance(of, tuple) else of for _, of, _ in predictions])
-    order = torch.cat([torch.from_numpy(rows) for rows, _ in inputs[PARTS]]).argsort()
-    order = order.to(labels.device)
+    rows = [torch.from_numpy(rows) for rows, _ in _division(inputs, evaluates=True)]
+    order = torch.cat(rows).argsort().to(labels.device)
     return torch.stack(losses).sum(), logits[order], labels[order]

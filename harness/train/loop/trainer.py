@@ -408,7 +408,7 @@ class ExactTrainer(Trainer):
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         # Results are counted where they are computed; a batch of texts may come in parts.
-        if parts := parts_of(inputs):
+        if parts := parts_of(inputs, evaluates=True):
             predict = super().prediction_step
             results = [predict(model, part, *args, **kwargs) for part in parts]
             loss, logits, labels = join_predictions(inputs, results)

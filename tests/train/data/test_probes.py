@@ -70,6 +70,9 @@ def test_padding_that_is_read_is_found(kind: str) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = dict(model.base_model.__dict__)
     assert probes.reads_padding(model, batch(6), batch(48)) == READS_PADDING[kind][0]
+    if kind != "ConvBert":  # with such small weights it changes scores by no more than rounding
+        in_float32 = probes.reads_padding(model, batch(6), batch(48), exact=False)
+        assert in_float32 == READS_PADDING[kind][0]
     assert model.training and all(p.dtype == torch.float32 for p in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     # BigBird attends otherwise, for good, once it has read a short text.
