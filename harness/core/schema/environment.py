@@ -238,8 +238,10 @@ class LinkRecord(TypedDict):
     rtt_min_ms: Annotated[Milliseconds | None, "of the slowest pair"]
     rtt_median_ms: Annotated[Milliseconds | None, "of the slowest pair"]
     bandwidth_mbit: Annotated[Mbit | None,
-        "of the slowest pair whose rate is known; tables and predictions leave out what older "
-        "records hold of transfers too short to tell"]
+        "of the slowest pair whose rate is known; null where none is, or where a much more distant "
+        "pair's is not; tables and predictions leave out what older records hold of transfers too "
+        "short to tell, but not that on more than two distant nodes some of them counted a first "
+        "transfer, which waited for TCP's window, and so recorded too low a rate"]
     gradient_bytes: Annotated[Bytes, "of the model: size of its trainable weights"]
     allreduce_bytes: Annotated[Bytes | None,
         "what was all-reduced over all ranks, as one tensor: the gradient's size, or 2^29 bytes if "

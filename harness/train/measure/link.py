@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ from torch import nn
 
 from harness.core import collectives
 from harness.core.command_line import print_json
-from harness.core.links import rate_of
+from harness.core.links import least_rate_of, rate_of, tells_rate
 from harness.core.process import end_with_parent
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
@@ -37,9 +38,9 @@ LARGEST = 2**29
 # Beyond these differences a link is not the one that was asked for.
 RTT_SHARE, RTT_MS = 0.1, 2.0
 BANDWIDTH_SHARES = (0.7, 1.3)
-# A transfer that would be shorter than this on the link asked for does not measure its rate: TCP
-# has to open its window, and rate limiters let a burst pass.
-FEW_ROUND_TRIPS, SHORT_S = 4, 0.05
+# A transfer that would be shorter than this on the link asked for does not measure its rate: rate
+# limiters let a burst pass.
+SHORT_S = 0.05
 # Commands that start the verb, ready to be pasted.
 STARTS = """a link takes two processes, so this is started on both of its ends:
   here:           torchrun --nnodes=2 --node_rank=0 --master_addr={address} -m harness link
@@ -70,6 +71,8 @@ def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[st
         return None
     if result["warning"]:
         print(f"warning: {result['warning']}", file=sys.stderr, flush=True)
+    if line := without_rate(result, BUDGET_S):
+        print(f"warning: {line}: estimates count delays alone", file=sys.stderr, flush=True)
     (allreduce,) = result.pop("allreduce")
     del allreduce["asked_bytes"]
     more = {f"allreduce_{name}": value for name, value in allreduce.items()}
@@ -104,10 +107,13 @@ def measure(
 
 
 def allreduce_s(pairs: list[dict[str, Any]], world: World, size: int) -> float | None:
-    """What an all-reduce would take over these links; None where one is not known."""
-    if not pairs or any(pair["bandwidth_mbit"] is None for pair in pairs):
+    """What an all-reduce would take over these links; None where their rate is not known. A single
+    byte needs none.
+    """
+    rate = rate_of({"pairs": pairs}) if size > 1 else math.inf
+    if not pairs or rate is None:
         return None
-    delay_s, rate = (_longest(pairs, "rtt_min_ms") or 0.0) / 2000, rate_of({"pairs": pairs}) or 0.0
+    delay_s = (_longest(pairs, "rtt_min_ms") or 0.0) / 2000
     wire = collectives.Wire(delay_s, rate * 1e6 / 8)
     shape = collectives.Shape(world.nodes, world.per_node)
     return collectives.allreduce(dist.get_backend(), size, shape, wire).alone_s
@@ -174,9 +180,11 @@ def difference(target: Mapping[str, Any], pair: Mapping[str, Any]) -> str:
             differences.append(f"a round trip takes {rtt:.1f} ms, not {target_rtt:g}")
     if rate and bandwidth is not None and rtt is not None:
         low, high = (share * rate for share in BANDWIDTH_SHARES)
-        would_take_s = pair["transfer_bytes"] * 8 / 1e6 / rate
-        enough_s = max(SHORT_S, FEW_ROUND_TRIPS * max(rtt, target_rtt) / 1000)
-        if would_take_s >= enough_s and not low <= bandwidth <= high:
+        size = pair["transfer_bytes"]
+        would_take_s = size * 8 / 1e6 / rate
+        trip_s = max(rtt, target_rtt) / 1000
+        tells = would_take_s >= SHORT_S and tells_rate(size, would_take_s, trip_s)
+        if tells and not low <= bandwidth <= high:
             differences.append(f"it carries {bandwidth:,.0f} Mbit/s, not {rate:g}")
     return " and ".join(differences)
 
@@ -194,9 +202,18 @@ def run(options: argparse.Namespace) -> int:
     result = _measure_now(world, options.mb, options.seconds)
     if result is not None:
         print_json(result) if options.json else _show(result, world)
+        if line := without_rate(result, options.seconds):
+            print(f"{line}: give more with --seconds", file=sys.stderr)
         if line := without_time(result["allreduce"], options.seconds):
             print(line, file=sys.stderr)
     return 0
+
+
+def without_rate(result: Mapping[str, Any], budget_s: float) -> str | None:
+    """That nothing is known of the rate between nodes; None if something is."""
+    if not result["pairs"] or result["bandwidth_mbit"] or least_rate_of(result):
+        return None
+    return f"no time in {budget_s:g} s for a transfer that tells the rate of the link"
 
 
 def without_time(allreduce: Iterable[Mapping[str, Any]], budget_s: float) -> str | None:

@@ -1,10 +1,11 @@
 """Timed exchanges between ranks: all-reduces of all, round trips and transfers between two nodes.
 
-A slow link must not cost minutes: sizes grow as long as the next one fits into the time that is
-left, and what did not fit is unknown. Pairs of nodes are measured one at a time, so that none
-disturbs another. Their leaders (the first rank of each node) exchange messages of four numbers:
-rank 0 says whose turn it is, the lower leader of a pair measures and reports to rank 0, the other
-one answers.
+A slow link must not cost minutes: sizes grow as long as two exchanges of the next one fit into the
+time that is left, and what did not fit is unknown. The leaders of the nodes (the first rank of
+each) measure the round trips of all pairs in rounds, then rates in turns, which rank 0 directs by
+messages of four numbers. The lower leader of a pair measures and reports to rank 0, the other one
+answers. If there is no time for rates pair by pair, pairs without a common node transfer at the
+same time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.core.links import tells_rate
+from harness.core.links import FURTHER, tells_rate
 from harness.core.topology import World
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
@@ -30,13 +31,20 @@ ALL_PAIRS = 8  # nodes; with more of them each is measured with node 0 alone
 LARGEST_TRANSFER = 2**26  # bytes
 LONG_ENOUGH_S = 0.1  # no larger transfer is made after one that takes this long and 4 round trips
 ENOUGH = 4  # times that an all-reduce is expected to fit: the first may take longer
-ROUND_TRIPS, FEW_ROUND_TRIPS = 20, 3
+# Times as long as the smallest size: an all-reduce that takes at most this costs what latency does.
+NEARLY = 1.5
+ROUND_TRIPS, FEW_ROUND_TRIPS = 20, 2
 ROUND_TRIPS_S = 0.3  # short ones are repeated so long: other programs may take the processors
+# Of the time for all pairs: after the first share no pair's round trips are begun; those that are
+# more than the few take the other share at most.
+TRIPS_SHARE, MORE_TRIPS_SHARE = 1 / 4, 1 / 16
 # A distant pair needs so many of its round trips for a bandwidth, whatever its share of the time.
-NEEDED_ROUND_TRIPS = 16
+NEEDED_ROUND_TRIPS = 20
+OPENING_TRIPS = 2  # round trips that the first transfer waits for TCP's window
 # The kinds of messages.
 PING, BULK, MEASURE, ANSWER, END = range(5)
 NOT_MEASURED = math.nan
+Pair = tuple[int, int]
 
 
 @dataclass
@@ -54,14 +62,17 @@ class TensorChannel:
             torch.cuda.synchronize(self.device)
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
-        self._pass(dist.isend, tensor, rank)
+        self._pass(dist.isend, {rank: tensor})
 
     def receive(self, tensor: torch.Tensor, rank: int) -> None:
-        self._pass(dist.irecv, tensor, rank)
+        self._pass(dist.irecv, {rank: tensor})
 
-    def _pass(self, operation: Any, tensor: torch.Tensor, rank: int) -> None:
-        """As a batch of one operation: outside of a batch NCCL makes another communicator."""
-        for work in dist.batch_isend_irecv([dist.P2POp(operation, tensor, rank, self.group)]):
+    def _pass(self, operation: Any, tensors: Mapping[int, torch.Tensor]) -> None:
+        """As a batch: outside of a batch NCCL makes another communicator."""
+        batch = [
+            dist.P2POp(operation, tensor, rank, self.group) for rank, tensor in tensors.items()
+        ]
+        for work in dist.batch_isend_irecv(batch) if batch else ():
             work.wait()
         self.finish()
 
@@ -71,9 +82,13 @@ class TensorChannel:
         self.send(torch.tensor(padded, dtype=torch.float64, device=self.device), rank)
 
     def receive_message(self, rank: int) -> list[float]:
-        message = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.receive(message, rank)
-        return list(message.tolist())
+        return self.receive_messages([rank])[0]
+
+    def receive_messages(self, ranks: list[int], count: int = 4) -> list[list[float]]:
+        """One of each rank. All are waited for at once: one by one each takes a round trip."""
+        messages = [torch.zeros(count, dtype=torch.float64, device=self.device) for _ in ranks]
+        self._pass(dist.irecv, dict(zip(ranks, messages, strict=True)))
+        return [list(message.tolist()) for message in messages]
 
     def elements(self, count: int) -> torch.Tensor:
         """Zeros, which stay zeros when summed; the memory is reused."""
@@ -98,18 +113,19 @@ def climb(
     is_enough: Callable[[int, float], bool] = lambda size, seconds: False,
     clock: Callable[[], float] = time.perf_counter,
     first: int = SMALLEST,
+    latency_s: float = 0.0,
 ) -> tuple[int, float] | None:
     """(size, median seconds) at the target, or at the largest size that fits into the time, from
     the first size on.
 
     once(size) makes one exchange and returns the seconds that count; climb() times all of it.
-    The first exchange of a size counts only if there is time for no other, because it opens TCP's
-    window, and the very first one never.
+    The first exchange of a size never counts, because it opens TCP's window: a size is tried only
+    if a second exchange of it is expected to fit, too. latency_s is what the first size may take
+    beside its bytes.
     """
-    size, seconds = 0, 0.0
+    size, seconds = 0, latency_s
     larger, cost_s, slope = min(first, target), 0.0, 0.0
-    smallest = larger
-    while larger > size and clock() + cost_s + slope * (larger - size) <= until_s:
+    while larger > size and clock() + 2 * (cost_s + slope * (larger - size)) <= until_s:
         before = size, seconds
         began_s = clock()
         size, seconds = larger, once(larger)
@@ -119,10 +135,10 @@ def climb(
         larger = size if is_enough(size, seconds) else min(GROWTH * size, target)
     if not size:
         return None
-    samples = [once(size)] if size == smallest else []
+    samples = [once(size)]
     while len(samples) < SAMPLES and sum(samples) < SAMPLES_S and clock() + cost_s <= until_s:
         samples.append(once(size))
-    return size, statistics.median(samples or [seconds])
+    return size, statistics.median(samples)
 
 
 def measure_allreduce(
@@ -130,7 +146,8 @@ def measure_allreduce(
     takes_s: Callable[[int], float | None] = lambda size: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row per size, on rank 0; other ranks reduce as much as rank 0 announces. A size is measured
-    at once where it is known to fit into its time often enough.
+    at once where it is known to fit into its time often enough, or to take hardly longer than the
+    smallest.
     """
     channel = TensorChannel(device, dtype)
     if world.rank != 0:
@@ -147,10 +164,11 @@ def measure_allreduce(
     for number, target in enumerate(sizes):
         now_s = time.perf_counter()
         share_s = (until_s - now_s) / (len(sizes) - number)
-        expected_s = takes_s(target)
-        fits = expected_s is not None and ENOUGH * expected_s < share_s
-        first = target if fits else SMALLEST
-        size, seconds = climb(once, target, now_s + share_s, first=first) or (None, None)
+        expected_s, least_s = takes_s(target), takes_s(SMALLEST)
+        longest_s = max(share_s / ENOUGH, NEARLY * (least_s or 0.0))
+        first = target if expected_s is not None and expected_s < longest_s else SMALLEST
+        climbed = climb(once, target, now_s + share_s, first=first, latency_s=takes_s(1) or 0.0)
+        size, seconds = climbed or (None, None)
         algbw = size * 8 / seconds / 1e6 if size and seconds else None
         rows.append({
             "asked_bytes": target,
@@ -177,11 +195,42 @@ def _reduce(channel: TensorChannel, count: int) -> float | None:
     return time.perf_counter() - began_s
 
 
-def pairs_of(nodes: int) -> list[tuple[int, int]]:
-    """The pairs of node 0 first: they are measured even if time runs out."""
+def pairs_of(nodes: int) -> list[Pair]:
+    """All pairs, or of many nodes those of node 0."""
     if nodes <= ALL_PAIRS:
         return list(combinations(range(nodes), 2))
     return [(0, node) for node in range(1, nodes)]
+
+
+def rounds_of(nodes: int) -> list[list[Pair]]:
+    """The same pairs in rounds, in each of which a node belongs to one pair at most."""
+    if nodes > ALL_PAIRS:
+        return [[pair] for pair in pairs_of(nodes)]
+    last = nodes - 1 + nodes % 2  # plays against number r in round r; of an odd number it is nobody
+    rounds = []
+    for r in range(last):
+        others = (((r + k) % last, (r - k) % last) for k in range(1, (last + 1) // 2))
+        pairs = (sorted(pair) for pair in ((r, last), *others))
+        rounds.append([(one, other) for one, other in pairs if other < nodes])
+    return rounds
+
+
+def turns_of(trips_s: Mapping[Pair, float], nodes: int, left_s: float) -> list[list[Pair]]:
+    """Pairs whose rates are measured at the same time, the most distant first: one pair at a time
+    if there is time for that, as transfers may disturb each other, else a round.
+    """
+    known = {pair: seconds for pair, seconds in trips_s.items() if math.isfinite(seconds)}
+    one_by_one = NEEDED_ROUND_TRIPS * sum(known.values()) <= left_s
+    groups = [[pair] for pair in known] if one_by_one else rounds_of(nodes)
+    turns = [[pair for pair in group if pair in known] for group in groups]
+    longest_s = max(known.values(), default=0.0)
+
+    def rank(turn: list[Pair]) -> tuple[bool, int, float]:
+        """Of turns that are about as distant, those of many pairs first."""
+        distance_s = max(known[pair] for pair in turn)
+        return FURTHER * distance_s >= longest_s, len(turn), distance_s
+
+    return sorted(filter(None, turns), key=rank, reverse=True)
 
 
 @contextmanager
@@ -207,71 +256,126 @@ def _leader(world: World, node: int) -> int:
 def measure_pairs(world: World, device: torch.device, until_s: float) -> list[dict[str, Any]]:
     """A row per pair, on rank 0, which directs the other leaders; other ranks do nothing."""
     with leaders(world, device) as channel:
-        if world.rank == 0:
-            return _lead(world, channel, until_s)
-        if world.rank % world.per_node == 0:
+        if world.rank % world.per_node:
+            return []
+        trips = _gathered(world, channel, _measure_own_trips(world, channel, until_s))
+        if world.rank:
             _follow(channel)
-        return []
+            return []
+        least_s = {pair: least for pair, (least, _) in trips.items()}
+        transfers = _lead(world, channel, least_s, until_s)
+        unknown = [NOT_MEASURED] * 2
+        return [
+            pair_row(pair, *trips[pair], *transfers.get(pair, unknown))
+            for pair in pairs_of(world.nodes)
+        ]
 
 
-def _lead(world: World, channel: TensorChannel, until_s: float) -> list[dict[str, Any]]:
-    rows = []
-    pairs = pairs_of(world.nodes)
-    for number, nodes in enumerate(pairs):
-        lower, upper = (_leader(world, node) for node in nodes)
+def _measure_own_trips(
+    world: World, channel: TensorChannel, until_s: float
+) -> dict[Pair, list[float]]:
+    """Least and median round trip by pair, of those pairs of which this leader is the lower one."""
+    rounds, own, began_s = rounds_of(world.nodes), world.rank // world.per_node, time.perf_counter()
+    left_s = until_s - began_s
+    more_s = left_s / len(rounds) * MORE_TRIPS_SHARE
+    trips = {}
+    for pair in (pair for pairs in rounds for pair in pairs if own in pair):
+        lower, upper = (_leader(world, node) for node in pair)
+        if world.rank == upper:
+            answer(channel, lower)
+            continue
+        in_time = time.perf_counter() < began_s + left_s * TRIPS_SHARE
+        trips[pair] = measure_trips(channel, upper, more_s) if in_time else [NOT_MEASURED] * 2
+        channel.send_message(upper, END)
+    return trips
+
+
+def _gathered(
+    world: World, channel: TensorChannel, own: Mapping[Pair, list[float]]
+) -> dict[Pair, list[float]]:
+    """What all leaders have measured, on rank 0; in the table of each the rest is unknown."""
+    pairs, unknown = pairs_of(world.nodes), [NOT_MEASURED] * 2
+    table = [seconds for pair in pairs for seconds in own.get(pair, unknown)]
+    if world.rank:
+        if own:
+            channel.send(torch.tensor(table, dtype=torch.float64, device=channel.device), 0)
+        return {}
+    senders = sorted({lower for lower, _ in pairs} - {0})
+    others = channel.receive_messages([_leader(world, node) for node in senders], len(table))
+    tables = {0: table, **dict(zip(senders, others, strict=True))}
+    rows = enumerate(pairs)
+    return {pair: tables[pair[0]][2 * number : 2 * number + 2] for number, pair in rows}
+
+
+def _lead(
+    world: World, channel: TensorChannel, trips_s: Mapping[Pair, float], until_s: float
+) -> dict[Pair, list[float]]:
+    """Bytes of a transfer and its seconds by pair, of those for which there was time."""
+    found: dict[Pair, list[float]] = {}
+    turns = turns_of(trips_s, world.nodes, until_s - time.perf_counter())
+    for number, turn in enumerate(turns):
         left_s = until_s - time.perf_counter()
-        share_s = left_s / (len(pairs) - number)
-        result = [NOT_MEASURED] * 4
-        if left_s > 0:
-            channel.send_message(upper, ANSWER, lower)
-            if lower == 0:
-                result = measure_pair(channel, upper, share_s, left_s)
-            else:
-                channel.send_message(lower, MEASURE, upper, share_s, left_s)
-                result = channel.receive_message(lower)
-        rows.append(pair_row(nodes, *result))
+        needed_s = NEEDED_ROUND_TRIPS * max(trips_s[pair] for pair in turn)
+        if left_s <= 0 or (number and left_s < needed_s):
+            continue  # a nearer pair may still have time
+        share_s = left_s / max(1, min(len(turns) - number, int(left_s / needed_s)))
+        for lower, upper in turn:
+            channel.send_message(_leader(world, upper), ANSWER, _leader(world, lower))
+            if lower:
+                to, seconds = _leader(world, upper), (share_s, trips_s[lower, upper])
+                channel.send_message(_leader(world, lower), MEASURE, to, *seconds)
+        for lower, upper in turn:
+            if not lower:
+                times = share_s, trips_s[lower, upper]
+                found[lower, upper] = measure_transfer(channel, _leader(world, upper), *times)
+        others = [pair for pair in turn if pair[0]]
+        results = channel.receive_messages([_leader(world, lower) for lower, _ in others])
+        found |= dict(zip(others, (result[:2] for result in results), strict=True))
     for node in range(1, world.nodes):
         channel.send_message(_leader(world, node), END)
-    return rows
+    return found
 
 
 def _follow(channel: TensorChannel) -> None:
     while True:
-        kind, rank, share_s, left_s = channel.receive_message(0)
+        kind, rank, share_s, least_s = channel.receive_message(0)
         if kind == END:
             return
         if kind == ANSWER:
             answer(channel, int(rank))
         else:
-            channel.send_message(0, *measure_pair(channel, int(rank), share_s, left_s))
+            channel.send_message(0, *measure_transfer(channel, int(rank), share_s, least_s))
 
 
-def measure_pair(channel: TensorChannel, peer: int, share_s: float, left_s: float) -> list[float]:
-    """Least and median round trip, bytes of a transfer and its seconds, seen from this side."""
-    began_s = time.perf_counter()
+def measure_trips(channel: TensorChannel, peer: int, more_s: float) -> list[float]:
+    """Least and median round trip; more than a few only for so many seconds."""
     _round_trip(channel, peer)  # opens the connection if there is none yet
-    trips = [_round_trip(channel, peer)]
-    opened_s = time.perf_counter()
-    share_s = max(share_s, NEEDED_ROUND_TRIPS * trips[0])
-    until_s = min(opened_s + share_s, began_s + left_s)
-    now_s = opened_s
+    began_s = now_s = time.perf_counter()
+    trips: list[float] = []
     while len(trips) < FEW_ROUND_TRIPS or (
-        now_s < opened_s + share_s / 16
-        and (len(trips) < ROUND_TRIPS or now_s < opened_s + ROUND_TRIPS_S)
+        now_s < began_s + more_s and (len(trips) < ROUND_TRIPS or now_s < began_s + ROUND_TRIPS_S)
     ):
         trips.append(_round_trip(channel, peer))
         now_s = time.perf_counter()
-    least = min(trips)
+    return [min(trips), statistics.median(trips)]
+
+
+def measure_transfer(
+    channel: TensorChannel, peer: int, share_s: float, least_s: float
+) -> list[float]:
+    """Bytes of a transfer and its seconds beyond the round trip, seen from this side."""
 
     def once(size: int) -> float:
-        return _transfer(channel, peer, size) - least
+        return _transfer(channel, peer, size) - least_s
 
     def is_enough(size: int, seconds: float) -> bool:
-        return seconds >= max(LONG_ENOUGH_S, 4 * least) and tells_rate(size, seconds, least)
+        return seconds >= max(LONG_ENOUGH_S, 4 * least_s) and tells_rate(size, seconds, least_s)
 
-    transfer = climb(once, LARGEST_TRANSFER, until_s, is_enough)
+    clock, opening_s = time.perf_counter, OPENING_TRIPS * least_s
+    until_s = clock() + share_s
+    transfer = climb(once, LARGEST_TRANSFER, until_s, is_enough, clock, latency_s=opening_s)
     channel.send_message(peer, END)
-    return [least, statistics.median(trips), *(transfer or (NOT_MEASURED, NOT_MEASURED))]
+    return list(transfer or (NOT_MEASURED, NOT_MEASURED))
 
 
 def _round_trip(channel: TensorChannel, peer: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from typing import Any
@@ -67,8 +68,11 @@ def test_an_all_reduce_is_foreseen_by_the_links_that_were_measured(
     pairs, world = [pair(40.0, 80.0), pair(80.0, 200.0)], World(3)
     expected = allreduce(GLOO, MIB, Shape(3), Wire(0.04, 10e6)).alone_s
     assert allreduce_s(pairs, world, MIB) == pytest.approx(expected)
-    assert allreduce_s([*pairs, pair(40.0)], world, MIB) is None
+    assert allreduce_s([*pairs, pair(40.0)], world, MIB) == pytest.approx(expected)
+    assert allreduce_s([*pairs, pair(400.0)], world, MIB) is None  # the most distant may be slower
     assert allreduce_s([], World(2), MIB) is None
+    delays = allreduce(GLOO, 1, Shape(3), Wire(0.2, math.inf)).alone_s
+    assert allreduce_s([*pairs, pair(400.0)], world, 1) == pytest.approx(delays) and delays > 0.4
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.4])
@@ -79,11 +83,11 @@ def test_a_slow_link_costs_no_more_than_the_time_there_is(
     mbit: float, latency_s: float, besides_s: float, budget_s: float
 ) -> None:
     slow = Link(mbit, latency_s, besides_s)
-    result = slow.climb(400 * MIB, budget_s)
+    result = slow.climb(400 * MIB, budget_s, latency_s=latency_s)
     assert result is not None
     size, seconds = result
     assert seconds == pytest.approx(latency_s + size * 8 / mbit / 1e6)
-    # The first size is tried blindly, twice, and the second one predicted too dear at worst.
+    # The first size is tried blindly, twice.
     first_s = latency_s + besides_s + SMALLEST * 8 / mbit / 1e6
     assert slow.now_s - 100.0 <= max(budget_s, 2 * first_s) + 1e-9
     if budget_s == 4.0 and mbit >= 10:
@@ -126,7 +130,7 @@ def test_without_time_nothing_is_known() -> None:
     assert Link(1000).climb(MIB, -0.001) is None
 
 
-def test_every_pair_up_to_eight_nodes_and_those_of_node_0_first() -> None:
+def test_every_pair_up_to_eight_nodes_and_those_of_node_0_of_more() -> None:
     assert pairs_of(2) == [(0, 1)]
     assert pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
     assert len(pairs_of(8)) == 28 and pairs_of(8)[:7] == [(0, n) for n in range(1, 8)]
@@ -176,7 +180,7 @@ def test_a_round_trip_far_from_twice_the_delay(
         (71.0, 4 * MIB, False),
         (69.0, 4 * MIB, True),
         (131.0, 4 * MIB, True),
-        # At 100 Mbit/s this would take 42 ms, and 0.34 s: less than four round trips of 100 ms.
+        # At 100 Mbit/s this would take 42 ms.
         (50.0, MIB // 2, False),
         (None, 0, False),
     ],
@@ -184,8 +188,8 @@ def test_a_round_trip_far_from_twice_the_delay(
 def test_a_bandwidth_far_from_the_rate(mbit: float | None, size: int, far: bool) -> None:
     message = difference({"rate_mbit": 100}, pair(1.0, mbit, size))
     assert message == (f"it carries {mbit:,.0f} Mbit/s, not 100" if far else "")
-    slow_to_open = {"rate_mbit": 100, "delay_ms": 50}
-    assert difference(slow_to_open, pair(100.0, mbit, size)) == ""
+    # As far apart, where the window was open: 0.34 s are three round trips, 42 ms are half of one.
+    assert difference({"rate_mbit": 100, "delay_ms": 50}, pair(100.0, mbit, size)) == message
 
 
 def test_a_warning_names_the_pair_and_counts_the_others() -> None:
@@ -251,14 +255,21 @@ def measured(sizes: list[int], patch: str = "") -> Any:
         real = dist.new_group
         dist.get_backend = lambda *args: "nccl"
         dist.new_group = lambda members: groups.append(members) or real(members)
-    if patch == "cut off":  # of the first pair there is time for one transfer, over 160 ms
-        real_pair = link_probe.measure_pair
+    if patch == "cut off":  # of the first pair there is time for one size, over 160 ms
+        real_trips, real_transfer = link_probe.measure_trips, link_probe.measure_transfer
+
+        def is_first(peer: int) -> bool:
+            return (dist.get_rank(), peer) == (0, 1)
+
+        def far(channel: Any, peer: int, *more: float) -> list[float]:
+            found = real_trips(channel, peer, *more)
+            return [0.16, 0.16] if is_first(peer) else found
 
         def cut_off(channel: Any, peer: int, *times: float) -> list[float]:
-            found = real_pair(channel, peer, *times)
-            return [0.16, 0.16, SMALLEST, 0.25] if (dist.get_rank(), peer) == (0, 1) else found
+            found = real_transfer(channel, peer, *times)
+            return [SMALLEST, 0.25] if is_first(peer) else found
 
-        link_probe.measure_pair = cut_off
+        link_probe.measure_trips, link_probe.measure_transfer = far, cut_off
     budget_s = -1.0 if patch == "late" else link.BUDGET_S
     dist.init_process_group("gloo")
     before = torch.get_rng_state()
@@ -359,8 +370,32 @@ def test_a_probe_grows_until_a_transfer_tells_the_rate(monkeypatch: pytest.Monke
     """0.7 Mbit/s over 160 ms: 64 KiB take 4.7 round trips, and the window may be one of them."""
     slow = Link(0.7)
     channel = link_probe.TensorChannel(torch.device("cpu"))
-    monkeypatch.setattr(link_probe, "_round_trip", lambda *_: 0.16)
     monkeypatch.setattr(link_probe, "_transfer", lambda *args: 0.16 + slow.once(args[2]))
     monkeypatch.setattr(channel, "send_message", lambda *_: None)
-    *_, size, seconds = link_probe.measure_pair(channel, 1, 60.0, 60.0)
+    size, seconds = link_probe.measure_transfer(channel, 1, 60.0, 0.16)
     assert (size, seconds) == (4 * SMALLEST, pytest.approx(4 * SMALLEST * 8 / 0.7e6))
+
+
+def test_a_rate_that_nothing_tells_is_said() -> None:
+    known, distant = pair(40.0, 80.0), pair(160.0)
+    for pairs, rate, said in (
+        ([known], 80.0, False), ([distant], None, True), ([], None, False),
+        ([{**distant, "transfer_bytes": MIB}], None, False),  # so much in a round trip, at least
+    ):  # fmt: skip
+        line = link.without_rate({"pairs": pairs, "bandwidth_mbit": rate}, 2.5)
+        assert bool(line) == said
+        assert not said or line == (
+            "no time in 2.5 s for a transfer that tells the rate of the link"
+        )
+
+
+def test_a_run_says_that_its_link_has_no_known_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"asked_bytes": 8, "bytes": 8, "s": 0.4}
+    found = {"pairs": [pair(160.0)], "bandwidth_mbit": None, "warning": None, "allreduce": [row]}
+    monkeypatch.setattr(link, "measure", lambda *_: found)
+    result = link.link_of_run(torch.nn.Linear(1, 1), World(2), torch.device("cpu"))
+    assert result is not None and result["bandwidth_mbit"] is None
+    line = "warning: no time in 10 s for a transfer that tells the rate of the link: "
+    assert capsys.readouterr().err == f"{line}estimates count delays alone\n"
