@@ -131,6 +131,17 @@ def test_padding_that_a_model_reads_is_told(tmp_path: Path, compared: Verb) -> N
         reason = "evaluation: bert-nano reads padding, and was evaluated on padded batches of"
         assert text.count(f"comparable {reason}") == 2, text
         assert "quality: not comparable" in text and "time to target: not comparable" in text
+    more = reading(16, 64)
+    two, alone = pairs(tmp_path / "two", [0.7, 0.8], **more), reading(16, 64)
+    alone["environment"]["processes_per_node"] = 1
+    one = pairs(tmp_path / "one", [0.7, 0.8], **alone)
+    text = compared.in_one_line(one, two)
+    assert "evaluated on padded batches of 64 and padded batches of 64 in 2 processes" in text
+    for side in (alone, more):  # two processes fill nothing up
+        side["data"] = {"test_samples": 512}
+    one = pairs(tmp_path / "one-512", [0.7, 0.8], **alone)
+    two = pairs(tmp_path / "two-512", [0.7, 0.8], **more)
+    assert "quality: comparable" in compared.in_one_line(one, two)
     # Two models are a question.
     more = reading(16, 64)
     other = pairs(tmp_path / "model", [0.7, 0.8], "--model", "bert-micro", **more)

@@ -240,14 +240,22 @@ def _apply_model(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> N
                 verdicts[question].reasons.append(text)
 
 
+def _way_of_evaluation(run: Run, batch: int | None) -> str:
+    """Several processes fill up the last batches, which may then be padded otherwise."""
+    if batch is None:
+        return "texts of one length"
+    processes, samples = run.processes or 1, run.data.get("test_samples") or 0
+    filled = processes > 1 and samples % (batch * processes)
+    return f"padded batches of {batch}" + (f" in {processes} processes" if filled else "")
+
+
 def _apply_evaluation(groups: tuple[Group, Group], verdicts: dict[str, Verdict]) -> None:
     """Refuse quality where one model reads padding and had other texts padded together."""
     batches: dict[str, set[str]] = {}
     for run in (run for group in groups for run in group.finished):
         if (reads := _reads_padding(run)) is not None:
-            how = reads["eval_batch"]
-            text = "texts of one length" if how is None else f"padded batches of {how}"
-            batches.setdefault(str(run.settings.get("model")), set()).add(text)
+            ways = batches.setdefault(str(run.settings.get("model")), set())
+            ways.add(_way_of_evaluation(run, reads["eval_batch"]))
     for name, ways in batches.items():
         if len(ways) > 1:
             text = f"evaluation: {name} reads padding, and was evaluated on {_listed(sorted(ways))}"

@@ -76,13 +76,15 @@ def arrange(
     layout, reason = _choose(model, settings, args)
     mixes = None if layout.kind == "packed" or models.is_stock(model) else _mixes(model, batches)
     exact = settings.strategy != "fsdp"  # which may lack the memory for a copy of all weights
-    reads = None if reads_packed(model) else _reads_padding(model, batches, exact)
+    pairs = [] if reads_packed(model) else _pairs(model, batches)
+    reads = _reads_padding(model, pairs, exact) if pairs else None
     if layout.kind == "parts" and own_loss:
         layout, reason = Layout(), "the script has a loss of its own"
     elif layout.kind == "parts" and (problem := reads or mixes):
         layout, reason = Layout(), problem
-    whole = own_loss or bool(mixes) or layout.few_shapes or settings.strategy == "fsdp"
-    layout = replace(layout, by_length=bool(reads) and NOT_TRIED not in str(reads) and not whole)
+    if reads and NOT_TRIED not in reads:
+        whole = own_loss or bool(mixes) or layout.few_shapes or settings.strategy == "fsdp"
+        layout = replace(layout, by_length=not (whole or probes.fails_alone(model, pairs)))
     batches.layout = layout
     if layout.kind == "packed":
         accept_packed(model)
@@ -181,19 +183,31 @@ def _tried(problem: str, has_it: Callable[[], bool]) -> str | None:
         return f"whether {problem} {NOT_TRIED}: {reason}"
 
 
-def _reads_padding(model: nn.Module, batches: TextBatches, exact: bool) -> str | None:
-    """Why the model may not read parts: the shortest text has other scores alone than padded to
-    the longest, or it cannot be found out. None if the scores are the same.
+def _pairs(model: nn.Module, batches: TextBatches) -> list[probes.Pair]:
+    """Texts of several lengths, the shortest first: each alone, and padded to the longest."""
+    order = np.diff(batches.offsets).argsort(kind="stable")
+    device = next(model.parameters()).device
+    pairs: list[probes.Pair] = []
+    for text in dict.fromkeys(int(order[len(order) * n // 4]) for n in range(4)):
+        alone, padded = (
+            {name: value[:1].to(device) for name, value in for_model(batches(rows)).items()}
+            for rows in ([text], [text, int(order[-1])])
+        )
+        pairs.append((alone, padded))
+    return pairs
+
+
+def _reads_padding(model: nn.Module, pairs: list[probes.Pair], exact: bool) -> str | None:
+    """Why the model may not read parts: a text has other scores alone than padded, or it cannot be
+    found out. None if the scores are the same.
     """
     problem = f"the scores of {model_type(model)} depend on padding"
-    lengths = np.diff(batches.offsets)
-    texts = [int(lengths.argmin()), int(lengths.argmax())]
-    device = next(model.parameters()).device
-    alone, padded = (
-        {name: value[:1].to(device) for name, value in for_model(batches(rows)).items()}
-        for rows in (texts[:1], texts)
-    )
-    return _tried(problem, lambda: probes.reads_padding(model, alone, padded, exact))
+    found = _tried(problem, lambda: probes.reads_padding(model, pairs, exact))
+    if found and NOT_TRIED in found and exact:
+        # It may not compute in float64: then float32 may show it, but cannot rule it out.
+        shown = _tried(problem, lambda: probes.reads_padding(model, pairs, exact=False))
+        return problem if shown == problem else found
+    return found
 
 
 def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -> str | None:

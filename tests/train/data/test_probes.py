@@ -69,14 +69,39 @@ def test_padding_that_is_read_is_found(kind: str) -> None:
     model = texts(kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = dict(model.base_model.__dict__)
-    assert probes.reads_padding(model, batch(6), batch(48)) == READS_PADDING[kind][0]
+    pairs = [(batch(6), batch(48))]
+    assert probes.reads_padding(model, pairs) == READS_PADDING[kind][0]
     if kind != "ConvBert":  # with such small weights it changes scores by no more than rounding
-        in_float32 = probes.reads_padding(model, batch(6), batch(48), exact=False)
-        assert in_float32 == READS_PADDING[kind][0]
+        assert probes.reads_padding(model, pairs, exact=False) == READS_PADDING[kind][0]
     assert model.training and all(p.dtype == torch.float32 for p in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     # BigBird attends otherwise, for good, once it has read a short text.
     assert model.base_model.__dict__.get("attention_type") == state.get("attention_type")
+
+
+class Some(torch.nn.Module):
+    """Reads no text of fewer than 4 tokens; counts padding in texts of more than 5."""
+
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        tokens = int(attention_mask.sum())
+        if input_ids.shape[1] < 4:
+            raise RuntimeError("too short")
+        return {"logits": torch.ones(1, 2) * (input_ids.shape[1] if tokens > 5 else tokens)}
+
+
+def test_padding_is_tried_with_texts_of_several_lengths() -> None:
+    def pair(tokens: int) -> probes.Pair:
+        padded = batch(9)
+        padded["attention_mask"] = (torch.arange(9) < tokens)[None].long()
+        return {name: value[:, :tokens] for name, value in padded.items()}, padded
+
+    short, middle, long = pair(3), pair(5), pair(7)
+    assert not probes.reads_padding(Some(), [middle])
+    assert probes.reads_padding(Some(), [short, middle, long])
+    with pytest.raises(RuntimeError, match="too short"):
+        probes.reads_padding(Some(), [short, middle])
+    assert probes.fails_alone(Some(), [short, middle])
+    assert not probes.fails_alone(Some(), [middle, long])
 
 
 def images(kind: str) -> Any:

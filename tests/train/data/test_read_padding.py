@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.core.command_line import parse
-from harness.train.data import text_layout
+from harness.train.data import probes, text_layout
 from harness.train.data.samples import Indices
 from harness.train.data.texts import EVAL_PARTS, Layout, for_model, join_predictions, parts_of
 from harness.train.measure.metrics import BatchMetrics
@@ -83,19 +83,23 @@ def test_quality_does_not_depend_on_the_batch_of_evaluation(count: int, tmp_path
     ("fnet", {"strategy": "fsdp"}, False, False),  # ranks would make unlike numbers of passes
     ("fnet", {"compile": True}, False, False),  # each length would be compiled
     ("fnet", {}, True, False),  # its loss may need the whole batch
+    ("fnet", {"short": True}, False, False),  # it cannot read some text without padding
     ("mpnet", {"padding": "batch"}, False, None),
     ("bert", {"padding": "batch"}, False, None),
 ])  # fmt: skip
 def test_what_a_model_that_reads_padding_is_told(
     name: str, more: dict[str, Any], own: bool, by_length: bool | None, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    if "short" in more:
+        monkeypatch.setattr(probes, "fails_alone", lambda model, pairs: len(pairs) == 4)
     batches = text_batches(tmp_path, lengths())
     sizes = {"train_batch_size": 6, "eval_batch_size": 9}
     args: Any = SimpleNamespace(torch_compile=more.get("compile", False), **sizes)
     args.neftune_noise_alpha, args.device = None, torch.device("cpu")
     settings = replace(
-        parse("bert", ["--tiny"]), **{k: v for k, v in more.items() if k != "compile"}
+        parse("bert", ["--tiny"]),
+        **{k: v for k, v in more.items() if k not in ("compile", "short")},
     )
     seen = text_layout.arrange(small(name), batches, settings, args, own)
     told = capsys.readouterr().err
