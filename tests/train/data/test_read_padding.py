@@ -113,3 +113,24 @@ def test_what_a_model_that_reads_padding_is_told(
     )
     assert by_length != ("(quality depends on --eval_batch, too)" in told)
     assert told.endswith("): to split a batch otherwise is another training\n")
+
+
+@pytest.mark.parametrize(("name", "found"), [("fnet", True), ("mpnet", False)])
+def test_a_model_without_float64_is_tried_in_float32(
+    name: str, found: bool, tmp_path: Path
+) -> None:
+    """Which may show that it reads padding, and does not rule it out."""
+
+    def refuse(module: Any, *_: Any) -> None:
+        if next(module.parameters()).dtype == torch.float64:
+            raise RuntimeError("no double")
+
+    model, batches = small(name), text_batches(tmp_path, lengths())
+    model.register_forward_pre_hook(refuse)
+    args: Any = SimpleNamespace(
+        torch_compile=False, neftune_noise_alpha=None, train_batch_size=6, eval_batch_size=9
+    )
+    seen = text_layout.arrange(model, batches, parse("bert", ["--tiny"]), args)
+    assert ("reads_padding" in seen) == found == batches.layout.by_length
+    assert ("cannot be tried: RuntimeError: no double" in seen["padding_reason"]) != found
+    assert seen["padding"] == "batch"
