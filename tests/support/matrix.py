@@ -59,7 +59,7 @@ WORDS = (2, 14)  # the least and the most of a text
 
 
 def write_texts(folder: Path) -> list[str]:
-    """Training and test texts of unequal lengths, none of which is cut, in four classes."""
+    """Training and test texts of unequal lengths in four classes."""
     usual = Counter(" ".join(embedded.english()["train"]["text"][:200]).lower().split())
     words = [word for word, _ in usual.most_common(60) if word.isalpha()]
     random, written = np.random.default_rng(0), []

@@ -21,8 +21,8 @@ def check(results: dict[str, dict[str, Any]]) -> None:
         for name, arms in of.items():
             expected, _ = matrix.EXCEPTIONS.get((script, name), ((), ""))
             if script == "bert" and isinstance(arms.get("padded"), dict):
-                tokens = arms["padded"]["tokens"]  # otherwise nothing is padded, or cut
-                assert len(tokens) > 8 and tokens[-1] >= 3 * tokens[0] and tokens[-1] < 32
+                tokens = arms["padded"]["tokens"]  # otherwise nothing is padded
+                assert len(tokens) > 8 and tokens[-1] >= 3 * tokens[0]
             if "failed" not in arms:
                 assert matrix.wrong(arms) == expected, (name, arms)
             assert matrix.line(script, name, arms) in lines, "make models"
