@@ -34,6 +34,7 @@ DRAWN = (
     "records/xeon_nodes",
     "records/xeon_predicted",
     "records/xeon_seeds",
+    "records/four",
     "records/xeon_steps",
 )
 PUBLISHED = "records/xeon/sweeps/propagation-tiny"
@@ -56,6 +57,7 @@ FIGURES = {
     "pictures": "epoch_time.png",
     "precision-tiny": "frontier.png",
     "prediction-tiny": "prediction.png",
+    "prediction_four-tiny": "prediction.png",
     "prediction_same_hour-tiny": "prediction.png",
     "prediction_next-tiny": "prediction.png",
     "prediction_seeds-tiny": "prediction.png",

@@ -398,7 +398,7 @@ def _transfer(channel: TensorChannel, peer: int, size: int) -> float:
 
 
 def answer(channel: TensorChannel, peer: int) -> None:
-    """The other side of measure_pair()."""
+    """The other side of measure_trips() and measure_transfer()."""
     while True:
         kind, count, *_ = channel.receive_message(peer)
         if kind == END:
