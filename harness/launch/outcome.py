@@ -91,11 +91,13 @@ def settled(outcome: str | None, rerun: str | None) -> str | None:
 
 
 def disturbance_of(folder: RunFolder) -> str | None:
-    """What disturbed a finished run, in words; None if little did, or if it is not finished."""
-    if folder.outcome() != FINISHED:
-        return None
+    """What disturbed a run, in words; None if little did."""
     facts = believable("environment", dict(folder.read_environment() or {}))
     return disturbance(facts.get("launch"), folder.read_epochs()[0])
+
+
+def was_disturbed(folder: RunFolder) -> bool:
+    return folder.outcome() == FINISHED and disturbance_of(folder) is not None
 
 
 def quality_and_speed(row: Mapping[str, object]) -> str:

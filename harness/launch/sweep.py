@@ -51,7 +51,7 @@ from harness.launch.ahead import (
 )
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State, disturbance_of, settled
+from harness.launch.outcome import ELSEWHERE, State, settled, was_disturbed
 from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
@@ -144,7 +144,7 @@ def _only_disturbed(chosen: list[State], options: Options) -> tuple[list[State],
     """With --rerun disturbed, these runs alone, all of which are measured again."""
     if options.rerun != "disturbed":
         return chosen, options
-    disturbed = [state for state in chosen if disturbance_of(state.job.folder) is not None]
+    disturbed = [state for state in chosen if was_disturbed(state.job.folder)]
     return disturbed, replace(options, rerun="all")
 
 
@@ -286,7 +286,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
         left = sum(state.state in to_go for state in chosen)
         print(f"stopped, {runs(left)} to go: {_how_to_resume(place)}", file=sys.stderr)
         return 128 + signals[0]
-    if disturbed := sum(disturbance_of(state.job.folder) is not None for state in chosen):
+    if disturbed := sum(was_disturbed(state.job.folder) for state in chosen):
         print(
             f"{runs(disturbed)} disturbed by other programs: when nothing else runs, the same "
             "command with --rerun disturbed measures again, and keeps the old records aside"

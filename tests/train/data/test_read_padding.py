@@ -17,9 +17,9 @@ from harness.train.data import probes, text_layout
 from harness.train.data.samples import Indices
 from harness.train.data.texts import EVAL_PARTS, Layout, for_model, join_predictions, parts_of
 from harness.train.measure.metrics import BatchMetrics
+from tests.support.padded import TEST, TRAIN, lengths, small
 from tests.support.ranks import ranks
 from tests.support.samples import text_batches
-from tests.train.data.test_padding import TEST, TRAIN, lengths, small
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -12,7 +12,7 @@ import torch
 from harness.core.topology import World
 from harness.train.measure import link_probe
 from harness.train.measure.link_probe import SMALLEST, pairs_of, rounds_of, turns_of
-from tests.train.measure.test_link import MIB, Link
+from tests.support.probed import MIB, Link
 
 
 class Window(Link):
