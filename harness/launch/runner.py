@@ -350,11 +350,14 @@ class Runner(Worker):
 
 
 def _is_covered(label: Mapping[str, Any], refused: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every value of a run has been refused; one more seed is like two that were."""
-    values = {name: {str(other.get(name)) for other in refused} for name in label}
-    return all(
-        str(value) in values[name] or (name in REPETITIONS and len(values[name]) > 1)
-        for name, value in label.items()
+    """Whether every value of a run has been refused, or that it has none where others do; one more
+    seed is like two that were refused.
+    """
+    names = {name for each in (label, *refused) for name in each}
+    values = {name: {str(other.get(name)) for other in refused} for name in names}
+    return bool(refused) and all(
+        str(label.get(name)) in known or (name in REPETITIONS and len(known) > 1)
+        for name, known in values.items()
     )
 
 

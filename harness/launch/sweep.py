@@ -6,6 +6,7 @@ import argparse
 import fnmatch
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -284,23 +285,38 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)
-        print(f"stopped, {runs(left)} to go: {_how_to_resume(place)}", file=sys.stderr)
+        print(f"stopped, {runs(left)} to go: {_how_to_resume(place, command)}", file=sys.stderr)
         return 128 + signals[0]
     if disturbed := sum(was_disturbed(state.job.folder) for state in chosen):
-        print(
-            f"{runs(disturbed)} disturbed by other programs: when nothing else runs, the same "
-            "command with --rerun disturbed measures again, and keeps the old records aside"
-        )
+        print(_how_to_repeat(disturbed, place.options.pack))
     if failed := sum(state.failed for state in chosen):
         print(f"{runs(failed)} failed: the same command with --rerun failed tries again")
     print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
     return 1 if failed or (shown and shown.returncode) else 0
 
 
-def _how_to_resume(place: Place) -> str:
+def _how_to_repeat(disturbed: int, packed: bool) -> str:
+    """What measures runs again that had other programs, or each other, beside them."""
+    if packed:
+        return (
+            f"{runs(disturbed)} beside one another (--pack): the same command without --pack and "
+            "with --rerun disturbed measures each alone, and keeps the old records aside"
+        )
+    return (
+        f"{runs(disturbed)} disturbed by other programs: when nothing else runs, the same command "
+        "with --rerun disturbed measures again, and keeps the old records aside"
+    )
+
+
+def _how_to_resume(place: Place, command: str) -> str:
     """What measures the rest of a sweep that was stopped."""
     if place.options.rerun != "all":
         return "the same command continues"
+    if _repeats_disturbed(command):
+        return (
+            "without --rerun the same command goes on with what was stopped, and as it is it "
+            "measures the other disturbed runs"
+        )
     if place.name == "slurm":
         return "the same command settles the jobs that are out, and measures the others again"
     return "the same command measures all again; --select or --limit choose the rest"
@@ -329,7 +345,12 @@ def _record_command(folder: Path, chosen: list[State], screen: Screen) -> None:
 
 def _chooses(command: str) -> bool:
     words = {word.partition("=")[0] for word in command.split()}
-    return bool(words & {"--select", "--exclude", "--limit"}) or "disturbed" in command.split()
+    chooses = words & {"--select", "--exclude", "--limit"}
+    return bool(chooses) or _repeats_disturbed(command)
+
+
+def _repeats_disturbed(command: str) -> bool:
+    return re.search(r"--rerun[ =]disturbed\b", command) is not None
 
 
 def _check_owner(folder: Path, file: str) -> None:

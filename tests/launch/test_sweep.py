@@ -166,13 +166,21 @@ def test_the_same_wish_to_stop_twice_at_once_is_one(monkeypatch: pytest.MonkeyPa
 
 def test_what_goes_on_with_a_sweep_that_was_stopped() -> None:
     place: Any = SimpleNamespace(name="local", options=SimpleNamespace(rerun=None))
-    assert sweep_module._how_to_resume(place) == "the same command continues"
+
+    def said(command: str = "sweep a.yaml") -> str:
+        return sweep_module._how_to_resume(place, command)
+
+    assert said() == "the same command continues"
     place.options.rerun = "all"
-    assert "measures all again; --select or --limit choose" in sweep_module._how_to_resume(place)
+    assert "measures all again; --select or --limit choose" in said()
+    assert said("sweep a.yaml --rerun disturbed").startswith("without --rerun the same command")
     place.name = "slurm"
-    assert "settles the jobs that are out, and measures the others" in sweep_module._how_to_resume(
-        place
-    )
+    assert "settles the jobs that are out, and measures the others" in said()
+
+
+def test_packed_runs_are_repeated_one_at_a_time() -> None:
+    assert "without --pack and with --rerun disturbed" in sweep_module._how_to_repeat(2, True)
+    assert "1 run disturbed by other programs" in sweep_module._how_to_repeat(1, False)
 
 
 def test_a_hypothesis_that_changes_after_its_runs_is_told(
@@ -453,6 +461,8 @@ def test_what_may_have_another_cause_is_tried() -> None:
     label = {"strategy": "fsdp", "setup": "1_2", "seed": 3}
     seeds = [{**label, "seed": seed} for seed in (1, 2)]
     assert runner._is_covered(label, seeds) and not runner._is_covered(label, seeds[:1])
-    assert not runner._is_covered(label, [])
+    assert not runner._is_covered(label, []) and not runner._is_covered({}, [])
+    # A run that lacks the setting which others have, as in a list of runs.
+    assert not runner._is_covered({"lr": 0.1}, [{"text_column": "said", "lr": 0.1}])
     assert not runner._is_covered({**label, "strategy": "ddp"}, seeds)
     assert runner._is_covered(label, [{**label, "setup": "1_1"}, {**label, "strategy": "ddp"}])

@@ -441,6 +441,7 @@ def test_a_dry_run_prints_no_command_that_would_train_without_its_link(
         ("sweep a.yaml", "sweep a.yaml --limit=0:1", True),
         ("sweep a.yaml", "sweep a.yaml --rerun all", False),
         ("sweep a.yaml", "sweep a.yaml --rerun disturbed", True),
+        ("sweep a.yaml", "sweep a.yaml --rerun=disturbed", True),
         ("sweep a.yaml --limit 0:1", "sweep a.yaml --limit 1:2", False),
     ],
 )

@@ -311,14 +311,16 @@ def test_how_far_exchanges_of_trainings_are_from_measured_ones(root: Path) -> No
 
 
 def test_which_published_intervals_do_not_hold(root: Path) -> None:
-    """None, as the page says."""
+    """Those that the page names."""
     workloads, _ = workloads_of(read_results(root / "outputs/published"))
     outside = set()
     for case in (case for workload in workloads for case in workload.cases):
         low_s, high_s = case.prediction.low_s, case.prediction.high_s
         if low_s is not None and high_s is not None and not low_s <= case.mean_s <= high_s:
             outside.add((case.prediction.plan.label, case.runs[0].identity["link"]))
-    assert not outside
+    assert outside == {
+        ("ddp int8 direct", "80ms/50mbit"), ("diloco every 50 direct", "80ms/50mbit"),
+    }  # fmt: skip
 
 
 def mean_step_s(runs: list[Run]) -> float:

@@ -21,6 +21,7 @@ from harness.read.predict.facts import Overrides, is_timed_like
 from harness.read.predict.fitting import fit_records
 from harness.read.predict.plan import alone_text, on_one_machine
 from harness.read.records.groups import Group
+from harness.read.records.processors import by_speed
 from harness.read.records.runs import Target
 from harness.read.records.selection import read_selected
 from harness.read.records.sweeps import read_results
@@ -131,6 +132,17 @@ def calibrated(folder: Path, tflops: float | None) -> Path:
     return changed(folder, cpu_calibration={"fp32_tflops": tflops, "threads": 1})
 
 
+def test_speeds_are_divided_at_the_largest_gap(tmp_path: Path) -> None:
+    """A chain of speeds is no one class; those of unknown speed are with the most."""
+    rates = (0.1, 0.119, 0.15, 0.149, None)
+    folders = [calibrated(timed(tmp_path, 8, seed=n), rate) for n, rate in enumerate(rates)]
+    runs = [run for folder in folders for run in read_selected(str(folder), None).runs]
+    found = [[run.seed for run in each] for each in by_speed(runs)]
+    assert found == [[0, 1, 4], [3, 2]]  # of two equal classes the first is the most
+    assert by_speed([]) == [] and by_speed(runs[4:]) == [runs[4:]]
+    assert len(by_speed(runs[:2])) == 1
+
+
 def test_a_fit_is_of_processors_of_one_speed(tmp_path: Path) -> None:
     """Clouds sell several under one name. The runs over nodes decide, else the most runs; runs of
     unknown speed are with the most.
@@ -160,8 +172,8 @@ def test_what_is_predicted_in_a_sweep_has_the_speed_of_what_it_is_fitted_on(tmp_
             calibrated(far, 0.1 if seed == 3 else tflops)
     workloads, excluded = workloads_of(read_results(tmp_path))
     assert [each.fitted.model.line.step_s(8) for each in workloads] == pytest.approx([1.0, 0.5])
-    named = [[case.runs[0].identity["lr"] for case in each.cases] for each in workloads]
-    assert named == [[0.1], [0.2]]
+    runs = [{c.runs[0].identity["lr"]: len(c.runs) for c in each.cases} for each in workloads]
+    assert runs == [{0.1: 3, 0.2: 1, 0.3: 1}, {0.2: 2}]  # a group of two speeds is two cases
     ((reason, names),) = excluded.items()
     assert ", on a processor of 0.4 TFLOP/s: no finished run of one process" in reason
     assert names == ["lr 0.3 ddp 2_1"]

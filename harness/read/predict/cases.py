@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -62,16 +62,24 @@ Kind = tuple[tuple[str, str], ...]  # settings that runs have in common, and the
 def workloads_of(sweep: SweepResults) -> tuple[list[Workload], dict[str, list[str]]]:
     """The workloads that can be predicted; and reason -> groups on several nodes that cannot."""
     excluded: dict[str, list[str]] = {}
-    parts: dict[Kind, tuple[list[Group], list[Run]]] = {}
+    parts: list[tuple[Kind, list[Group]]] = []
     by_kind = by_key((group for group in sweep.groups if group.finished), _kind)
     for kind, groups in by_kind.items():
-        runs = [run for group in groups for run in group.finished]
-        parts |= {(*kind, (SPEED, speed_text(each))): (groups, each) for each in by_speed(runs)}
+        for runs in by_speed(run for group in groups for run in group.finished):
+            own = {run.path for run in runs}
+            of_speed = [_with_runs(group, own) for group in groups]
+            speed = (SPEED, speed_text(runs))
+            parts.append(((*kind, speed), [group for group in of_speed if group.runs]))
     workloads = [
-        _workload(sweep, name, groups, runs, excluded)
-        for name, (groups, runs) in zip(_names([*parts]), parts.values(), strict=True)
+        _workload(sweep, name, groups, excluded)
+        for name, (_, groups) in zip(_names([kind for kind, _ in parts]), parts, strict=True)
     ]
     return [workload for workload in workloads if workload is not None], excluded
+
+
+def _with_runs(group: Group, paths: Collection[str | None]) -> Group:
+    """The group with its finished runs of these paths alone: of one speed of the processor."""
+    return replace(group, runs=tuple(run for run in group.finished if run.path in paths))
 
 
 def _kind(group: Group) -> Kind:
@@ -92,21 +100,14 @@ def _names(kinds: list[Kind]) -> list[str]:
 
 
 def _workload(
-    sweep: SweepResults, name: str, groups: list[Group], runs: list[Run],
-    excluded: dict[str, list[str]],
-) -> Workload | None:  # fmt: skip
-    """The predictions of the groups most of whose runs are among these, which had processors of one
-    speed; None if there are none. Adds to excluded: reason -> groups.
-    """
-    own = {run.path for run in runs}
-    far = [
-        group for group in groups if shape_of(group.finished[0]).nodes > 1
-        and 2 * sum(run.path in own for run in group.finished) > len(group.finished)
-    ]  # fmt: skip
-    on = "" if len(runs) == sum(len(group.finished) for group in groups) else speed_text(runs)
-    selector = f"{sweep.name}, on a processor of {on}" if on else sweep.name
+    sweep: SweepResults, name: str, groups: list[Group], excluded: dict[str, list[str]]
+) -> Workload | None:
+    """The predictions of a workload; None if there are none. Adds to excluded: reason -> groups."""
+    far = [group for group in groups if shape_of(group.finished[0]).nodes > 1]
+    runs = [run for group in groups for run in group.finished]
+    on = "" if len(runs) == len(sweep.finished) else f", on a processor of {speed_text(runs)}"
     try:
-        fitted = fit_on(selector, runs, Overrides(), all_reduces_of(runs))
+        fitted = fit_on(f"{sweep.name}{on}", runs, Overrides(), all_reduces_of(runs))
     except UserError as error:
         if far:
             excluded.setdefault(str(error), []).extend(sweep.short_name_of(g) for g in far)

@@ -78,8 +78,8 @@ def least_squares(batches: np.ndarray, steps: np.ndarray) -> tuple[float, float]
 
 
 def crowd(processes: int, own_cores: int | None) -> tuple[int, float]:
-    """(the processes of a machine that could have cores of their own, how many times as many there
-    are). Beyond the former they take turns, and each gets so much less of a core.
+    """(how many processes of a machine compute at once, how many take turns in the place of each).
+    Two are taken to compute at once, also where one alone would use all cores.
     """
     alone = min(processes, max(own_cores, 2)) if own_cores else processes
     return alone, processes / alone

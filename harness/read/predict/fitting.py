@@ -271,7 +271,7 @@ def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
 def _own_cores(run: Run) -> int | None:
     """For how many such processes its machine has cores; None on GPUs or where unknown."""
     cores = run.environment.get("cpu_cores")
-    return cores // run.threads if cores and run.threads else None
+    return max(1, cores // run.threads) if cores and run.threads else None
 
 
 def _sharing(

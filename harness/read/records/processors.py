@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -31,24 +32,32 @@ def rates(runs: Iterable[Run], formats: Collection[str] = ()) -> Rates:
 
 
 def by_speed(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs apart by the speed of their processor in fp32; those of unknown speed with the most."""
-    known, classes, unknown = [], list[list[Run]](), list[Run]()
+    """Runs apart by the speed of their processor in fp32, the slowest first; those of unknown speed
+    with the most. Speeds too far apart for one class are divided at the largest gap between them.
+    """
+    known, unknown = list[tuple[float, Run]](), list[Run]()
     for run in runs:
         rate = run.calibration.get("fp32_tflops") if run.device == "cpu" else None
         if rate:
             known.append((rate, run))
         else:
             unknown.append(run)
-    slowest = 0.0
-    for rate, run in sorted(known, key=lambda pair: pair[0]):
-        if not classes or are_apart(rate, slowest):
-            slowest = rate
-            classes.append([])
-        classes[-1].append(run)
-    if not classes:
-        return [unknown] if unknown else []
-    max(classes, key=len).extend(unknown)
+    known.sort(key=lambda pair: pair[0])
+    classes = [[run for _, run in each] for each in _divided(known)]
+    if classes:
+        max(classes, key=len).extend(unknown)
+    elif unknown:
+        classes = [unknown]
     return classes
+
+
+def _divided(known: list[tuple[float, Run]]) -> list[list[tuple[float, Run]]]:
+    """Rates in ascending order, divided until none of a class are apart."""
+    if not known or not are_apart(known[0][0], known[-1][0]):
+        return [known] if known else []
+    gaps = [later / rate for (rate, _), (later, _) in itertools.pairwise(known)]
+    at = gaps.index(max(gaps)) + 1
+    return [*_divided(known[:at]), *_divided(known[at:])]
 
 
 def speed_text(runs: Iterable[Run]) -> str:

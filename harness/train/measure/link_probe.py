@@ -35,8 +35,8 @@ ENOUGH = 4  # times that an all-reduce is expected to fit: the first may take lo
 NEARLY = 1.5
 ROUND_TRIPS, FEW_ROUND_TRIPS = 20, 2
 ROUND_TRIPS_S = 0.3  # short ones are repeated so long: other programs may take the processors
-# Of the time for all pairs: after the first share no pair's round trips are begun; those that are
-# more than the few take the other share at most.
+# Of the time for all pairs: after the first share no pair's round trips are begun; repeats beyond
+# FEW_ROUND_TRIPS take the other share at most.
 TRIPS_SHARE, MORE_TRIPS_SHARE = 1 / 4, 1 / 16
 # A distant pair needs so many of its round trips for a bandwidth, whatever its share of the time.
 NEEDED_ROUND_TRIPS = 20
