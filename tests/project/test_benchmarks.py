@@ -217,7 +217,7 @@ def test_the_page_has_the_table_of_direct_sends(
 ) -> None:
     assert run_benchmark("direct_sends", []) == 0
     said = capsys.readouterr().out
-    assert len(said.splitlines()) == 2 + 34
+    assert len(said.splitlines()) == 2 + 38
     assert said in (root / "docs" / "prediction.md").read_text()
 
 
