@@ -337,12 +337,14 @@ class Runner(Worker):
 
     def _skip_like(self, last: State) -> None:
         """Skip runs that the mistake of the last one would refuse, too, such as a wrong column:
-        all of their values have been refused in its words, and no run has begun its training.
+        all of their values have been refused in its words, and no run of the sweep has begun its
+        training, now or earlier.
         """
         alike = [state.job.label for state in self.refused if state.reason == last.reason]
+        finished = any(state.job.folder.outcome() == FINISHED for state in self.states)
         waiting = [state for state in self.states if state.state == WAITING]
         same = [state for state in waiting if _is_covered(state.job.label, alike)]
-        if self.any_begun or not same:
+        if self.any_begun or self.running or finished or not same:
             return
         for state in same:
             state.state, state.reason = SKIPPED, f"as {self.name_of(last)}: {last.reason}"

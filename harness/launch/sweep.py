@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import glob
 import math
 import os
 import re
@@ -109,7 +110,7 @@ def run(flags: argparse.Namespace) -> int:
             _check_owner(folder, sweep.file)
             # Printed at once: the next steps may be slow.
             print(f"{sweep.name}: {runs(len(chosen))}, --launcher {options.launcher}", flush=True)
-            if options.rerun != "all":
+            if flags.rerun != "all":
                 _refuse_changed_inputs([state.job for state in chosen])
             if isinstance(place, Machines) and place.here:  # other places have other disks
                 with working("checking data and models"):
@@ -142,11 +143,21 @@ def _skip_what_cannot_start(states: list[State], place: Place) -> None:
 
 
 def _only_disturbed(chosen: list[State], options: Options) -> tuple[list[State], Options]:
-    """With --rerun disturbed, these runs alone, all of which are measured again."""
+    """With --rerun disturbed, these runs alone, and those that were stopped while they repeated a
+    run; all of them are measured again.
+    """
     if options.rerun != "disturbed":
         return chosen, options
-    disturbed = [state for state in chosen if was_disturbed(state.job.folder)]
-    return disturbed, replace(options, rerun="all")
+    folders = [(state, state.job.folder) for state in chosen]
+    again = [state for state, folder in folders if was_disturbed(folder) or _repeats(folder)]
+    return again, replace(options, rerun="all")
+
+
+def _repeats(folder: RunFolder) -> bool:
+    """Whether a record without an end stands in the place of an earlier one, which is kept."""
+    path = folder.path
+    is_open = folder.outcome() in (None, "interrupted")
+    return is_open and any(path.parent.glob(f"{glob.escape(path.name)}{ASIDE}*"))
 
 
 def _check_inputs(chosen: Sequence[State], rerun: str | None) -> None:
@@ -304,7 +315,7 @@ def _how_to_repeat(disturbed: int, packed: bool) -> str:
         )
     return (
         f"{runs(disturbed)} disturbed by other programs: when nothing else runs, the same command "
-        "with --rerun disturbed measures again, and keeps the old records aside"
+        "with --rerun disturbed --isolation error measures again, and keeps the old records aside"
     )
 
 
@@ -313,10 +324,7 @@ def _how_to_resume(place: Place, command: str) -> str:
     if place.options.rerun != "all":
         return "the same command continues"
     if _repeats_disturbed(command):
-        return (
-            "without --rerun the same command goes on with what was stopped, and as it is it "
-            "measures the other disturbed runs"
-        )
+        return "the same command measures these again"
     if place.name == "slurm":
         return "the same command settles the jobs that are out, and measures the others again"
     return "the same command measures all again; --select or --limit choose the rest"

@@ -173,13 +173,14 @@ def test_what_goes_on_with_a_sweep_that_was_stopped() -> None:
     assert said() == "the same command continues"
     place.options.rerun = "all"
     assert "measures all again; --select or --limit choose" in said()
-    assert said("sweep a.yaml --rerun disturbed").startswith("without --rerun the same command")
+    assert said("sweep a.yaml --rerun disturbed") == "the same command measures these again"
     place.name = "slurm"
     assert "settles the jobs that are out, and measures the others" in said()
 
 
 def test_packed_runs_are_repeated_one_at_a_time() -> None:
     assert "without --pack and with --rerun disturbed" in sweep_module._how_to_repeat(2, True)
+    assert "--rerun disturbed --isolation error" in sweep_module._how_to_repeat(1, False)
     assert "1 run disturbed by other programs" in sweep_module._how_to_repeat(1, False)
 
 

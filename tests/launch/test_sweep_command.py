@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.records import (
+    ASIDE,
     FINISHED,
     SCHEMA,
     RunFolder,
@@ -402,9 +403,18 @@ def test_disturbed_runs_are_measured_again(
     write_json(first.job.folder.environment, launch)
     commands = [line for line in printed(tmp_path, capsys, *flags) if not line.startswith("#")]
     assert len(commands) == 1 and commands[0].endswith(" --rerun")
-    write_json(first.job.folder.summary, {"outcome": "failed"})
+    folder = first.job.folder
+    write_json(folder.summary, {"outcome": "failed"})
     (line,) = printed(tmp_path, capsys, *flags)
     assert "no finished run" in line
+    write_json(folder.summary, {"outcome": "interrupted"})
+    (line,) = printed(tmp_path, capsys, *flags)
+    assert "no finished run" in line
+    # Stopped while it repeated a disturbed run.
+    folder.path.with_name(folder.path.name + f"{ASIDE}1").mkdir()
+    assert [line for line in printed(tmp_path, capsys, *flags) if not line.startswith("#")] == (
+        commands
+    )
 
 
 def test_a_dry_run_shows_what_is_done_as_a_comment(

@@ -59,7 +59,7 @@ def test_an_interval_of_more_than_tenfold_asks_for_more_runs(plan: Plan) -> None
     with_rates(plan, "1_2", 100.0, 400.0)
     with_rates(plan, "2_1", 100.0, 110.0)
     wide, narrow = map(str, answers(read_sweep(plan.write())))
-    too_few = "too few runs to tell (more seeds are needed)"
+    too_few = "too uncertain to tell (more quiet runs are needed)"
     half = 12.7062 * math.log(2)  # of the interval of the logarithm
     many = f"2.00 times as many ({2 * math.exp(-half):.2g} to {2 * math.exp(half):,.0f})"
     assert f"samples/s: {many}, {too_few}; accuracy" in wide
@@ -72,7 +72,7 @@ def test_an_interval_of_accuracy_that_says_nothing_asks_for_more_runs(plan: Plan
         for seed, accuracy in enumerate(accuracies):
             plan.run(setup, seed=seed, accuracy=accuracy)
     wide, narrow = map(str, answers(read_sweep(plan.write())))
-    too_few = "too few runs to tell (more seeds are needed)"
+    too_few = "too uncertain to tell (more quiet runs are needed)"
     assert f"accuracy: +1.0 points (-11.7 to +13.7), {too_few}; " in wide
     assert "accuracy: +0.5 points (-5.9 to +6.9), within the noise; " in narrow
 

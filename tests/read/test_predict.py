@@ -295,7 +295,7 @@ def test_a_run_with_fewer_updates_than_a_period_is_said(root: Path, predicted: V
     argv += ["--link", "20ms,200mbit", "--strategy", "diloco", "--sync_every", "50"]
     text = predicted.in_one_line(*argv)
     assert "note: 11 updates are fewer than --sync_every 50: only the last exchange happens" in text
-    assert text.count("(counts between epochs only)") == 1  # nothing is saved in these records
+    assert text.count("(after each epoch but the last)") == 1  # nothing is saved in these records
     longer = predicted.in_one_line(*argv, "--epochs", "50")
     assert "only the last exchange" not in longer
 

@@ -149,7 +149,8 @@ def test_a_disturbed_sweep_names_the_command_that_repeats_it(plan: Plan, tmp_pat
     command = "python -m harness sweep a.yaml --tiny --pack --rerun failed --select setup=1_1"
     plan.run("1_1", 4, seed=1, environment={"launch": {"cpu_busy_share": 0.9}})
     plan.run("1_1", 8)
-    again = "python -m harness sweep a.yaml --tiny --select setup=1_1 --rerun disturbed"
+    again = "python -m harness sweep a.yaml --tiny --select setup=1_1 --rerun disturbed "
+    again += "--isolation error"
     assert repeats(command) == [again] and repeats(None) == []
     plan.run("1_1", 4, seed=2)  # a quiet run of the same row, whose times count
     assert repeats(command) == []

@@ -54,7 +54,7 @@ AS = {RATE: "as many", MEMORY: "as much",
       **dict.fromkeys((*TIMES_TO_TARGET, "epoch_time_s"), "as long")}  # fmt: skip
 LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 
-TOO_FEW = "too few runs to tell (more seeds are needed)"
+TOO_FEW = "too uncertain to tell (more quiet runs are needed)"
 # Widest interval (a ratio, points) that counts as "within the noise": a wider one says nothing.
 WIDEST, WIDEST_POINTS = 10.0, 20.0
 ALONE = "one run each, so all of it may be chance"

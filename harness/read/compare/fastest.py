@@ -200,10 +200,19 @@ def _best(groups: Sequence[Group], axis: str, name: str) -> Best:
         is_best = all(isinstance(why, Missed) for why in whys) and not alone.missed(measure.name)
         return Best(_value(alone, axis) if is_best else "", "", left_out, False)
     first = leaders(compared, lead, measure.equal)
+    leads = groups[first[0] if first else compared[0]].mean(name)
+    if any(busy[n] and _is_as_good(groups[n].mean(name), leads, name) for n in apart):
+        return Best("", "", left_out, False)  # as disturbed as it was, it may well lead
     judged = [lead(first[0], o).judged(measure.equal) for o in compared if first and o != first[0]]
     *others, last = (_value(groups[n], axis) for n in first) if first else [""]
     values = f"{', '.join(others)} and {last}, equal" if others else last
     return Best(values, _noise(judged), left_out, busy[compared[0]])
+
+
+def _is_as_good(one: float | None, other: float | None, measure: str) -> bool:
+    if one is None or other is None:
+        return False
+    return one <= other if measure in LESS_IS_BETTER else one >= other
 
 
 def _left_out(others: Sequence[Group], whys: Sequence[str], axis: str, measure: str) -> str:

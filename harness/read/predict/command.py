@@ -42,7 +42,7 @@ from harness.read.scales import doubling_axis, log_axis
 from harness.read.table import Table, screen, show
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
-BETWEEN = " (counts between epochs only)"
+BETWEEN = " (after each epoch but the last)"
 ON_EACH_NODE = (
     " (on each node; typed alone, python -m harness link prints it with address and ranks, also "
     "for SLURM)"
@@ -235,7 +235,7 @@ def prediction_lines(
     energy = (
         NOT_KNOWN if result.energy_j is None else f"{_digits(epochs * result.energy_j / 3.6e6)} kWh"
     )
-    yield f"  energy       {energy} (devices alone)"
+    yield f"  energy       {energy} (of the devices, without processors and fans)"
     cost = result.run_cost(epochs, restarts)
     known = NOT_KNOWN if cost is None else f"{_digits(cost)} (unit of --cost_per_gpu_hour)"
     yield f"  cost         {known}"

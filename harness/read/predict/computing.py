@@ -81,7 +81,7 @@ def crowd(processes: int, own_cores: int | None) -> tuple[int, float]:
     """(how many processes of a machine compute at once, how many take turns in the place of each).
     Two are taken to compute at once, also where one alone would use all cores.
     """
-    alone = min(processes, max(own_cores, 2)) if own_cores else processes
+    alone = min(processes, max(own_cores, 2)) if own_cores is not None else processes
     return alone, processes / alone
 
 

@@ -201,7 +201,8 @@ def _repeat(sweep: SweepResults) -> str:
     if not sweep.command or not any(disturbed):
         return ""
     words = [word for word in shlex.split(sweep.command) if word != "--pack"]
-    return shlex.join([*without_flags(words, ["--rerun"]), "--rerun", "disturbed"])
+    kept = without_flags(words, ["--rerun", "--isolation"])
+    return shlex.join([*kept, "--rerun", "disturbed", "--isolation", "error"])
 
 
 def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
