@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,7 +177,11 @@ def test_what_is_predicted_in_a_sweep_has_the_speed_of_what_it_is_fitted_on(tmp_
     assert runs == [{0.1: 3, 0.2: 1, 0.3: 1}, {0.2: 2}]  # a group of two speeds is two cases
     ((reason, names),) = excluded.items()
     assert ", on a processor of 0.4 TFLOP/s: no finished run of one process" in reason
-    assert names == ["lr 0.3 ddp 2_1"]
+    assert names == ["lr 0.3 ddp 2_1"] and "in its file" not in reason
+    asked = replace(read_results(tmp_path), question="how far off?")
+    assert "a sweep is predicted from its own runs: list it in" in next(
+        iter(workloads_of(asked)[1])
+    )
 
 
 def test_one_gpu_of_a_machine_and_four_are_one_machine(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def basis_of(selector: str, runs: Sequence[Run], overrides: Overrides) -> Basis:
     if not singles:
         raise UserError(
             f"{selector}: no finished run of one process, from which computing would be known, is "
-            f"below this folder and in this choice: {missing_command(runs, '1_1', None)}"
+            f"among these runs: {missing_command(runs, '1_1', None)}"
         )
     timed = {id(run) for run in singles}
     basis = [run for run in basis if shape_of(run).ranks > 1 or id(run) in timed]

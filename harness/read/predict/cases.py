@@ -109,8 +109,10 @@ def _workload(
     try:
         fitted = fit_on(f"{sweep.name}{on}", runs, Overrides(), all_reduces_of(runs))
     except UserError as error:
+        own = " (a sweep is predicted from its own runs: list it in its file, too)"
+        reason = f"{error}{own if sweep.has_question else ''}"
         if far:
-            excluded.setdefault(str(error), []).extend(sweep.short_name_of(g) for g in far)
+            excluded.setdefault(reason, []).extend(sweep.short_name_of(g) for g in far)
         return None
     cases = []
     for group in far:
