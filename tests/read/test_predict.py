@@ -416,7 +416,7 @@ def test_too_few_runs_say_which(tmp_path: Path, predicted: Verb) -> None:
 def test_the_missing_run_has_as_many_threads(tmp_path: Path, predicted: Verb) -> None:
     with_threads(timed(tmp_path, 16, 1, 2), 1)
     argv = [str(tmp_path), "--setup", "2_2", *FAR]
-    assert "in this choice: OMP_NUM_THREADS=1 python vit.py --tiny" in predicted.refused(*argv)
+    assert "among these runs: OMP_NUM_THREADS=1 python vit.py --tiny" in predicted.refused(*argv)
     with_threads(timed(tmp_path, 16), 1)
     assert "one more: OMP_NUM_THREADS=1 python vit.py" in predicted(*argv)
 
