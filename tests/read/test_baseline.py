@@ -67,6 +67,9 @@ def test_another_strategy_is_no_substitute_for_a_disturbed_baseline(tmp_path: Pa
     text = told(run)
     assert "The baseline is" not in text
     assert f"({same} is not: other programs: 1 of 1 runs of the other ran" in text
+    # The same strategy with another number of epochs is the same question.
+    longer = on_one(tmp_path, 32, seed=3, more=("--epochs", "7"))
+    assert f"one process with batch 32 ({longer}, found beside it)" in told(run)
 
 
 def test_repeats_of_a_baseline_with_other_threads_do_not_spoil_it(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Target
 from harness.read.records.selection import read_selected
 from harness.read.statistics import welch_half
-from tests.support.paired import Verb, changed, planted_s, timed
+from tests.support.paired import Verb, changed, measured, planted_s, timed
 from tests.support.predicted import FAR, MODEL
 from tests.support.records import with_epochs
 
@@ -257,3 +257,29 @@ def test_four_processes_on_two_cores_tell_what_sharing_costs(tmp_path: Path) -> 
     changed(next(tmp_path.glob("vit/1_1/*")), cpu_cores=2, threads=2)
     changed(next(tmp_path.glob("vit/1_4/*")), cpu_cores=2, threads=2)
     assert fit_records(str(tmp_path), Overrides()).model.own_cores == 1
+
+
+def test_a_prediction_is_compared_with_runs_that_measured_it(
+    records: Path, predicted: Verb
+) -> None:
+    """Of the same nodes, settings, link and machine; the quiet ones, if there are any."""
+    link = measured(20.0, 200.0, 1.0)
+    asked = (str(records), "--setup", "2_1", *FAR_LINK)
+    assert "measured     " not in predicted(*asked)
+    for seed, step_s in ((1, 0.2), (2, 0.3)):
+        timed(records, 16, 2, 1, link=link, seed=seed, step_s=step_s)
+    busy = timed(records, 16, 2, 1, link=link, seed=3, step_s=0.9)
+    changed(busy, launch={"cpu_busy_share": 0.9})
+    other = {"machine": "b-cpux2", "step_s": 0.7}
+    timed(records, 16, 2, 1, link=link, **other)  # type: ignore[arg-type]
+    timed(records, 16, 2, 1, link=measured(40.0, 200.0, 1.0), seed=4, step_s=0.8)
+    diloco = ("--strategy", "diloco", "--sync_every", "10")
+    timed(records, 16, 2, 1, *diloco, link=link, seed=5, step_s=0.1)
+    text = predicted(*asked)
+    result = json.loads(predicted(*asked, "--json"))
+    off = result["step_s"] / 0.25 - 1
+    assert f"  measured     250 ms, mean of 2 runs: the prediction is off by {off:+.1%}" in text
+    assert sorted(result["measured_step_s"]) == pytest.approx([0.2, 0.3])
+    assert "measured     100 ms, mean of 1 run" in predicted(*asked, *diloco)
+    alone = json.loads(predicted(str(records), "--setup", "1_1", "--batch", "16", "--json"))
+    assert alone["measured_step_s"] == pytest.approx([1.01 * planted_s(16), 0.99 * planted_s(16)])

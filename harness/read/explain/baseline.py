@@ -92,19 +92,25 @@ def nearest(group: Group, beside: list[Group]) -> tuple[Group | None, Group | No
     """(the nearest comparable group or None, the nearest group). Searched are groups of one process
     with the same batch per device, else of one process with the same effective batch, else of as
     many processes; the first kind that exists decides, as another kind would answer another
-    question. Within it, the group that agrees in most settings comes first. Where only other
-    programs forbid that comparison, none is made: another strategy would be another question, too.
+    question. Within it, the group that agrees in most settings comes first. Where other programs
+    alone forbid that comparison, another group of its strategy is taken, and of no other one.
     """
     single = [other for other in beside if is_single(other)]
     several = [other for other in beside if not is_single(other)]
     for batch, candidates in ((_per_device, single), (_effective, single), (_per_device, several)):
         like = [other for other in candidates if batch(other) == batch(group) is not None]
         like.sort(key=lambda other: -len(other.identity.items() & group.identity.items()))
-        if like and (why_not(group, like[0]) or "").startswith(LOAD):
-            return None, like[0]
-        if like:
-            return next((o for o in like if why_not(group, o) is None), None), like[0]
+        if not like:
+            continue
+        first, kept = like[0], like
+        if (why_not(group, first) or "").startswith(LOAD):
+            kept = [other for other in like if _way(other) == _way(first)]
+        return next((o for o in kept if why_not(group, o) is None), None), first
     return None, None
+
+
+def _way(group: Group) -> tuple[Any, ...]:
+    return tuple(group.identity.get(name) for name in ("strategy", *OF_ONE_STRATEGY))
 
 
 def is_single(group: Group) -> bool:

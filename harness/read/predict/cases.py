@@ -11,8 +11,21 @@ from harness.core.collectives import Wire
 from harness.core.settings import UserError
 from harness.read.grouping import by_key
 from harness.read.predict.basis import PREDICTED_OVER
-from harness.read.predict.facts import Overrides, setting_of, shape_of, step_s
-from harness.read.predict.fitting import Fitted, all_reduces_of, fit_on, wire_between
+from harness.read.predict.facts import (
+    Overrides,
+    grad_acc_of,
+    is_timed_like,
+    setting_of,
+    shape_of,
+    step_s,
+)
+from harness.read.predict.fitting import (
+    Fitted,
+    all_reduces_of,
+    fit_on,
+    same_training,
+    wire_between,
+)
 from harness.read.predict.model import EXPOSED, Prediction, predict
 from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import Group
@@ -137,6 +150,35 @@ def _predicted(fitted: Fitted, group: Group) -> PredictedGroup:
     runs = tuple(group.measured("epoch_time_s"))
     plan = as_timed(scenario_of(runs), runs[0])
     return PredictedGroup(group, runs, predict(fitted.model, plan))
+
+
+def measured_as(fitted: Fitted, plan: Scenario) -> list[float]:
+    """The step times of runs that have measured what is predicted: of the selected ones those of
+    its training and settings on this machine, the quiet ones if there are any.
+    """
+    alike = [
+        run for run in same_training(fitted.first, fitted.selected)
+        if is_timed_like(fitted.first, run) and grad_acc_of(run) == fitted.model.grad_acc
+        and len(by_speed((fitted.first, run))) == 1 and _is_of(run, plan)
+    ]  # fmt: skip
+    steps = (step_s(run, Overrides()) for run in Group(tuple(alike)).measured("epoch_time_s"))
+    return [seconds for seconds in steps if seconds is not None]
+
+
+def _is_of(run: Run, plan: Scenario) -> bool:
+    """Whether a run has the nodes, settings and link of a scenario."""
+    shape = shape_of(run)
+    if shape != plan.shape or run.identity["per_gpu_batch"] != plan.batch:
+        return False
+    if shape.ranks == 1:
+        return True
+    try:
+        own = scenario_of((run,), None if shape.nodes > 1 else Wire())
+    except UserError:
+        return False
+    names = ("fragments", "overlap", *(("wire", "emulated") if shape.nodes > 1 else ()))
+    same = all(getattr(own, name) == getattr(plan, name) for name in names)
+    return same and own.fields == plan.fields
 
 
 def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,7 +24,8 @@ from harness.core.topology import effective_batch
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
 from harness.read.files import save
-from harness.read.labels import UNKNOWN, duration
+from harness.read.labels import UNKNOWN, counted, duration
+from harness.read.predict.cases import measured_as
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import Fitted, fit_records
 from harness.read.predict.model import (
@@ -199,8 +201,9 @@ def fit_lines(fitted: Fitted) -> Iterator[str]:
 
 
 def prediction_lines(
-    fitted: Fitted, result: Outcome, link: Link, epochs: int, restarts: int = 0
-) -> Iterator[str]:
+    fitted: Fitted, result: Outcome, link: Link, epochs: int, restarts: int = 0,
+    measured_s: Sequence[float] = (),
+) -> Iterator[str]:  # fmt: skip
     each = result.prediction
     plan = each.plan
     over = f" over {link}" if plan.shape.nodes > 1 else ""
@@ -213,6 +216,10 @@ def prediction_lines(
         f"{'; the error of what is assumed is not in it' if fitted.assumed else ''}"
     )
     yield f"  step time    {_ms(each.step_s)} (95 % interval {interval})"
+    if measured_s:
+        mean_s, runs = statistics.mean(measured_s), counted(len(measured_s), "run")
+        off = f"{each.step_s / mean_s - 1:+.1%}"
+        yield f"  measured     {_ms(mean_s)}, mean of {runs}: the prediction is off by {off}"
     parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.parts.items())
     yield f"  made of      {parts}; most: {each.dominating}"
     yield f"  samples/s    {_digits(each.samples_per_s)}"
@@ -382,6 +389,7 @@ def run(options: argparse.Namespace) -> int:
     link = link_without_losses(options.link)
     plan = _scenario(options, fitted, link)
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
+    measured_s = measured_as(fitted, result.prediction.plan)
     curve = []
     if plan.shape.nodes > 1:
         curve = over_nodes(fitted.model, plan, plan.shape.nodes, fitted.updates_of)
@@ -389,11 +397,12 @@ def run(options: argparse.Namespace) -> int:
         print_json({
             **as_fields(result), "run_s": result.run_s(options.epochs, options.restarts),
             "run_cost": result.run_cost(options.epochs, options.restarts),
-            "assumed": fitted.assumed, "not_read": fitted.not_read,
+            "assumed": fitted.assumed, "not_read": fitted.not_read, "measured_step_s": measured_s,
         })  # fmt: skip
     else:
         console = screen()
-        lines = prediction_lines(fitted, result, link, options.epochs, options.restarts)
+        run = options.epochs, options.restarts
+        lines = prediction_lines(fitted, result, link, *run, measured_s)
         for line in (*fit_lines(fitted), "", *lines):
             console.print(line)
         if curve:

@@ -194,7 +194,7 @@ def fit_on(
     if overrides.sharing is not None:  # given, so without a spread
         sharing, sharing_spread, sharing_freedom = overrides.sharing, 0.0, 1
     arguments = first.settings.get("training_arguments") or {}
-    same = _same_training(first, basis.near)
+    same = same_training(first, basis.near)
     coded = _coded_on_one_machine(first, same)
     phases = fit_phases((shape_of(run), wire_between(run.measured_link), run) for run in same)
     model = Model(
@@ -337,7 +337,7 @@ def _hosts(
     return {compress: max(0.0, statistics.mean(many)) for compress, many in waits.items()}
 
 
-def _same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
+def same_training(first: Run, runs: Iterable[Run]) -> list[Run]:
     """Finished runs of the training of `first`, over any nodes and with any exchange: they tell
     what is sent, and what a run takes beside its steps.
     """
