@@ -199,7 +199,7 @@ from tests.support.emulated import echoing, pings
 try:
     with EmulatedNodes.open(2, link_of("5ms")) as nodes, echoing(nodes, 1):
         who = subprocess.run([*nodes.enter(0), "id", "-u"], capture_output=True, text=True)
-        print(json.dumps([pings(nodes, 0, 1)[0], who.stdout.strip()]))
+        print(json.dumps([pings(nodes, 0, 1, count=50)[0], who.stdout.strip()]))
 except UserError as error:
     print(error)
 """

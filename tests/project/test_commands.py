@@ -88,6 +88,10 @@ def test_a_reader_types_every_command_of_readme_and_guide(clone: Path, root: Pat
     readme = [command for command, _ in to_run(root / "README.md")]
     type_all(readme, clone, in_a_shell=VERB)
     if any("outputs/vit/2_1" in command for command in readme):  # both had as many threads
-        assert "times its samples/s on 2x the devices" in (clone / "out.log").read_text()
+        told = (clone / "out.log").read_text()
+        busy = "It ran beside other programs, so its times are not compared with quiet runs on one"
+        assert (
+            "times its samples/s on 2x the devices" in told or busy in told
+        )  # tests run beside it
     guide = to_type(root / "docs" / "guide.md")
     type_all([command for command in guide if command not in readme], clone)
