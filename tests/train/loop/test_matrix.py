@@ -36,12 +36,12 @@ def test_a_sample_of_architectures() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_many_architectures() -> None:
-    """Every eighth and all that are exceptions, beside the sample; all of them by `make models`."""
+    """Every sixth and all that are exceptions, beside the sample; all of them by `make models`."""
     names = {script: architectures.names(script) for script in TASKS}
     if os.environ.get("HARNESS_MODELS") == "whole":
         results = matrix.measure(names)
         matrix.PAGE.write_text(matrix.page(results))
         check(results)
         return
-    few = {s: {*of[::8], *(n for t, n in matrix.EXCEPTIONS if t == s)} for s, of in names.items()}
+    few = {s: {*of[::6], *(n for t, n in matrix.EXCEPTIONS if t == s)} for s, of in names.items()}
     check(matrix.measure({script: sorted(of - {*SAMPLE[script]}) for script, of in few.items()}))
