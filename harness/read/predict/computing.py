@@ -85,6 +85,14 @@ def crowd(processes: int, own_cores: int | None) -> tuple[int, float]:
     return alone, processes / alone
 
 
+def slowdown(sharing: float, processes: int, own_cores: int | None) -> float:
+    """How many times as long processes of a machine compute, if each further one that computes at
+    once slows all by the share `sharing`.
+    """
+    alone, times = crowd(processes, own_cores)
+    return (1 + sharing * (alone - 1)) * times
+
+
 def fit_sharing(slower: Mapping[int, Sequence[float]]) -> float:
     """What each further process on a machine adds to a step, as a share of it; never below zero.
 

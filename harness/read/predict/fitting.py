@@ -22,7 +22,7 @@ from harness.core.settings import UserError
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.basis import Basis, basis_of, is_on_one_machine, missing_command
-from harness.read.predict.computing import StepTime, crowd, fit_line, fit_sharing
+from harness.read.predict.computing import StepTime, crowd, fit_line, fit_sharing, slowdown
 from harness.read.predict.exchange import BACKENDS, Reduction
 from harness.read.predict.facts import (
     ALIKE,
@@ -330,8 +330,7 @@ def _hosts(
         ranks, batch = shape_of(run).ranks, run.identity["per_gpu_batch"]
         took_s = step_s(run, overrides)
         if sharing is not None and took_s is not None and line.knows(batch):
-            alone, times = crowd(ranks, own_cores)
-            computing_s = line.step_s(batch) * (1 + sharing * (alone - 1)) * times
+            computing_s = line.step_s(batch) * slowdown(sharing, ranks, own_cores)
             wait_s = (took_s - computing_s) / ring_share(ranks)
             waits.setdefault(str(run.identity["compress"]), []).append(wait_s)
     return {compress: max(0.0, statistics.mean(many)) for compress, many in waits.items()}

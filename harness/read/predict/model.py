@@ -28,7 +28,7 @@ from harness.core.settings import Settings, UserError
 from harness.core.strategies import GRADIENT_CODES, STRATEGIES, chooses_exchange, is_coded
 from harness.core.topology import effective_batch
 from harness.read.predict import exchange
-from harness.read.predict.computing import StepTime, crowd
+from harness.read.predict.computing import StepTime, crowd, slowdown
 from harness.read.predict.exchange import Correction, Reduction
 from harness.read.predict.scenario import (
     APART,
@@ -99,8 +99,7 @@ class Model:
 
     def slower(self, plan: Scenario, share: float) -> float:
         """How many times as long processes of a machine compute, at this share of `sharing`."""
-        alone, times = crowd(neighbours(plan), self.own_cores)
-        return (1 + (self.sharing or 0.0) * share * (alone - 1)) * times
+        return slowdown((self.sharing or 0.0) * share, neighbours(plan), self.own_cores)
 
     def extrapolates(self, plan: Scenario) -> bool:
         """Whether more processes share a machine than were ever measured."""
