@@ -340,7 +340,7 @@ def test_of_close_choices_without_an_interval_none_is_taken(records: Path, plan:
 
 def test_the_choice_is_measured_by_a_command(records: Path, plan: Verb) -> None:
     """Its own, but for the set-up, the link and the way of exchange."""
-    own = "vit.py --tiny --setup 4_1_far --strategy diloco --exchange auto --link 80ms"
+    own = "vit.py --tiny --setup 4_1_far --strategy diloco --exchange auto --link 80ms --rerun"
     for file in records.rglob("environment.json"):
         content = json.loads(file.read_text()) | {"threads": 1}
         over = {"command": own} if content["nodes"] == 4 else {}
@@ -352,10 +352,20 @@ def test_the_choice_is_measured_by_a_command(records: Path, plan: Verb) -> None:
     ) in text
     assert "backend --exchange backend" in text.partition("measure it with")[2]
     told = plan.refused(records, *TO_ASK, "--nodes", "8")
-    assert (
-        "but on 1, 4: measure it over any link, emulated nodes will do: OMP_NUM_THREADS=1 " in told
+    measures = (
+        "measure it over any link, emulated nodes will do: for seed in 1 2; do OMP_NUM_THREADS=1 "
+        "python -m harness nodes 8 --link 40ms/200mbit -- torchrun vit.py --tiny --strategy "
     )
-    assert "python -m harness nodes 8 --link 40ms/200mbit -- torchrun vit.py --tiny " in told
+    assert f"but on 1, 4: {measures}" in told and told.endswith(" --seed $seed; done\n")
+    assert "--rerun" not in text + told
+    text = plan.in_one_line(records, *TO_ASK, "--nodes", "4,8")
+    assert f"not predicted: 8 nodes: quality was not measured: {measures}" in text
+
+
+def test_nodes_without_a_run_of_the_batch_are_named(records: Path, plan: Verb) -> None:
+    timed(records, 8, 2, 1, link=measured(1.0, RATE, 1.0))
+    text = plan.in_one_line(records, *TO_ASK, "--nodes", "2,4", "--effective_batch", "64")
+    assert "not predicted: 2 nodes: no run has --effective_batch 64" in text
 
 
 def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, plan: Verb) -> None:

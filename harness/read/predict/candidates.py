@@ -147,10 +147,9 @@ def candidates(
     if not here:
         there = ", ".join(map(str, sorted({shape_of(run).nodes for run in done}))) or "one alone"
         check_target(target, runs)
-        command = command_on(_most_likely(runs, target), nodes[0], 1, True, link)
         raise UserError(
-            f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: measure "
-            f"it over any link, emulated nodes will do: {command or 'python -m harness nodes'}"
+            f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: "
+            f"{_to_measure(runs, target, nodes[0], link)}"
         )
     if batch is not None:
         sizes = sorted({run.effective_batch for run in here if run.effective_batch})
@@ -167,19 +166,34 @@ def candidates(
     if not choices.reached:
         raise UserError(_nothing(choices, asked, target, here))
     choices.reached.sort(key=lambda each: each.wall_s)
+    measured = {shape_of(run).nodes for run in done}
+    for count in sorted({*nodes} - {shape_of(run).nodes for run in (*here, *lost)}):
+        why = f"no run has --effective_batch {batch}"
+        if count not in measured:
+            why = f"quality was not measured: {_to_measure(runs, target, count, link)}"
+        choices.left_out.append(f"{count} nodes: {why}")
     return choices
 
 
-def _most_likely(runs: Sequence[Run], target: Target) -> Run:
-    """A run of the training to measure on more nodes: of those on most nodes, the training whose
-    runs reached the target most often.
+def _to_measure(runs: Sequence[Run], target: Target, nodes: int, link: str) -> str:
+    """What measures the quality of the likeliest training on so many nodes."""
+    same = _most_likely(runs, target)
+    seeds = sorted({run.seed for run in same if run.seed is not None})
+    command = command_on(same[0], nodes, 1, True, link, seeds=seeds)
+    how = command or "python -m harness nodes"
+    return f"measure it over any link, emulated nodes will do: {how}"
+
+
+def _most_likely(runs: Sequence[Run], target: Target) -> list[Run]:
+    """The training to measure on more nodes: of those on most nodes, the one whose runs reached the
+    target most often.
     """
 
     def rank(same: list[Run]) -> tuple[int, float]:
         reached = sum(math.isfinite(needed) for needed in _epochs(same, target))
         return shape_of(same[0]).nodes, reached / len(same)
 
-    return max(trainings_of(runs), key=rank)[0]
+    return max(trainings_of(runs), key=rank)
 
 
 def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run]) -> str:

@@ -282,31 +282,35 @@ def command_for_seeds(group: Group, seeds: Iterable[int]) -> str | None:
     run = group.recorded
     if (words := command_into_its_folder(run, ["--seed"])) is None:
         return None
-    command = shlex.join([*_launcher(run), *words])
-    return (
-        f"for seed in {' '.join(map(str, seeds))}; do {_threads(run)}{command} --seed $seed; done"
-    )
+    return _for_each(seeds, _threads(run) + shlex.join([*_launcher(run), *words]))
+
+
+def _for_each(seeds: Iterable[int], command: str) -> str:
+    return f"for seed in {' '.join(map(str, seeds))}; do {command} --seed $seed; done"
 
 
 def command_on(
-    run: Run, nodes: int, per_node: int, emulated: bool, link: str, *more: str
-) -> str | None:
+    run: Run, nodes: int, per_node: int, emulated: bool, link: str, *more: str,
+    seeds: Sequence[int] = (),
+) -> str | None:  # fmt: skip
     """The command that measures the training of a run on other nodes or over another link; None as
-    for command_for_seeds(). more: flags that replace those of the run.
+    for command_for_seeds(). more: flags that replace those of the run; seeds: instead of its own.
     """
-    given = [flag for flag in more if flag.startswith("--")]
+    given = [flag for flag in more if flag.startswith("--")] + ["--seed"] * bool(seeds)
     if (words := command_into_its_folder(run, ["--setup", "--link", *given])) is None:
         return None
-    return _threads(run) + shlex.join([*start_on(nodes, per_node, emulated, link), *words, *more])
+    words = [*start_on(nodes, per_node, emulated, link), *words, *more]
+    command = _threads(run) + shlex.join(words)
+    return _for_each(seeds, command) if seeds else command
 
 
 def command_into_its_folder(run: Run, without: Sequence[str]) -> list[str] | None:
-    """What measured a run, without these flags, into the folder that the record is in; None where
-    only others can measure it.
+    """What measured a run, without these flags and --rerun, which was of that time, into the folder
+    that the record is in; None where only others can measure it.
     """
     if not run.command or not is_ours(run.settings):
         return None
-    script, *flags = without_flags(run.command, without)
+    script, *flags = (w for w in without_flags(run.command, without) if w != "--rerun")
     path = run.recorded_folder.path
     if is_published(run):
         flags = [*without_flags(flags, ["--o", "--output_dir"]), "--output_dir", OWN_OUTPUT]
