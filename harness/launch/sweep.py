@@ -287,7 +287,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
             try:
                 worker.work()
             finally:
-                _record_command(folder, chosen, screen)
+                _record(folder, chosen, screen)
             screen.close()
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
@@ -330,25 +330,38 @@ def _how_to_resume(place: Place, command: str) -> str:
     return "the same command measures all again; --select or --limit choose the rest"
 
 
-def _record_command(folder: Path, chosen: list[State], screen: Screen) -> None:
-    """Record in sweep.json the last command that measured a run; a command that chose some runs
-    does not replace one that chose all, as long as other finished runs exist.
+def _record(folder: Path, chosen: list[State], screen: Screen) -> None:
+    """Record in sweep.json the command that measured, and which runs were skipped meanwhile."""
+    plan = _earlier(folder)
+    why = {state.job.path: state.reason for state in chosen if state.state == SKIPPED}
+    planned = [
+        run | {"skipped": why.get(run.get("path"), run.get("skipped"))}
+        for run in plan.get("runs") or ()
+    ]
+    now = plan | {"command": _measured_by(plan, folder, chosen), "runs": planned}
+    if not plan or now == plan:
+        return
+    try:
+        write_json(folder / SWEEP, now)
+    except OSError as error:  # no measurement is lost by this
+        screen.print(f"warning: {folder / SWEEP} stays as it was: {error.strerror}")
+
+
+def _measured_by(plan: dict[str, Any], folder: Path, chosen: list[State]) -> str | None:
+    """The last command that measured a run; a command that chose some runs does not replace one
+    that chose all, as long as other finished runs exist.
     """
     measured = [s.command for s in chosen if s.state == FINISHED and s.command]
-    plan = _earlier(folder)
-    before = plan.get("command")
-    if not measured or not plan or before == measured[-1]:
-        return
+    before: str | None = plan.get("command")
+    if not measured:
+        return before
     if before and _chooses(measured[-1]) and not _chooses(before):
         paths = {s.job.path for s in chosen if s.command}
         others = {run.get("path") for run in plan.get("runs") or ()} - {*paths, None}
         root = folder.parents[1]
         if any(RunFolder(root / path).outcome() == FINISHED for path in others):
-            return
-    try:
-        write_json(folder / SWEEP, plan | {"command": measured[-1]})
-    except OSError as error:  # no measurement is lost by this
-        screen.print(f"warning: {folder / SWEEP} keeps an earlier command: {error.strerror}")
+            return before
+    return measured[-1]
 
 
 def _chooses(command: str) -> bool:

@@ -463,5 +463,5 @@ def test_a_table_keeps_the_command_that_chose_all(
     chosen[0].state, chosen[0].command = FINISHED, now
     runs = [{"label": s.job.label, "path": s.job.path, "skipped": None} for s in states]
     write_json(folder / "sweep.json", {"schema": SCHEMA, "command": before, "runs": runs})
-    sweep_module._record_command(folder, chosen, Screen("which?", chosen))
+    sweep_module._record(folder, chosen, Screen("which?", chosen))
     assert (read_json(folder / "sweep.json") or {})["command"] == (before if kept else now)
