@@ -105,16 +105,16 @@ def run(flags: argparse.Namespace) -> int:
     place = PLACES[options.launcher](options)
     folder = Path(options.output_dir) / "sweeps" / sweep.name
     try:
-        if not flags.dry_run:
+        if flags.dry_run:
+            _check_inputs(chosen, place)
+        else:
             check_writable(Path(options.output_dir))
             _check_owner(folder, sweep.file)
             # Printed at once: the next steps may be slow.
             print(f"{sweep.name}: {runs(len(chosen))}, --launcher {options.launcher}", flush=True)
             if flags.rerun != "all":
                 _refuse_changed_inputs([state.job for state in chosen])
-            if isinstance(place, Machines) and place.here:  # other places have other disks
-                with working("checking data and models"):
-                    _check_inputs(chosen, options.rerun)
+            _check_inputs(chosen, place)
             place.open([state.job for state in chosen])
         _skip_what_cannot_start(states, place)
         if flags.dry_run:
@@ -160,11 +160,15 @@ def _repeats(folder: RunFolder) -> bool:
     return is_open and any(path.parent.glob(f"{glob.escape(path.name)}{ASIDE}*"))
 
 
-def _check_inputs(chosen: Sequence[State], rerun: str | None) -> None:
+def _check_inputs(chosen: Sequence[State], place: Place) -> None:
     """Refuse missing data or models, which would fail one run after the other."""
+    if not (isinstance(place, Machines) and place.here):  # other places have other disks
+        return
+    rerun = place.options.rerun
     left = (s.job.settings for s in chosen if settled(s.job.folder.outcome(), rerun) is None)
-    for one in {(s.script, s.dataset, s.dataset_config, s.model): s for s in left}.values():
-        check_inputs(one)
+    with working("checking data and models"):
+        for one in {(s.script, s.dataset, s.dataset_config, s.model): s for s in left}.values():
+            check_inputs(one)
 
 
 def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:

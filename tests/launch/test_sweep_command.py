@@ -335,12 +335,14 @@ def test_data_that_are_not_there_are_missed_before_the_first_run(
     file, out = sweep_file(tmp_path, "script: bert\ngrid: {setup: [1_1, 1_2]}"), tmp_path / "out"
     argv = [str(file), "--output_dir", str(out), "--isolation", "off", "--tiny"]
     for name, value in (("dataset", "missing.csv"), ("model", "./missing")):
-        assert main([*argv, "--set", f"{name}={value}"]) == 2
-        refusal = capsys.readouterr().err
-        assert refusal.count("\n") == 1 and f"--{name} {value}: there is no such" in refusal
-        assert not out.exists()
+        for dry in ((), ("--dry_run",)):
+            assert main([*argv, "--set", f"{name}={value}", *dry]) == 2
+            said = capsys.readouterr()
+            assert said.err.count("\n") == 1 and f"--{name} {value}: there is no such" in said.err
+            assert not out.exists() and "--setup" not in said.out
     # Of a machine that only submits the runs, the disk tells nothing.
-    assert main([*argv, "--set", "dataset=missing.csv", "--dry_run"]) == 0
+    slurm = ["--launcher", "slurm", "--partition", "cpu", "--timeout", "1h"]
+    assert main([*argv[:3], "--tiny", "--set", "dataset=missing.csv", "--dry_run", *slurm]) == 0
 
 
 def test_what_was_measured_elsewhere_is_shown_where_nothing_can_start(
