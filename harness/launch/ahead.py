@@ -33,8 +33,10 @@ def check_start(
     """
     for line in (*skipped(chosen), *links_apart(sweep, states), *repeating(chosen)):
         print(line)
-    if isinstance(place, Machines) and place.options.rerun != "all":
-        for line in with_other_threads(chosen, place.environment.get("OMP_NUM_THREADS")):
+    if isinstance(place, Machines):
+        again = {id(s) for s in chosen} if place.options.rerun == "all" else set()
+        kept = [state for state in states if id(state) not in again]
+        for line in with_other_threads(kept, place.environment.get("OMP_NUM_THREADS")):
             print(line)
     line, left_s = outlook(sweep, states, chosen, place, changed)
     print(line, flush=True)

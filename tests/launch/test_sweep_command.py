@@ -19,9 +19,9 @@ from harness.core.records import (
 from harness.core.settings import UserError
 from harness.launch import places
 from harness.launch import sweep as sweep_module
-from harness.launch.ahead import with_other_threads
+from harness.launch.ahead import check_start, with_other_threads
 from harness.launch.outcome import State, settled
-from harness.launch.places import Machine
+from harness.launch.places import Local, Machine, Options
 from harness.launch.plan import plan
 from harness.launch.screen import Screen
 from harness.launch.sweep import overridden
@@ -391,6 +391,22 @@ def test_runs_that_were_made_with_other_threads_are_named(tmp_path: Path) -> Non
     ]
     assert with_other_threads(done_before(tmp_path / "b", 1), "1") == []
     assert with_other_threads(done_before(tmp_path / "c", 4, "cuda"), "1") == []
+
+
+@pytest.mark.parametrize(("rerun", "chosen", "warned"), [
+    (None, slice(None), True), (None, slice(1, 2), True),
+    ("all", slice(1, 2), True),  # with --rerun disturbed, too
+    ("all", slice(None), False),  # it is measured again
+])  # fmt: skip
+def test_other_threads_are_named_of_all_runs_that_stay(
+    rerun: str | None, chosen: slice, warned: bool, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    states = done_before(tmp_path, 2)
+    sweep, place = load(sweep_file(tmp_path, GRID), False), Local(Options(rerun=rerun))
+    check_start(sweep, states, states[chosen], place, yes=True)
+    assert ("done before with OMP_NUM_THREADS=2" in capsys.readouterr().out) is warned
 
 
 def test_disturbed_runs_are_measured_again(
