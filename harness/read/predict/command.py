@@ -14,9 +14,10 @@ from typing import Any
 
 from matplotlib.artist import Artist
 
-from harness.core.collectives import MEANS, Shape, wire_of
+from harness.core.collectives import BACKEND, MEANS, Shape, wire_of
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
+from harness.core.records import FINISHED
 from harness.core.rules import FLAGS_OF_A_STRATEGY, OF_FRAGMENTS, Combination, refuse
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
@@ -26,7 +27,7 @@ from harness.read.drawing import Drawn, Style
 from harness.read.files import save
 from harness.read.labels import UNKNOWN, counted, duration
 from harness.read.predict.cases import measured_as
-from harness.read.predict.facts import Overrides
+from harness.read.predict.facts import Overrides, shape_of
 from harness.read.predict.fitting import Fitted, fit_records
 from harness.read.predict.model import (
     EXCHANGE,
@@ -250,6 +251,7 @@ def prediction_lines(
         yield f"  textbook     {_ms(each.baseline_s)} (a ring's delays and bytes, after computing)"
         yield _link_note(each, link, fitted.folder)
         yield _phases_note(fitted, plan.shape)
+        yield from _exchange_note(fitted, plan)
         yield from _host_note(fitted, plan)
         if math.isinf(plan.wire.bytes_per_s) and link.delay_ms:
             yield f"note: --link {link} has no rate: bytes take no time"
@@ -285,6 +287,19 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
         f"{shlex.join([*start, '-m', 'harness', 'link', '--json'])} > "
         f"{shlex.quote(f'{folder}/link.json')}{'' if plan.emulated else ON_EACH_NODE}"
     )
+
+
+def _exchange_note(fitted: Fitted, plan: Scenario) -> Iterator[str]:
+    """A note where runs on several nodes exchanged in another way than is predicted."""
+    runs = [run for run in fitted.selected if run.state == FINISHED and shape_of(run).nodes > 1
+            and run.identity.get("strategy") == plan.strategy]  # fmt: skip
+    ways = sorted({str(run.identity.get("exchange") or BACKEND) for run in runs})
+    if runs and plan.exchange not in ways:
+        yield (
+            f"note: predicted with --exchange {plan.exchange}, while {counted(len(runs), 'run')} "
+            f"of {plan.strategy} on several nodes exchanged by {', '.join(ways)}: --exchange "
+            f"{ways[0]} predicts {'these' if len(ways) == 1 else 'the first'}"
+        )
 
 
 def _phases_note(fitted: Fitted, shape: Shape) -> str:
