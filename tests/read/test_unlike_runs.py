@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.collectives import GLOO
+from harness.core.collectives import GLOO, Shape, Wire
 from harness.core.settings import UserError
 from harness.read.explain import sweep as explain_module
 from harness.read.explain.explain import _startup, group_breakdown
@@ -20,7 +21,9 @@ from harness.read.predict.candidates import ratios_of
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.facts import Overrides, is_timed_like
 from harness.read.predict.fitting import fit_records
+from harness.read.predict.model import predict
 from harness.read.predict.plan import alone_text, on_one_machine
+from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import Group
 from harness.read.records.processors import by_speed
 from harness.read.records.runs import Target
@@ -155,6 +158,10 @@ def test_a_fit_is_of_processors_of_one_speed(tmp_path: Path) -> None:
     assert fitted.model.line.step_s(8) == pytest.approx(1.0) and fitted.runs == 3
     left_out = "left out: 1 run on a processor of 0.2 TFLOP/s; under the same name, the others had "
     assert f"{left_out}0.1 TFLOP/s" in fitted.assumed
+    # What lacks because of it: runs that are there, but of another speed.
+    pair = Scenario(Shape(1, 2), 8, Wire(0.0, math.inf))
+    with pytest.raises(UserError, match=rf"measure --setup 1_2 as well, .*; {left_out}0.1 TFLOP"):
+        predict(fitted.model, pair)
     far = calibrated(timed(tmp_path, 8, 2, 1, link=measured(1.0, 200.0, 1.0)), 0.19)
     fitted = fit_records(str(tmp_path), Overrides())
     assert fitted.model.line.step_s(8) == pytest.approx(0.5) and fitted.runs == 1

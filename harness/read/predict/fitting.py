@@ -210,6 +210,7 @@ def fit_on(
         sharing_freedom=sharing_freedom,
         slow_start_after_idle=_slow_start_after_idle(same),
         own_cores=own_cores,
+        notes=basis.notes,
     )  # fmt: skip
     return Fitted(
         model,

@@ -90,6 +90,7 @@ class Model:
     sharing_freedom: int = 0  # degrees, of sharing_spread
     slow_start_after_idle: bool = True  # TCP restarts with a small window after a rest
     own_cores: int | None = None  # for how many processes a machine has cores; None: GPUs, unknown
+    notes: tuple[str, ...] = ()  # on runs that were left out of the fit
 
     def payload(self, plan: Scenario) -> float:
         """Bytes that a unit hands over when it exchanges all of its weights or gradients."""
@@ -221,6 +222,7 @@ def check(model: Model, plan: Scenario) -> None:
         raise UserError(
             f"{shape}: what several processes of one machine cost each other is not known: "
             "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)"
+            f"{''.join(f'; {note}' for note in model.notes)}"
         )
 
 
