@@ -399,8 +399,7 @@ class Verb:
 
 
 VERBS = {
-    "sweep": Verb("launch.sweep", "run the runs of a file, or those that are still missing", sweep,
-                  json=False),
+    "sweep": Verb("launch.sweep", "run the runs of a file, or those that are still missing", sweep),
     "table": Verb("read.tables.command",
                   "what was measured: a row per run, or a sweep's table", table),
     "nodes": Verb("launch.netns.nodes", "run a command on each of N emulated nodes", nodes,

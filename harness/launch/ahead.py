@@ -1,27 +1,62 @@
-"""What a sweep will do, shown before it starts: how many runs, how long, what is skipped."""
+"""What a sweep will do, checked and shown before it starts: data, runs, time, what is skipped."""
 
 from __future__ import annotations
 
 import re
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from harness.core.identity import REPETITIONS
+from harness.core.process import working
+from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import FINISHED, SKIPPED
 from harness.core.schema.checks import believable
 from harness.core.settings import Settings, UserError, flag_fields
 from harness.core.strategies import OF_ONE_STRATEGY, with_exchange
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
-from harness.launch.plan import as_text
+from harness.launch.plan import Job, as_text
 from harness.launch.screen import short
 from harness.launch.sweepfile import Sweep
 
 LONG_S = 1800.0  # a user is asked before a longer sweep
 UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def check_data(chosen: Sequence[State], place: Place) -> None:
+    """Refuse missing data or models, which would fail one run after the other."""
+    if not (isinstance(place, Machines) and place.here):  # other places have other disks
+        return
+    rerun = place.options.rerun
+    left = (s.job.settings for s in chosen if settled(s.job.folder.outcome(), rerun) is None)
+    with working("checking data and models"):
+        for one in {(s.script, s.dataset, s.dataset_config, s.model): s for s in left}.values():
+            check_inputs(one)
+
+
+def refuse_changed_inputs(jobs: Sequence[Job]) -> None:
+    """Refuse changed inputs of finished runs: the table would compare old data with new."""
+    now: dict[tuple[str, ...], dict[str, Any]] = {}
+    changed = {}
+    for job in jobs:
+        earlier = recorded_inputs(job.folder)
+        if earlier and job.folder.outcome() == FINISHED:
+            chosen = job.settings
+            source = tuple(map(str, (chosen.script, chosen.dataset, chosen.model, chosen.strategy)))
+            if source not in now:
+                now[source] = inputs(chosen)
+            if change := changed_inputs(earlier, now[source]):
+                changed[job.path] = change
+    if changed:
+        path, change = next(iter(changed.items()))
+        others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise UserError(
+            f"{path} is finished{others}, but {change}: --rerun all measures again and keeps the "
+            "earlier records; another --output_dir keeps both"
+        )
 
 
 def check_start(
@@ -178,6 +213,20 @@ def with_other_threads(states: list[State], threads: str | None) -> list[str]:
         "the others'; --rerun all measures again what --select chooses, and keeps these records"
         for known, done in unlike.items()
     ]
+
+
+def planned(sweep: Sweep, states: list[State], lines: list[str]) -> dict[str, Any]:
+    """What a dry run shows, for a program (--json)."""
+    return {
+        "sweep": sweep.name,
+        "runs": [
+            {"label": state.job.label, "path": state.job.path,
+             "outcome": state.job.folder.outcome(),
+             "skipped": state.reason if state.state == SKIPPED else None}
+            for state in states
+        ],
+        "lines": lines,
+    }  # fmt: skip
 
 
 def runs(number: int) -> str:

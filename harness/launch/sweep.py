@@ -14,16 +14,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import (
+    AbstractContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+)
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.command_line import field_of, typed
+from harness.core.command_line import field_of, print_json, typed
 from harness.core.identity import number
 from harness.core.links import link_of
 from harness.core.process import ending_signals, print_if_possible, working
-from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import (
     ASIDE,
     FINISHED,
@@ -44,16 +49,19 @@ from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
 from harness.launch.ahead import (
+    check_data,
     check_start,
     links_apart,
     outlook,
+    planned,
+    refuse_changed_inputs,
     refuse_if_nothing_starts,
     repeating,
     runs,
 )
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State, settled, was_disturbed
+from harness.launch.outcome import ELSEWHERE, State, was_disturbed
 from harness.launch.places import Local, Machines, Options, Place, this_machine
 from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
 from harness.launch.runner import Runner, Worker
@@ -100,37 +108,43 @@ def run(flags: argparse.Namespace) -> int:
     chosen = choose(states, flags.select, flags.exclude, flags.limit)
     chosen, options = _only_disturbed(chosen, options)
     if not chosen:
-        print(f"{sweep.name}: no finished run of this choice was disturbed")
+        nothing = f"{sweep.name}: no finished run of this choice was disturbed"
+        print_json(planned(sweep, [], [nothing])) if flags.json else print(nothing)
         return 0
     place = PLACES[options.launcher](options)
     folder = Path(options.output_dir) / "sweeps" / sweep.name
-    try:
+    with closing(place), _for_people(alone=flags.json and not flags.dry_run):
         if flags.dry_run:
-            _check_inputs(chosen, place)
+            check_data(chosen, place)
         else:
             check_writable(Path(options.output_dir))
             _check_owner(folder, sweep.file)
             # Printed at once: the next steps may be slow.
             print(f"{sweep.name}: {runs(len(chosen))}, --launcher {options.launcher}", flush=True)
             if flags.rerun != "all":
-                _refuse_changed_inputs([state.job for state in chosen])
-            _check_inputs(chosen, place)
+                refuse_changed_inputs([state.job for state in chosen])
+            check_data(chosen, place)
             place.open([state.job for state in chosen])
         _skip_what_cannot_start(states, place)
         if flags.dry_run:
             line, left_s = outlook(sweep, states, chosen, place, changed=bool(flags.set))
             lines = [*place.dry_run(chosen, folder), *links_apart(sweep, states)]
             lines += [f"# {line}" for line in repeating(chosen)]
-            print(*([f"# {line}"] if left_s else []), *lines, sep="\n")
+            lines = [*([f"# {line}"] if left_s else []), *lines]
+            print_json(planned(sweep, chosen, lines)) if flags.json else print(*lines, sep="\n")
             refuse_if_nothing_starts(chosen)
             return 0
-        command = redacted_command(["python", "-m", "harness", "sweep", *flags.argv])
+        words = [word for word in flags.argv if word != "--json"]
+        command = redacted_command(["python", "-m", "harness", "sweep", *words])
         _describe(sweep, states, folder, command)
         check_start(sweep, states, chosen, place, flags.yes, changed=bool(flags.set))
         refuse_if_nothing_starts(chosen)
-        return _work(sweep, chosen, place, folder, command)
-    finally:
-        place.close()
+        return _work(sweep, chosen, place, folder, command, *["--json"] * flags.json)
+
+
+def _for_people(alone: bool) -> AbstractContextManager[object]:
+    """Lines for people; on stderr where stdout is for the document of --json alone."""
+    return redirect_stdout(sys.stderr) if alone else nullcontext()
 
 
 def _skip_what_cannot_start(states: list[State], place: Place) -> None:
@@ -158,39 +172,6 @@ def _repeats(folder: RunFolder) -> bool:
     path = folder.path
     is_open = folder.outcome() in (None, "interrupted")
     return is_open and any(path.parent.glob(f"{glob.escape(path.name)}{ASIDE}*"))
-
-
-def _check_inputs(chosen: Sequence[State], place: Place) -> None:
-    """Refuse missing data or models, which would fail one run after the other."""
-    if not (isinstance(place, Machines) and place.here):  # other places have other disks
-        return
-    rerun = place.options.rerun
-    left = (s.job.settings for s in chosen if settled(s.job.folder.outcome(), rerun) is None)
-    with working("checking data and models"):
-        for one in {(s.script, s.dataset, s.dataset_config, s.model): s for s in left}.values():
-            check_inputs(one)
-
-
-def _refuse_changed_inputs(jobs: Sequence[Job]) -> None:
-    """Refuse changed inputs of finished runs: the table would compare old data with new."""
-    now: dict[tuple[str, ...], dict[str, Any]] = {}
-    changed = {}
-    for job in jobs:
-        earlier = recorded_inputs(job.folder)
-        if earlier and job.folder.outcome() == FINISHED:
-            chosen = job.settings
-            source = tuple(map(str, (chosen.script, chosen.dataset, chosen.model, chosen.strategy)))
-            if source not in now:
-                now[source] = inputs(chosen)
-            if change := changed_inputs(earlier, now[source]):
-                changed[job.path] = change
-    if changed:
-        path, change = next(iter(changed.items()))
-        others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise UserError(
-            f"{path} is finished{others}, but {change}: --rerun all measures again and keeps the "
-            "earlier records; another --output_dir keeps both"
-        )
 
 
 def overridden(sweep: Sweep, assignments: Sequence[tuple[str, str]]) -> Sweep:
@@ -276,8 +257,10 @@ def _matches(job: Job, condition: dict[str, str]) -> bool:
     )
 
 
-def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command: str) -> int:
-    """Measure the missing runs and show the table; returns the exit code."""
+def _work(
+    sweep: Sweep, chosen: list[State], place: Place, folder: Path, command: str, *table: str
+) -> int:
+    """Measure the missing runs and show the table (with these flags); returns the exit code."""
     if sweep.columns:
         _check_columns(folder, sweep.file)
     screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
@@ -296,7 +279,7 @@ def _work(sweep: Sweep, chosen: list[State], place: Place, folder: Path, command
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
             # Signals are still caught here, so that a late second Ctrl-C causes no traceback.
-            shown = worker.stops < 2 and _table(folder, "--write", start_new_session=True)
+            shown = worker.stops < 2 and _table(folder, "--write", *table, start_new_session=True)
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)

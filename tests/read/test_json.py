@@ -25,6 +25,7 @@ DOCUMENTS = {
     f"batches {SWEEPS}/batch_size-tiny:script=vit --target accuracy=0.85": {"target", "families"},
     f"predict {SWEEPS}/prediction-tiny:script=vit --setup 2_1 --link 20ms,200mbit": {"step_s"},
     f"plan {PLANNED} --nodes 4 --link 80ms/50mbit --target accuracy=0.9": {"choices", "missed"},
+    "sweep experiments/batch_size.yaml --tiny --dry_run --out OUT": {"sweep", "runs", "lines"},
     f"figures {SWEEPS}/demo-tiny --out OUT": {"written", "notes"},
 }  # fmt: skip
 
