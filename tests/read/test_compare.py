@@ -458,3 +458,19 @@ def test_an_error_names_the_side(tmp_path: Path) -> None:
     pairs(folder, [0.7], "--epochs", "9")
     with pytest.raises(UserError, match=r"^B, .* differ in epochs"):
         read_group("B", str(folder), None)
+
+
+def test_what_explains_a_difference_of_processes_is_named(
+    root: Path, tmp_path: Path, compared: Verb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The side of more processes first, whichever it is here; and it can be typed."""
+    monkeypatch.chdir(root)
+    kind = "outputs/published:script=vit,epochs=12,lr=0.0015,per_gpu_batch=32,setup="
+    command = f"explain {kind}1_2 {kind}1_1"
+    for sides in (("1_1", "1_2"), ("1_2", "1_1")):
+        text = compared.in_one_line(*(f"{kind}{side}" for side in sides))
+        assert text.endswith(f" next: python -m harness {command}")
+    assert main(command.split()) == 0
+    for side in "ab":
+        pair(tmp_path / side, 1)
+    assert "next: " not in compared(tmp_path / "a", tmp_path / "b")

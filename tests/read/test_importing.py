@@ -173,7 +173,8 @@ def test_the_same_file_twice_is_one_run(tmp_path: Path, capsys: pytest.CaptureFi
     file = text_file(tmp_path)
     again = text_file(tmp_path, name="2_1_2e-05_16_copy.txt")
     assert take(tmp_path, file, again) == 0 and take(tmp_path, file) == 0
-    first, second, third = capsys.readouterr().out.splitlines()
+    first, second, _, third, following = capsys.readouterr().out.splitlines()
+    assert following == f"next: python -m harness table {tmp_path / 'out'}"
     assert first.startswith("imported: ")
     assert second.startswith("already imported: ") and third.startswith("already imported: ")
     assert str(only(tmp_path).path) in third
@@ -315,7 +316,8 @@ def test_a_state_that_goes_on_after_its_last_evaluation_says_so(
     assert take(tmp_path, state_file(tmp_path, state(log_history=history)), *PLACE) == 0
     notes = (read_json(only(tmp_path).settings) or {})["imported"]["notes"]
     assert "the last evaluation is that after update 15 of 20" in notes
-    assert capsys.readouterr().out.endswith("; the last evaluation is that after update 15 of 20\n")
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith("; the last evaluation is that after update 15 of 20")
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_two_states_of_one_run_are_not_two_runs(
     middle = state(global_step=5, log_history=state()["log_history"][:2])
     files = [state_file(tmp_path, middle, "checkpoint-5"), state_file(tmp_path, state())]
     assert take(tmp_path, *files, *PLACE) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, _ = capsys.readouterr().out.splitlines()
     assert first.startswith("imported: ") and second.startswith("not imported: ")
     assert "another state of the run" in second
     only(tmp_path)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Hashable
+import shlex
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -327,8 +328,19 @@ def show(comparison: Comparison) -> None:
         for row in comparison.rows:
             screen.print(sentence(row, comparison.groups))
         screen.print(LEGEND, style="dim")
-    for line in more_seeds(comparison):
+    for line in (*more_seeds(comparison), *_why(comparison)):
         screen.print(line)
+
+
+def _why(comparison: Comparison) -> Iterator[str]:
+    """The command that explains the difference, where one side has more processes and both have
+    comparable speeds.
+    """
+    one, other = sorted(comparison.groups, key=lambda group: group.recorded.processes or 0)
+    few, many = one.recorded.processes or 0, other.recorded.processes or 0
+    if 0 < few < many and not comparison.verdicts[SPEED].reasons:
+        words = ("python", "-m", "harness", "explain", other.selector, one.selector)
+        yield f"next: {shlex.join(words)}"
 
 
 def _is_comparable(question: str, comparison: Comparison) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -59,7 +60,10 @@ def run(options: argparse.Namespace) -> int:
     if "setup" in flags:
         parse_setup(flags["setup"])
     lines = import_files(options.files, flags, options.source, options.out)
-    print_json({"results": lines}) if options.json else print(*lines, sep="\n")
+    if options.json:
+        print_json({"results": lines})
+    else:
+        print(*lines, f"next: python -m harness table {shlex.quote(str(options.out))}", sep="\n")
     return 0
 
 
