@@ -202,7 +202,7 @@ def run(options: argparse.Namespace) -> int:
     result = _measure_now(world, options.mb, options.seconds)
     if result is not None:
         print_json(result) if options.json else _show(result, world)
-        if line := without_rate(result, options.seconds):
+        if line := without_rate(result, options.seconds) or unknown_pairs(result, options.seconds):
             print(f"{line}: give more with --seconds", file=sys.stderr)
         if line := without_time(result["allreduce"], options.seconds):
             print(line, file=sys.stderr)
@@ -214,6 +214,18 @@ def without_rate(result: Mapping[str, Any], budget_s: float) -> str | None:
     if not result["pairs"] or result["bandwidth_mbit"] or least_rate_of(result):
         return None
     return f"no time in {budget_s:g} s for a transfer that tells the rate of the link"
+
+
+def unknown_pairs(result: Mapping[str, Any], budget_s: float) -> str | None:
+    """Of how many pairs nothing is known of the rate; None if of no pair."""
+    pairs = result["pairs"]
+    unknown = sum(not (p["bandwidth_mbit"] or least_rate_of({"pairs": [p]})) for p in pairs)
+    if not unknown:
+        return None
+    return (
+        f"no time in {budget_s:g} s for a transfer that tells the rate of {unknown} of "
+        f"{len(pairs)} pairs of nodes"
+    )
 
 
 def without_time(allreduce: Iterable[Mapping[str, Any]], budget_s: float) -> str | None:

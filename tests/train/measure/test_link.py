@@ -370,6 +370,15 @@ def test_a_rate_that_nothing_tells_is_said() -> None:
         )
 
 
+def test_pairs_of_unknown_rate_are_counted() -> None:
+    known, distant = pair(40.0, 80.0), pair(160.0)
+    bounded = {**distant, "transfer_bytes": MIB}  # so much in a round trip, at least
+    assert link.unknown_pairs({"pairs": [known, bounded]}, 2.5) is None
+    assert link.unknown_pairs({"pairs": [known, distant, distant]}, 2.5) == (
+        "no time in 2.5 s for a transfer that tells the rate of 2 of 3 pairs of nodes"
+    )
+
+
 def test_a_run_says_that_its_link_has_no_known_rate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
