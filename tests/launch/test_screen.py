@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 import time
@@ -19,10 +20,12 @@ from harness.core.records import (
     SCHEMA,
     SKIPPED,
     append_row,
+    read_json,
     write_json,
 )
 from harness.core.settings import UserError, as_mapping
 from harness.launch import flags
+from harness.launch import sweep as sweep_module
 from harness.launch.ahead import (
     ahead,
     links_apart,
@@ -407,3 +410,26 @@ def test_what_takes_long_is_asked_for_at_a_terminal(
     monkeypatch.setattr("builtins.input", lambda _: "y")
     assert main(flags) == 0 and len(started) == 3
     assert main([a for a in flags if a != "--tiny"]) == 0 and len(started) == 4  # 30 s
+
+
+def test_a_document_stands_alone_on_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the table, which prints it itself; what is for people goes to stderr."""
+    asked = list[tuple[str, ...]]()
+    monkeypatch.setattr(sweep_module, "_table", lambda _, *flags, **__: asked.append(flags))
+    monkeypatch.setattr(sweep_module.Runner, "work", lambda self: None)
+    out = tmp_path / "out"
+    argv = [str(sweep_file(tmp_path, GRID)), "--isolation", "off", "--o", str(out), "--json"]
+    assert main(argv) == 0
+    said = capsys.readouterr()
+    assert said.out == "" and "to go" in said.err and "next: " in said.err
+    assert asked == [("--write", "--json")]
+    plan = read_json(out / "sweeps" / "mine" / "sweep.json") or {}
+    assert plan["command"] and "--json" not in plan["command"]
+    assert main([*argv, "--rerun", "disturbed"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == []
+    # A run that cannot start here says why.
+    assert main([*argv, "--dry_run"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert len(runs) == 12 and sum("needs 2 nodes" in (run["skipped"] or "") for run in runs) == 4

@@ -409,29 +409,6 @@ def test_other_threads_are_named_of_all_runs_that_stay(
     assert ("done before with OMP_NUM_THREADS=2" in capsys.readouterr().out) is warned
 
 
-def test_a_document_stands_alone_on_stdout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """That of the table, which prints it itself; what is for people goes to stderr."""
-    asked = list[tuple[str, ...]]()
-    monkeypatch.setattr(sweep_module, "_table", lambda _, *flags, **__: asked.append(flags))
-    monkeypatch.setattr(sweep_module.Runner, "work", lambda self: None)
-    out = tmp_path / "out"
-    argv = [str(sweep_file(tmp_path, GRID)), "--isolation", "off", "--o", str(out), "--json"]
-    assert main(argv) == 0
-    said = capsys.readouterr()
-    assert said.out == "" and "to go" in said.err and "next: " in said.err
-    assert asked == [("--write", "--json")]
-    plan = read_json(out / "sweeps" / "mine" / "sweep.json") or {}
-    assert plan["command"] and "--json" not in plan["command"]
-    assert main([*argv, "--rerun", "disturbed"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"] == []
-    # A run that cannot start here says why.
-    assert main([*argv, "--dry_run"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert len(runs) == 12 and sum("needs 2 nodes" in (run["skipped"] or "") for run in runs) == 4
-
-
 def test_disturbed_runs_are_measured_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

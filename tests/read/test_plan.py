@@ -14,7 +14,7 @@ import pytest
 from benchmarks.regret import took, wire_over
 from harness.core.collectives import GLOO, Shape, Wire, allreduce, wire_of
 from harness.core.links import Link
-from harness.read.predict.candidates import STEPS, Candidate, OverLinks
+from harness.read.predict.candidates import STEPS, Candidate
 from harness.read.predict.computing import fit_line
 from harness.read.predict.exchange import Reduction
 from harness.read.predict.model import Model, predict
@@ -493,18 +493,3 @@ def test_runs_without_rows_of_their_updates_are_not_planned_with(
     assert f"{text.strip()}; all else missed accuracy at least 0.9" in plan.refused(
         tmp_path, *TO_ASK
     )
-
-
-def test_what_links_say_of_another_by_hand() -> None:
-    slow, fast = (lambda ms: Wire(ms / 1000, 1e6)), (lambda ms: Wire(ms / 1000, 1e8))
-    known = OverLinks({slow(1): 0.0, slow(100): 2.0, fast(1): 1.0})
-    assert known.at(fast(1)) == 1.0 and known.at(slow(1)) == 0.0
-    assert known.at(fast(1), without=fast(1)) == 0.0
-    # Halfway between the logarithms of 1.1 ms and 100.1 ms; beyond both as at the nearest.
-    middle_ms = 1e3 * (math.sqrt(0.0011 * 0.1001) - 0.0001)
-    assert known.at(slow(middle_ms)) == pytest.approx(1.0)
-    assert known.at(slow(500)) == 2.0 and OverLinks({}).at(slow(1)) == 0.0
-    # Each from the others: 0 from 1, 2 from 0 and 1 from 0.
-    off, freedom = known.spread
-    assert (off, freedom) == (pytest.approx(math.sqrt((1 + 4 + 1) / 3)), 2)
-    assert OverLinks({slow(1): 0.0, slow(2): 1.0}).spread == (None, 0)

@@ -192,23 +192,6 @@ def test_the_text_of_a_prediction(records: Path, predicted: Verb) -> None:
     assert "4_1 ddp direct, batch" in out and "note: --exchange direct, by a closed form" in out
 
 
-def test_a_way_of_exchanging_that_no_run_took_is_named(records: Path, predicted: Verb) -> None:
-    """Whether it was asked for or chosen."""
-    to_ask = (str(records), "--setup", "4_1", *FAR)
-    assert "while" not in predicted(*to_ask)  # no run crossed a link
-    timed(records, 16, 2, 1, link=measured(20, 200, 1.5))
-    timed(records, 16, 2, 1, "--strategy", "diloco", "--exchange", "direct")
-    said = (
-        "note: predicted with --exchange direct, while 1 run of ddp on several nodes exchanged by "
-        "backend: --exchange backend predicts these"
-    )
-    assert said in predicted.in_one_line(*to_ask)
-    by_backend = ("--exchange", "backend")
-    assert "note: predicted with" not in predicted(*to_ask, *by_backend)
-    out = predicted.in_one_line(*to_ask, *by_backend, "--strategy", "diloco")
-    assert "--exchange backend, while 1 run of diloco on several nodes exchanged by direct:" in out
-
-
 def test_an_update_of_more_samples_than_there_are_is_said(planted: Path, predicted: Verb) -> None:
     said = "an update takes 2,048 samples, and the records have 1,437: choose fewer"
     assert said in predicted(str(planted), "--setup", "64_1", *FAR, "--batch", "32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from harness.core.settings import UserError
 from harness.read.predict.candidates import (
     STEPS,
     Candidate,
+    OverLinks,
     _check_alike,
     distinguishing,
     trainings_of,
@@ -283,3 +285,35 @@ def test_a_prediction_is_compared_with_runs_that_measured_it(
     assert "measured     100 ms, mean of 1 run" in predicted(*asked, *diloco)
     alone = json.loads(predicted(str(records), "--setup", "1_1", "--batch", "16", "--json"))
     assert alone["measured_step_s"] == pytest.approx([1.01 * planted_s(16), 0.99 * planted_s(16)])
+
+
+def test_a_way_of_exchanging_that_no_run_took_is_named(records: Path, predicted: Verb) -> None:
+    """Whether it was asked for or chosen."""
+    to_ask = (str(records), "--setup", "4_1", "--link", "20ms/200mbit")
+    assert "while" not in predicted(*to_ask)  # no run crossed a link
+    timed(records, 16, 2, 1, link=measured(20, 200, 1.5))
+    timed(records, 16, 2, 1, "--strategy", "diloco", "--exchange", "direct")
+    said = (
+        "note: predicted with --exchange direct, while 1 run of ddp on several nodes exchanged by "
+        "backend: --exchange backend predicts these"
+    )
+    assert said in predicted.in_one_line(*to_ask)
+    by_backend = ("--exchange", "backend")
+    assert "note: predicted with" not in predicted(*to_ask, *by_backend)
+    out = predicted.in_one_line(*to_ask, *by_backend, "--strategy", "diloco")
+    assert "--exchange backend, while 1 run of diloco on several nodes exchanged by direct:" in out
+
+
+def test_what_links_say_of_another_by_hand() -> None:
+    slow, fast = (lambda ms: Wire(ms / 1000, 1e6)), (lambda ms: Wire(ms / 1000, 1e8))
+    known = OverLinks({slow(1): 0.0, slow(100): 2.0, fast(1): 1.0})
+    assert known.at(fast(1)) == 1.0 and known.at(slow(1)) == 0.0
+    assert known.at(fast(1), without=fast(1)) == 0.0
+    # Halfway between the logarithms of 1.1 ms and 100.1 ms; beyond both as at the nearest.
+    middle_ms = 1e3 * (math.sqrt(0.0011 * 0.1001) - 0.0001)
+    assert known.at(slow(middle_ms)) == pytest.approx(1.0)
+    assert known.at(slow(500)) == 2.0 and OverLinks({}).at(slow(1)) == 0.0
+    # Each from the others: 0 from 1, 2 from 0 and 1 from 0.
+    off, freedom = known.spread
+    assert (off, freedom) == (pytest.approx(math.sqrt((1 + 4 + 1) / 3)), 2)
+    assert OverLinks({slow(1): 0.0, slow(2): 1.0}).spread == (None, 0)
