@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -69,12 +69,19 @@ def check_fields(
     Imported and cut-off records lack fields. own_metrics: LogCallback wrote the record in a user's
     script, whose accuracy may be in per cent.
     """
-    if wrong := _wrong_in(_with_own_metrics(kind) if own_metrics else fields(kind), value):
-        raise UserError(f"{where}: {wrong}")
-    if RECORDS[kind].numbers_of_others:
-        for name in value.keys() - fields(kind).keys():
-            if type(number := value[name]) in (int, float) and not -LARGEST <= number <= LARGEST:
-                raise UserError(f"{where}: {name} is {_shown(number)}: expected a number")
+    if wrong := _check_of(kind, own_metrics)(value):
+        raise UserError(f"{where}: {wrong.removeprefix('.')}")
+
+
+# What a check returns: None if the value fits, else the rest of a sentence that begins with the
+# value's name: " is 'x': expected number", or ".inner is 'x': expected number" of a value in it.
+Check = Callable[[Any], str | None]
+
+
+@cache
+def _check_of(kind: str, own_metrics: bool) -> Check:
+    known = _with_own_metrics(kind) if own_metrics else fields(kind)
+    return _of_fields(known, _of_other if RECORDS[kind].numbers_of_others else None)
 
 
 @cache
@@ -99,54 +106,100 @@ def believable(kind: str, value: Mapping[str, Any], own_metrics: bool = False) -
     """A record that may be damaged, with None for values that do not fit their declaration."""
     known = _with_own_metrics(kind) if own_metrics else fields(kind)
     return {
-        name: None if name in known and _wrong(name, known[name].kind, content) else content
+        name: None if name in known and _check(known[name].kind)(content) else content
         for name, content in value.items()
     }
 
 
-def _wrong_in(known: Mapping[str, Field], value: Mapping[str, Any], at: str = "") -> str | None:
-    """A line about the innermost value that does not fit; None if all declared fields fit."""
-    for name, content in value.items():
-        if content is None or name not in known:
-            continue
-        kind = known[name].kind
-        # Most values of a record are such numbers: the quick way.
-        if type(content) is kind.base is float and (
-            kind.value.minimum <= content <= kind.value.maximum
-        ):
-            continue
-        if wrong := _wrong(at + name, kind, content):
-            return wrong
-    return None
+@cache
+def _check(kind: Kind) -> Check:
+    """The check of one value and of all inside it; null (unknown) always fits."""
+    fits, inner = _fits(kind), _inner(kind)
+
+    def check(value: Any) -> str | None:
+        if value is None:
+            return None
+        if not fits(value):
+            return f" is {_shown(value)}: expected {kind}"
+        return inner(value) if inner is not None else None
+
+    return check
 
 
-def _wrong(name: str, kind: Kind, value: Any) -> str | None:
-    """A line about one value that does not fit; None if it fits, as null (unknown) always does."""
-    if value is None:
-        return None
-    if not _fits(kind, value):
-        return f"{name} is {_shown(value)}: expected {kind}"
+def _fits(kind: Kind) -> Callable[[Any], bool]:
+    """Whether a value is what its kind says, without checking values inside it."""
+    base, choices = kind.base, kind.value.choices
+    low, high = kind.value.minimum, kind.value.maximum
+    if base is object:
+        return lambda value: True
+    if base is float:
+        return lambda value: type(value) in (float, int) and low <= value <= high
+    if base is int:  # JSON may give 8.0 for an integer
+        return lambda value: (
+            (type(value) is int or (type(value) is float and value.is_integer()))
+            and low <= value <= high
+        )
+    return lambda value: type(value) is base and (not choices or value in choices)
+
+
+def _inner(kind: Kind) -> Check | None:
+    """The check of the values inside one that fits; None if anything may be inside."""
     if kind.record is not None:
-        return _wrong_in(fields_of(kind.record), value, f"{name}.")
+        return _of_fields(fields_of(kind.record))
     if kind.item is None or kind.item.base is object:
         return None
-    named = type(value) is dict
-    for key, item in value.items() if named else enumerate(value):
-        if wrong := _wrong(f"{name}.{key}" if named else f"{name}[{key}]", kind.item, item):
-            return wrong
+    check, is_text = _check(kind.item), kind.item == Kind(str)
+
+    def of_items(value: Any) -> str | None:
+        named = type(value) is dict
+        if is_text and {*map(type, value.values() if named else value)} == {str}:
+            return None  # as nearly always: the quick way
+        for key, item in value.items() if named else enumerate(value):
+            if wrong := check(item):
+                return f".{key}{wrong}" if named else f"[{key}]{wrong}"
+        return None
+
+    return of_items
+
+
+def _of_fields(known: Mapping[str, Field], other: Check | None = None) -> Check:
+    """The check of an object; other: the check of what is not declared."""
+    checks = {name: _check(field.kind) for name, field in known.items()}
+    # Most values of a record are numbers in their range: the quick way.
+    numbers = {number: _ranges(known, number) for number in (float, int)}
+    empty = (1.0, 0.0)
+
+    def check(value: Any) -> str | None:
+        for name, content in value.items():
+            if content is None:
+                continue
+            ranges = numbers.get(type(content))
+            if ranges is not None:
+                low, high = ranges.get(name, empty)
+                if low <= content <= high:
+                    continue
+            of_field = checks.get(name, other)
+            if of_field is not None and (wrong := of_field(content)):
+                return f".{name}{wrong}"
+        return None
+
+    return check
+
+
+def _ranges(known: Mapping[str, Field], number: type) -> dict[str, tuple[float, float]]:
+    """The range of each field that may be a number of this type."""
+    return {
+        name: (field.kind.value.minimum, field.kind.value.maximum)
+        for name, field in known.items()
+        if field.kind.base is float or field.kind.base is number
+    }
+
+
+def _of_other(value: Any) -> str | None:
+    """The check of a user's own metric, which may also be no number at all."""
+    if type(value) in (int, float) and not -LARGEST <= value <= LARGEST:
+        return f" is {_shown(value)}: expected a number"
     return None
-
-
-def _fits(kind: Kind, value: Any) -> bool:
-    """Whether a value is what its kind says, without checking values inside it."""
-    base, about = kind.base, kind.value
-    if base is object:
-        return True
-    if base not in (int, float):
-        return type(value) is base and (not about.choices or value in about.choices)
-    if type(value) not in (int, float) or not about.minimum <= value <= about.maximum:
-        return False
-    return base is float or float(value).is_integer()  # JSON may give 8.0 for an integer
 
 
 def _shown(value: Any) -> str:
