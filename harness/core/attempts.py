@@ -87,7 +87,7 @@ def begin(
 
 def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows, None for values that do not fit the schema: no odd row may prevent a restart."""
-    rows = folder.attempts_as_written()
+    rows, _ = folder.attempts_as_written()
     known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
     return cast(list[AttemptStart | AttemptEnd], known)
 
@@ -112,6 +112,11 @@ def starts_of(rows: Attempts) -> list[AttemptStart]:
 
 def ends_of(rows: Attempts) -> list[AttemptEnd]:
     return [cast(AttemptEnd, row) for row in rows if row.get("event") == "end"]
+
+
+def first_start(rows: Attempts) -> float | None:
+    """When the first attempt started; None where that is not known."""
+    return next((row.get("unix") for row in starts_of(rows)), None)
 
 
 def unended(folder: RunFolder) -> AttemptStart | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import getpass
 import json
 import os
@@ -33,6 +34,7 @@ from harness.core.records import (
     redact,
     rows_in,
     total,
+    without_collecting,
     write_json,
 )
 from harness.core.records.disk import DiskError, writing_to
@@ -468,3 +470,15 @@ def test_rows_in_what_a_shell_has_printed_into() -> None:
     text = b'Welcome\n{"a": 1}\n\n[2]\n"b"\n{"c":\n\xff\n{"d": 4}'
     assert rows_in(text) == ([{"a": 1}, {"d": 4}], 5)
     assert rows_in(b"") == ([], 0)
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_reading_leaves_the_garbage_collector_as_it_was(was_on: bool) -> None:
+    if not was_on:
+        gc.disable()
+    try:
+        with without_collecting():
+            assert not gc.isenabled()
+        assert gc.isenabled() is was_on
+    finally:
+        gc.enable()

@@ -425,7 +425,7 @@ def test_memory_did_for_what_made_updates_and_not_for_what_may_have_been_a_step(
               for n, b in ((1, 4), (2, 2), (3, 3))]  # fmt: skip
     stopped = {"event": "end", "attempt": 3, "outcome": "interrupted", "update": 8}
     lines(tmp_path / "attempts.jsonl", [*starts, {**LACKED, **changes}, FITTED, stopped])
-    run: Any = SimpleNamespace(attempts=attempts_of(RunFolder(tmp_path)))
+    run: Any = SimpleNamespace(attempts=attempts_of(RunFolder(tmp_path))[0])
     assert memory_bounds(run) == bounds
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 OWN = "checksum"  # of the other fields
+_SORTED = json.JSONEncoder(sort_keys=True)
 
 
 def vouched(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,17 +22,24 @@ def is_changed(content: Mapping[str, Any]) -> bool:
 
 def changed_row(rows: Iterable[Mapping[str, Any]]) -> int | None:
     """The number of the first row that was changed since it was written; None if none was."""
-    return next((number for number, row in enumerate(_as_written(rows), 1) if row is None), None)
+    return _first_none(_as_written(rows))
 
 
 def without_changed(
     rows: Sequence[Mapping[str, Any]], kept: Sequence[str]
-) -> list[Mapping[str, Any]]:
-    """The rows; of a changed row only the fields named in `kept`."""
+) -> tuple[list[Mapping[str, Any]], int | None]:
+    """The rows, and the number of the first changed one; of a changed row only the fields named in
+    `kept`.
+    """
+    as_written = [*_as_written(rows)]
     return [
         {name: row.get(name) for name in kept} if written is None else written
-        for row, written in zip(rows, _as_written(rows), strict=True)
-    ]
+        for row, written in zip(rows, as_written, strict=True)
+    ], _first_none(as_written)
+
+
+def _first_none(rows: Iterable[Mapping[str, Any] | None]) -> int | None:
+    return next((number for number, row in enumerate(rows, 1) if row is None), None)
 
 
 def _as_written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | None]:
@@ -46,6 +54,6 @@ def _as_written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]
 
 def checksum_of(content: Mapping[str, Any]) -> str:
     """The checksum of the other fields; it does not depend on layout or order."""
-    others = {name: value for name, value in content.items() if name != OWN}
-    text = json.dumps(others, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    others = dict(content)
+    others.pop(OWN, None)
+    return hashlib.blake2b(_SORTED.encode(others).encode(), digest_size=8).hexdigest()

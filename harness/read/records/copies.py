@@ -7,15 +7,15 @@ settings is no copy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from harness.core.attempts import starts_of
+from harness.core.attempts import first_start
 from harness.core.identity import REPETITIONS
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.archives import Files, files_of
 from harness.core.settings import UserError
 from harness.read.grouping import by_key
-from harness.read.records.recorded import attempts_of, is_number, recorded, settings_of
+from harness.read.records.recorded import attempts_of, recorded, settings_of
 from harness.read.records.runs import identity_settings
 
 
@@ -31,29 +31,27 @@ def run_key(folder: RunFolder) -> Hashable:
     if imported := settings.get("imported"):
         begun: str | None = imported.get("begins") or imported.get("sha256")
         return begun
-    starts = starts_of(attempts_of(folder))
-    if not starts or starts[0].get("unix") is None:
+    unix = first_start(attempts_of(folder)[0])
+    if unix is None:
         return None
     repetition = {name: settings.get(name) for name in REPETITIONS}
-    return starts[0].get("unix"), *(identity_settings(settings) | repetition).items()
-
-
-def _first_start(folder: RunFolder) -> float | None:
-    unix = next((row.get("unix") for row in starts_of(folder.read_attempts())), None)
-    return unix if is_number(unix) else None
+    return unix, *(identity_settings(settings) | repetition).items()
 
 
 def without_copies(
-    folders: Sequence[RunFolder], counted: Iterable[RunFolder] = ()
+    folders: Sequence[RunFolder],
+    counted: Iterable[RunFolder] = (),
+    known: Mapping[RunFolder, float | None] | None = None,
 ) -> tuple[list[RunFolder], list[str]]:
     """The folders, each run once, in their order; and one line about those left out, if any.
 
+    known: the first start of each run, where its attempts have been read already.
     counted: runs that already count elsewhere; every copy of one of these is left out. Of other
     copies, one is kept: a readable one before others, then a finished one, then the one with the
     most attempts, then the first.
     """
     counted = [*counted] if folders else []
-    begun = {folder: _first_start(folder) for folder in (*folders, *counted)}
+    begun = known or {f: first_start(attempts_of(f)[0]) for f in (*folders, *counted)}
     shared = Counter(begun.values())
     # Most runs differ in their first start already, so no further key is computed for them.
     keys = {f: run_key(f) if shared[unix] > 1 or unix is None else f for f, unix in begun.items()}
@@ -71,7 +69,7 @@ def without_copies(
 def _holds(folder: RunFolder) -> tuple[bool, bool, int]:
     record = recorded(folder, with_ranks=True)
     finished = record.summary is not None and record.summary.get("outcome") == FINISHED
-    return record.problem is None, finished, len(attempts_of(folder))
+    return record.problem is None, finished, len(attempts_of(folder)[0])
 
 
 def _about(left: dict[RunFolder, RunFolder]) -> Iterable[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.core.records import find_runs
+from harness.core.records import find_runs, without_collecting
 from harness.read.records.copies import without_copies
 from harness.read.records.recorded import (
     Recorded,
@@ -25,6 +25,7 @@ from harness.read.records.selection import parse_selector, select
 DEVICES = ("gpu", "node")
 
 
+@without_collecting()
 def load(root: str | Path) -> pd.DataFrame:
     """One row per epoch over all runs at or below a folder; settings and machine as columns.
 
@@ -48,6 +49,7 @@ def load_runs(root: str | Path) -> pd.DataFrame:
     return frame
 
 
+@without_collecting()
 def frame_with_runs(
     root: str | Path, dtype: type | None = None
 ) -> tuple[pd.DataFrame, list[Run]]:  # fmt: skip
@@ -79,13 +81,13 @@ def _recorded_below(root: str | Path) -> Iterator[Recorded]:
 
     UserError where there are runs and none is believed.
     """
-    bad, (folders, copies) = [], without_copies(find_runs(existing(root)))
-    for folder in folders:
-        record = recorded(folder)
-        if record.problem:
-            bad.append(record.line)
-        yield record
-    if bad and len(bad) == len(folders):
+    records = {folder: recorded(folder) for folder in find_runs(existing(root))}
+    begun = {folder: record.begun for folder, record in records.items()}
+    folders, copies = without_copies([*records], known=begun)
+    once = [records[folder] for folder in folders]
+    bad = [record.line for record in once if record.problem]
+    yield from once
+    if bad and len(bad) == len(once):
         raise none_readable(bad)
     warn([*bad, *copies])
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard, cast
 
-from harness.core.attempts import ends_of, starts_of, times_of_attempts
+from harness.core.attempts import ends_of, first_start, starts_of, times_of_attempts
 from harness.core.identity import stem
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
@@ -55,6 +55,8 @@ class Recorded:
     summary: SummaryRecord | None = None
     epochs: tuple[EpochRow, ...] = ()
     attempts: Sequence[AttemptStart | AttemptEnd] = ()  # empty if a row is not as declared
+    begun: float | None = None  # the time of its first start
+    changed_attempt: int | None = None  # the first row of attempts.jsonl that was changed
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     in_per_cent: tuple[str, ...] = ()  # the metrics that its script gave so
     broken_lines: int = 0  # of epochs.jsonl, torn when a process was killed
@@ -112,13 +114,14 @@ def warn(lines: Sequence[str]) -> None:
 
 
 def _read(record: Recorded, with_ranks: bool) -> None:
-    folder, settings = record.folder, settings_of(record.folder)
-    record.settings = settings
+    attempts, record.changed_attempt = attempts_of(folder := record.folder)
+    record.begun = first_start(attempts)
+    settings = record.settings = settings_of(folder)
     record.environment = _object("environment", folder, folder.environment, settings) or {}
     check_links(record.environment, folder.environment.name)
     rows, record.broken_lines = folder.read_epochs()
     _check_rows("epochs", rows, folder.epochs, settings)
-    record.epochs, record.attempts = tuple(rows), attempts_of(folder)
+    record.epochs, record.attempts = tuple(rows), attempts
     if with_ranks:
         record.ranks = folder.read_ranks()
         for n, of_rank in record.ranks.items():
@@ -384,7 +387,7 @@ def _check_attempts(
 ) -> None:
     """UserError where the summary and attempts.jsonl differ in times or interruptions."""
     starts, ends = starts_of(record.attempts), ends_of(record.attempts)
-    number = changed_row(record.folder.read_attempts())
+    number = record.changed_attempt
     if number is not None and summary.get("wall_s") is not None:  # null if it was noticed before
         raise UserError(f"attempts.jsonl: row {number} is not as it was written: restore the file")
     if not starts or len(starts) != sum(end.get("attempt") is not None for end in ends):
@@ -454,15 +457,15 @@ def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
         raise UserError("summary.json: train_samples_per_s is 0 in a finished run")
 
 
-def attempts_of(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
-    """The rows, or none if one is not as declared; a changed row keeps only event and attempt."""
-    rows = folder.attempts_as_written()
+def attempts_of(folder: RunFolder) -> tuple[list[AttemptStart | AttemptEnd], int | None]:
+    """attempts_as_written(), but no rows if one is not as declared."""
+    rows, changed = folder.attempts_as_written()
     try:
         for row in rows:
             check_fields("start" if row.get("event") == "start" else "end", row, folder.attempts)
     except UserError:
-        return []
-    return rows
+        return [], changed
+    return rows, changed
 
 
 def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
@@ -482,7 +485,7 @@ def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a finite number; anything else, such as null, means unknown."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float)) and type(value) is not bool
     return number and -LARGEST <= value <= LARGEST
 
 

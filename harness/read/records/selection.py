@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from harness.core.identity import number
 from harness.core.process import working
-from harness.core.records import find_runs
+from harness.core.records import find_runs, without_collecting
 from harness.core.settings import UserError
 from harness.core.strategies import OF_PEERS
 from harness.read.labels import counted, listed
@@ -106,6 +106,7 @@ def read_group(
     return Group(tuple(runs), name=name, selector=selector, target=target, not_read=not_read)
 
 
+@without_collecting()
 def read_selected(selector: str, target: Target | None) -> Selected:
     """All runs of an argument, each once; those that are not believed are named on stderr."""
     (path, conditions), copies = parse_selector(selector), list[str]()
