@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.netns.relay import open_device
 from tests.support.emulated import INSIDE, echoing, pings
 from tests.support.sweeps import ROOT, gone, wait_for
+
+MANY = 50  # round trips
 
 
 def interfaces(nodes: EmulatedNodes, node: int) -> dict[str, Any]:
@@ -69,21 +72,23 @@ def test_eight_nodes_are_as_far_from_each_other_as_they_should_be() -> None:
 @pytest.mark.root
 def test_a_link_changes_and_a_cable_is_pulled_while_programs_run() -> None:
     with EmulatedNodes.open(3, link_of("none")) as nodes, echoing(nodes, 1, 2):
-        assert pings(nodes, 0, 1)[0] < 10
+        # The least of many: of a few, a busy machine may delay each.
+        assert pings(nodes, 0, 1, count=MANY)[0] < 10
         nodes.change(link_of("15ms"))
         assert pings(nodes, 0, 1)[0] >= 30
         nodes.change(link_of("none"))
         before = nodes.counters()
         nodes.cut(1)
-        near, far = pings(nodes, 0, 1, 2, count=1)
-        assert near is None and far < 10
+        assert pings(nodes, 0, 1, count=1) == [None]
+        assert pings(nodes, 0, 2, count=MANY)[0] < 10
         nodes.join(1)
-        assert pings(nodes, 0, 1)[0] < 10
+        assert pings(nodes, 0, 1, count=MANY)[0] < 10
         after = nodes.counters()
-        # Two were lost; one to warm up and three came back, each one digit and its headers.
+        # Two were lost; one to warm up and many came back, each its number and its headers.
         assert after[0][1]["lost"] - before[0][1]["lost"] == 2
-        assert after[0][1]["packets"] - before[0][1]["packets"] == 4
-        assert after[1][0]["bytes"] - before[1][0]["bytes"] == 4 * 29
+        assert after[0][1]["packets"] - before[0][1]["packets"] == MANY + 1
+        digits = sum(len(str(number)) for number in range(MANY + 1))
+        assert after[1][0]["bytes"] - before[1][0]["bytes"] == (MANY + 1) * 28 + digits
         assert after[1][2]["packets"] == 0
 
 
@@ -103,19 +108,17 @@ def test_a_loss_is_a_loss_of_single_packets() -> None:
         assert abs(arrived - 1600) < 5 * (2000 * 0.2 * 0.8) ** 0.5
 
 
-def links_of(pid: int) -> list[str]:
-    return [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+def networks_of(pid: int) -> set[str]:
+    """The network namespaces that a process holds open, and its own."""
+    files = [*Path(f"/proc/{pid}/fd").iterdir(), Path(f"/proc/{pid}/ns/net")]
+    return {name for name in map(os.readlink, files) if name.startswith("net:")}
 
 
 def namespaces_alive() -> set[str]:
-    """Network namespaces of all processes, and those that a process holds open."""
     found = set()
     for process in psutil.process_iter():
-        try:
-            held = [*links_of(process.pid), os.readlink(f"/proc/{process.pid}/ns/net")]
-        except OSError:
-            continue
-        found |= {name for name in held if name.startswith("net:")}
+        with suppress(OSError):
+            found |= networks_of(process.pid)
     return found
 
 
@@ -136,24 +139,25 @@ def test_nothing_is_left_of_an_owner_that_was_killed(end: int) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     holder = psutil.Process(int(owner.stdout.readline()))
-    held = {name for name in links_of(holder.pid) if name.startswith("net:")}
+    held = networks_of(holder.pid) - {os.readlink("/proc/self/ns/net")}
     assert len(held) >= 4 and held <= namespaces_alive()
     owner.send_signal(end)
     owner.wait()
     assert gone([holder])
     # Devices live in the namespaces, and a namespace that nobody holds is no more.
-    assert wait_for(lambda: not held & namespaces_alive(), 5)
+    assert wait_for(lambda: not held & namespaces_alive())
     assert not [name for name in os.listdir("/sys/class/net") if name.startswith("link0")]
 
 
 @pytest.mark.root
 def test_nothing_is_left_after_closing() -> None:
-    before = namespaces_alive()
+    here = os.readlink("/proc/self/ns/net")
     with EmulatedNodes.open(2, Link()) as nodes:
         holder = nodes.holder
-        assert len(namespaces_alive() - before) >= 2
+        held = networks_of(holder.pid) - {here}  # others on this machine may have some, too
+        assert len(held) >= 2 and held <= namespaces_alive()
     assert holder.returncode is not None
-    assert wait_for(lambda: namespaces_alive() <= before, 5)
+    assert wait_for(lambda: not held & namespaces_alive())
 
 
 @pytest.mark.root

@@ -18,6 +18,7 @@ from harness.launch.slurm.cluster import outside_a_job
 from harness.launch.slurm.scripts import NOTE
 from tests.support.slurm_commands import StandIn
 from tests.support.slurm_queue import queue_of, says_of, seen, stand_in, worked
+from tests.support.sweeps import wait_for
 
 pytestmark = pytest.mark.process
 
@@ -92,10 +93,17 @@ def test_two_stops_do_not_wait_for_sbatch(
 ) -> None:
     cluster.does("sbatch", f"while [ ! -e {tmp_path}/end ]; do sleep 0.1; done")
     waiting = queue_of(tmp_path)
-    threading.Timer(0.5, lambda: setattr(waiting, "stops", 2)).start()
-    began = time.monotonic()
+    stopped_s: list[float] = []
+
+    def stop() -> None:
+        wait_for(lambda: cluster.asked("sbatch"))
+        stopped_s.append(time.monotonic())
+        waiting.stops = 2
+
+    threading.Thread(target=stop).start()
     waiting.work()
-    assert 0.5 <= time.monotonic() - began < 10
+    (at_s,) = stopped_s  # not before
+    assert time.monotonic() - at_s < 10
     assert "sbatch has not answered: the same command shows and settles them" in seen(waiting)
     (entry,) = waiting.submitted.open().values()
     assert entry.job is None  # the next call looks for it, once sbatch has ended

@@ -290,19 +290,31 @@ def test_a_thread_of_autograd_may_compile(monkeypatch: pytest.MonkeyPatch) -> No
     assert any([dog._look(0.25) for _ in range(40)])
 
 
+class Asked:
+    """A lock that counts who asks for it."""
+
+    def __init__(self) -> None:
+        self.lock, self.times = threading.Lock(), 0
+
+    def acquire(self) -> None:
+        self.times += 1  # by one thread after the other
+        self.lock.acquire()
+
+
 @pytest.mark.parametrize("first", ["watchdog", "main"])
 def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
     """The main thread may fail just when the watchdog ends the run."""
     records: list[str] = []
-    exits = threading.Event()
+    exits, gone = threading.Event(), threading.Event()
+    asked = Asked()
 
     def record(context: Any, recorder: Any, error: BaseException) -> None:
         records.append(str(error))
-        time.sleep(0.2)
+        wait_for(lambda: asked.times == 2)  # the other comes while this one records
 
     def leave(code: int) -> None:
         exits.set()
-        time.sleep(60)  # the process would be gone
+        gone.wait()  # the process would be gone
 
     monkeypatch.setattr(lifecycle, "record_failure", record)
     monkeypatch.setattr(lifecycle.os, "_exit", leave)
@@ -314,17 +326,26 @@ def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str)
         world=WORLD,
     )
     life = Lifecycle(context, watchdog=Watchdog(context, 0.0, print))
+    life.ending = asked  # type: ignore[assignment]
     error = RuntimeError("main")
     ends = {
         "watchdog": lambda: life._end_hung(Hung("watchdog", records=True, settle_s=0.2)),
         "main": lambda: life.__exit__(RuntimeError, error, None),
     }
-    for name in sorted(ends, key=lambda name: name != first):
-        threading.Thread(target=ends[name], daemon=True).start()
-        time.sleep(0.1)
-    assert wait_for(lambda: records, 10)
-    time.sleep(0.5)
-    assert records == [first] and exits.is_set() == (first == "watchdog")
+    threads = []
+    for number, name in enumerate(sorted(ends, key=lambda name: name != first), 1):
+        threads.append(threading.Thread(target=ends[name], daemon=True))
+        threads[-1].start()
+        wait_for(lambda: asked.times == number)  # noqa: B023
+    one, other = threads
+    if first == "main":
+        one.join()
+    else:
+        assert exits.wait(60)
+    other.join(0.2)  # it has time to record, too
+    assert other.is_alive() and records == [first]
+    assert exits.is_set() == (first == "watchdog")
+    gone.set()
 
 
 @pytest.mark.parametrize("update", [None, 0])
