@@ -19,6 +19,7 @@ from harness.read.records.recorded import recorded
 from harness.train.measure.clock import MEASURING
 from logcallback import LogCallback
 from tests.support.broken_runs import attempts_of
+from tests.support.own_time import keep_own_time
 from tests.support.ranks import ranks
 from tests.support.recorded import (
     alone,
@@ -47,9 +48,8 @@ class Wall(TrainerCallback):
 
 
 def agree(rows: list[dict[str, Any]], wall: list[float]) -> bool:
-    """Between the readings of two clocks another process may run: in some epoch none did."""
     apart = [abs(row["epoch_time_s"] - s) for row, s in zip(rows, wall, strict=True)]
-    return min(apart) < 0.06 and max(apart) < 1
+    return max(apart) < 0.06
 
 
 class Slow(Points):
@@ -65,6 +65,7 @@ class Slow(Points):
 
 
 def slow_data(folder: str) -> tuple[list[float], list[float]]:
+    keep_own_time()
     wall = Wall()
     train(folder, train=Slow(24), callbacks=[wall])
     return wall.epochs, Slow.took
@@ -80,6 +81,7 @@ def test_waiting_for_data_is_seen(tmp_path: Path) -> None:
 
 
 def slow_logs(folder: str) -> None:
+    keep_own_time()
     gather = transformers.trainer.nested_gather
 
     def late(*args: Any) -> Any:
@@ -94,10 +96,11 @@ def test_waiting_for_the_loss_of_a_log_entry_is_no_waiting_for_data(tmp_path: Pa
     folder, _ = alone(tmp_path, slow_logs)
     rows = rows_of(folder)
     assert all(row["epoch_time_s"] > 4 * 0.05 for row in rows)
-    assert min(row["data_wait_share"] * row["epoch_time_s"] for row in rows) < 0.05
+    assert max(row["data_wait_share"] * row["epoch_time_s"] for row in rows) < 0.05
 
 
 def slow_steps(folder: str) -> list[float]:
+    keep_own_time()
     wall = Wall()
     model = Net(train_s=0.03)
     trainer_for(folder, model, Points(24), callbacks=[wall], num_train_epochs=4).train()
@@ -119,8 +122,8 @@ def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
         assert row["timed_s"] <= row["epoch_time_s"]
     assert [row["timed_steps"] for row in rows] == [6 - left_out, 6, 6, 6]
     assert [row["timed_samples"] for row in rows] == [20, 24, 24, 24]
-    # Steps are nearly all of an epoch: of at least one, in which no other process ran between.
-    assert min(row["epoch_time_s"] / row["timed_s"] for row in rows[1:]) < 1.1
+    # Steps are nearly all of an epoch.
+    assert max(row["epoch_time_s"] / row["timed_s"] for row in rows[1:]) < 1.1
     summary = summary_of(folder)
     timed_s = sum(row["timed_s"] for row in rows)
     assert summary["train_samples_per_s"] == pytest.approx(92 / timed_s)
@@ -129,6 +132,7 @@ def test_times_agree_with_each_other_and_with_a_clock(tmp_path: Path) -> None:
 
 
 def measured_before(folder: str) -> tuple[float, float]:
+    keep_own_time()
     began_s = time.perf_counter()
     with MEASURING.counted(), MEASURING.counted():
         time.sleep(0.05)
@@ -186,6 +190,7 @@ class SlowSave(Trainer):
 
 
 def interrupted_epochs(folder: str, **more: Any) -> tuple[list[float], list[float]]:
+    keep_own_time()
     wall = Wall()
     net, test = Net(train_s=0.01, eval_s=0.2), Points(8, draw=1)
     chosen = {"callbacks": [wall], "kind": SlowSave, **more}
@@ -372,6 +377,7 @@ def test_the_clock_settles_where_an_evaluation_or_a_save_follows() -> None:
 
 
 def evaluated_between(folder: str) -> float:
+    keep_own_time()
     trainer = trainer_for(folder, test=Points(8, draw=1), eval_strategy="epoch")
     trainer.train()
     time.sleep(1.0)
@@ -399,6 +405,7 @@ class EvaluatesAgain(TrainerCallback):
 
 
 def evaluated_twice(folder: str) -> None:
+    keep_own_time()
     again, net = EvaluatesAgain(), Net(eval_s=0.2)
     test = Points(8, draw=1)
     again.trainer = trainer_for(folder, net, Points(20), test, callbacks=[again],
