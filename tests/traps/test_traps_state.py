@@ -21,6 +21,7 @@ from harness.core.settings import UserError
 from harness.train.data import models
 from harness.train.data.images import load_images
 from harness.train.run.start import start
+from tests.support.own_time import keep_own_time
 from tests.support.ranks import ROOT, ranks, script
 from tests.support.toys import (
     CPU,
@@ -45,6 +46,7 @@ EVALUATION_S = 0.8  # four batches of 0.2 s, much longer than two epochs of trai
 
 
 def timed(folder: str) -> dict[str, Any]:
+    keep_own_time()
     pauses = {"train_s": 0.01, "eval_s": EVALUATION_S / 4}
     data = Points(16)
     reported = stock(Net(**pauses), data, data, eval_strategy="epoch", num_train_epochs=2).train()
@@ -281,6 +283,7 @@ def test_trap_18_ddp_searches_unused_parameters(tmp_path: Path) -> None:
 
 def stock_resumes(folder: str) -> dict[str, Any]:
     """Four epochs of eight updates; saved in the middle of the second and at every epoch's end."""
+    keep_own_time()
     results: dict[str, Any] = {}
     for what, noise in (("plain", 0.0), ("augmented", 0.5)):
         data = Points(32, noise=noise)
