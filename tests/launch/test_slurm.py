@@ -255,11 +255,15 @@ def ran(tmp_path: Path, does: dict[str, str]) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(file.read_text())
 
 
+# Until the script has dealt with the signal, and a moment in which it waits again.
+HEARD = 'while [ ! -e "$HARNESS_PREEMPTION" ]; do sleep 0.05; done; sleep 0.3;'
+
+
 @pytest.mark.process
 def test_a_job_that_is_requeued_while_it_asks_for_it_leaves_no_end(tmp_path: Path) -> None:
     """SLURM ends all of a job that it requeues, scontrol too, which has no answer yet."""
     asks = f"touch {tmp_path}/asked; kill -TERM $$ $PPID; sleep 0.3"
-    does = {"srun": "kill -USR1 $PPID; sleep 0.3; exit 1", "scontrol": asks, "scancel": "exit 1"}
+    does = {"srun": f"kill -USR1 $PPID; {HEARD} exit 1", "scontrol": asks, "scancel": "exit 1"}
     code, note = ran(tmp_path, does)
     assert code == 1 and (tmp_path / "asked").exists()
     assert note["ended"] is None and note["signal"] == "", note
@@ -267,7 +271,7 @@ def test_a_job_that_is_requeued_while_it_asks_for_it_leaves_no_end(tmp_path: Pat
 
 @pytest.mark.process
 def test_a_job_that_is_cancelled_near_its_limit_does_not_go_back(tmp_path: Path) -> None:
-    ends = "kill -USR1 $PPID; sleep 0.3; kill -TERM $PPID; sleep 0.3; exit 1"
+    ends = f"kill -USR1 $PPID; {HEARD} kill -TERM $PPID; sleep 0.3; exit 1"
     does = {"srun": ends, "scontrol": f"touch {tmp_path}/asked", "scancel": "exit 1"}
     code, note = ran(tmp_path, does)
     assert code == 1 and not (tmp_path / "asked").exists()

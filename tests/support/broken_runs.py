@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 
 from harness.core.records import COMPLETE, RunFolder, read_rows
 from harness.core.topology import World, world_of
+from harness.train.run.warm import free_port
 from tests.support.ranks import Done, ran, run_script, script
 from tests.support.sweeps import untimed_rows
 
@@ -150,11 +150,8 @@ def elastic(**more: str) -> dict[str, str]:
 
 def alone() -> dict[str, str]:
     """The only process that is left."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    return elastic(**rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    return elastic(**rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
 
 
 def own_node(folder: str) -> World:

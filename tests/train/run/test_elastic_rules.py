@@ -31,6 +31,7 @@ from harness.train.loop.elastic_schedule import ElasticSchedule
 from harness.train.run import elastic as restarts
 from harness.train.run import failures
 from harness.train.run.failures import Stopped
+from harness.train.run.warm import free_port
 from harness.train.session import Session
 
 
@@ -289,9 +290,7 @@ def test_a_store_that_cannot_listen_says_why(
 
 @pytest.mark.process
 def test_the_store_listens(root: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-m", "harness", "store", port]
     store = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
     try:
