@@ -44,6 +44,7 @@ from harness.train.measure import telemetry
 from harness.train.strategy import compress
 from tests.support.explained import on_one as record_of_one
 from tests.support.explained import written
+from tests.support.own_time import go_before_others
 from tests.support.ranks import ranks
 from tests.support.records import Plan, lines, with_epochs, with_ranks
 from tests.support.toys import Net, Points, ours
@@ -102,6 +103,7 @@ def trained(
 
 def on_two(folder: str) -> None:
     """Ranks of torch's launcher, with gloo between them."""
+    go_before_others()
     trained(folder, "healthy", Waiting(), updates=MANY_UPDATES)
     trained(folder, "loader", Waiting(), collate=slow_collate, updates=MANY_UPDATES)
     trained(folder, "rank", Waiting(slow_rank=1), updates=MANY_UPDATES)
@@ -114,6 +116,7 @@ def on_two(folder: str) -> None:
 
 
 def on_one(folder: str) -> None:
+    go_before_others()
     trained(folder, "healthy", Waiting(), updates=MANY_UPDATES)
     large = f"--per_gpu_batch={2 * BATCH}", "--eval_batch=64"
     batch = Waiting(sample_s=0.0, batch_s=PLANTED_S)

@@ -19,6 +19,7 @@ from harness.train.data.samples import EpochOrder
 from harness.train.loop import balance
 from harness.train.loop.balance import Balance, RankBatches, shares_of
 from harness.train.strategy.verify import observe
+from tests.support.own_time import go_before_others
 from tests.support.ranks import ranks
 from tests.support.toys import Net, Points, ours
 
@@ -128,6 +129,7 @@ class Slow(Net):
 
 def measured(folder: str) -> tuple[list[int], list[list[int]]]:
     """The shares and what this rank was fed."""
+    go_before_others()
     trainer, _ = ours(folder, net := Slow(), Points(64), Points(8), "--balance=measured")
     trainer.train()
     return trainer.observations.checked["shares"], net.fed

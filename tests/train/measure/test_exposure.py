@@ -20,6 +20,7 @@ from harness.train.measure.communication import FIELDS, Exposure, skew, split_wa
 from harness.train.measure.resources import Traffic
 from harness.train.strategy import compress
 from tests.support.exchanges import group
+from tests.support.own_time import go_before_others
 from tests.support.ranks import ranks
 from tests.support.toys import Net, Points, ours
 
@@ -119,6 +120,7 @@ slow_hook.__qualname__ = "bf16_hook"  # the one that was asked for, as DDP tells
 
 def of_slow_ones(folder: str) -> dict[str, Any]:
     """A rank that is slow, an exchange that is slow, and neither."""
+    go_before_others()
     result = {}
     data, test = Points(64), Points(8)
     before = compress.bf16_hook
