@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from harness.core.collectives import GLOO
 from harness.core.strategies import SENT_DIRECTLY
 from harness.read.predict.cases import PredictedGroup, as_timed, scenario_of, workloads_of
-from harness.read.predict.computing import fit_line
+from harness.read.predict.computing import crowd, fit_line
+from harness.read.predict.fitting import own_cores_of
 from harness.read.predict.model import EXCHANGE, Model, predict
 from harness.read.predict.scenario import APART
 from harness.read.records.groups import Group
@@ -50,11 +51,13 @@ def start_together() -> Iterator[PredictedGroup]:
         runs = tuple(group.measured("epoch_time_s"))
         first = runs[0]
         alone_s = computing_s([other for other in groups if other is not group])
-        line = fit_line([(int(first.identity["per_gpu_batch"]), alone_s)])
-        size = first.observed["trained_bytes"]
-        # All four nodes computed side by side in this measurement: no sharing is added.
-        model = Model(line, 0.0, None, 0.0, size, GLOO)
         plan = as_timed(scenario_of(runs), first)
+        cores = own_cores_of(first)
+        _, turns = crowd(plan.shape.ranks, cores)
+        # All four nodes computed in turns in this measurement: no sharing is added.
+        line = fit_line([(plan.batch, alone_s / turns)])
+        size = first.observed["trained_bytes"]
+        model = Model(line, 0.0, None, 0.0, size, GLOO, own_cores=cores)
         yield PredictedGroup(group, runs, predict(model, plan))
 
 

@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.core.links import Link
+from harness.core.links import PACKET, Link
 
 MIB = 2**20
 # The share of a rate left for payload: IP packets of 1500 bytes carry 1448 bytes of TCP's data.
-TCP_SHARE = 1448 / 1500
+TCP_SEGMENT = 1448
+TCP_SHARE = TCP_SEGMENT / PACKET
 
 # gloo: a ring passes pieces of at most 1 MiB, at least two per rank, of which two are in flight at
 # a time.
@@ -171,9 +172,9 @@ def on_a_link(size: float, shape: Shape, of_pairs: bool) -> float:
     return size * shape.per_node * receivers
 
 
-BACKEND = "backend"
+BACKEND, DIRECT, ALL_TO_ALL = "backend", "direct", "all_to_all"
 # Ways of --exchange that do not use the backend, by the time that a mean takes.
-MEANS = {"direct": direct_mean, "all_to_all": all_to_all_mean}
+MEANS = {DIRECT: direct_mean, ALL_TO_ALL: all_to_all_mean}
 
 # How --exchange auto chooses. Below this round trip, a backend's waiting costs less than direct
 # sends cost the host; and a way that is faster by less than this share may be so by noise.
@@ -194,9 +195,9 @@ def ways(
         backend_s = coded_mean(size, shape, wire, of_pairs).alone_s
     else:
         backend_s = max(wire.delay_s, longer * allreduce(GLOO, size, sending, wire).alone_s)
-    result = {BACKEND: backend_s, "direct": direct_mean(size, shape, wire, of_pairs).alone_s}
+    result = {BACKEND: backend_s, DIRECT: direct_mean(size, shape, wire, of_pairs).alone_s}
     if shape.nodes > 2 and math.isfinite(wire.bytes_per_s):  # two send each other everything anyway
-        result["all_to_all"] = all_to_all_mean(size, shape, wire, of_pairs).alone_s
+        result[ALL_TO_ALL] = all_to_all_mean(size, shape, wire, of_pairs).alone_s
     return result
 
 

@@ -45,6 +45,11 @@ EXPECTED = (
 # published transfers over links of limited rate, and within a factor of 3 in all; shorter
 # transfers were wrong by a factor of 10 to 1000.
 OPENED_BYTES, OPENED_TRIPS, CLOSED_TRIPS = 2**20, 1, 6
+# An emulated link is handed as many whole packets at a time as pass within MOMENT_S, at most
+# HANDOVER_BYTES bytes, and single packets if it is slow.
+PACKET = 1500  # bytes on an Ethernet, IP and TCP headers included
+MOMENT_S, HANDOVER_BYTES = 0.0005, 65536
+
 # A pair with a round trip FURTHER times as long as another's, plus a millisecond, has another
 # kind of link; smaller differences occur by chance.
 FURTHER, NEAR_S = 2, 0.001
@@ -95,6 +100,11 @@ def tells_rate(size: float, seconds: float, round_trip_s: float) -> bool:
     """
     trips = OPENED_TRIPS if size >= OPENED_BYTES else CLOSED_TRIPS
     return seconds > 0 and seconds >= trips * round_trip_s
+
+
+def packets_at_once(bytes_per_s: float) -> int:
+    """How many packets an emulated link of this rate, headers included, is handed at a time."""
+    return max(1, int(min(bytes_per_s * MOMENT_S, HANDOVER_BYTES) / PACKET))
 
 
 def rate_of(link: Mapping[str, Any]) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.core.links import Link, link_of
+from harness.core.links import PACKET, Link, link_of, packets_at_once
 from harness.launch.netns.relay import (
     HEADER,
     LARGEST_HANDOVER,
@@ -110,6 +110,13 @@ def test_no_more_is_handed_over_than_a_link_takes(
     links: list[str], handover: tuple[int, int]
 ) -> None:
     assert Relay.handover([link_of(text).between(0, 1) for text in links]) == handover
+
+
+@pytest.mark.parametrize("rate_mbit", [1, 30, 100, 1000, 2000])
+def test_predictions_count_the_packets_of_a_handover(rate_mbit: float) -> None:
+    handover = Relay.handover([Link(rate_mbit=rate_mbit)])
+    expected = 1 if handover == ONE_PACKET else handover[1] // PACKET
+    assert packets_at_once(rate_mbit * 1e6 / 8) == expected
 
 
 class Rig:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.collectives import GLOO, NCCL, Shape, Wire
-from harness.read.predict.exchange import Reduction
+from harness.core.collectives import GLOO, NCCL, TCP_SEGMENT, TCP_SHARE, Shape, Wire
+from harness.read.predict.exchange import HANDOVER_S, Reduction, relay_s
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
-from harness.read.predict.model import EXCHANGE, SHARED_APART, SHARING, Model, predict
+from harness.read.predict.model import COMPUTE, EXCHANGE, SHARED_APART, SHARING, Model, predict
 from harness.read.predict.scenario import Scenario
 from tests.support.paired import Verb, measured, planted_s, timed
 from tests.support.predicted import FAR, MB, MODEL
@@ -151,3 +151,43 @@ def test_measured_all_reduces_are_said_to_tell_of_all_reduces_alone(
         assert ("note: all-reduce over this link was measured, at 4 MB" in text) is tells
         said = "note: --compress int8, by a closed form; measured all-reduces do not apply"
         assert (said in text) is not tells
+
+
+def test_carrying_packets_between_emulated_nodes_by_hand() -> None:
+    """4 packets pass in half a millisecond: 100 mbit with headers. 24 packets are 6 handovers."""
+    wire = Wire(0.01, 12.5e6 * TCP_SHARE)
+    size = 4 * TCP_SEGMENT
+    # To the three others a quarter each, from all four, and the sums back; or all of it.
+    assert relay_s(size, Shape(4), wire, to_all=False) == pytest.approx(6 * HANDOVER_S)
+    assert relay_s(size, Shape(4), wire, to_all=True) == pytest.approx(12 * HANDOVER_S)
+    # One process for its node; or two, each of which sends to the two of the other node.
+    assert relay_s(size, Shape(2), wire, to_all=True) == pytest.approx(2 * HANDOVER_S)
+    assert relay_s(size, Shape(2, 2), wire, to_all=True) == pytest.approx(8 * HANDOVER_S)
+
+
+def test_the_relay_takes_time_where_processes_take_turns() -> None:
+    """Elsewhere their cores rest during an exchange. All-reduces were fitted with it."""
+    size = 40 * TCP_SEGMENT  # one bucket, which is ready when the backward pass ends
+    wire = Wire(0.01, 12.5e6 * TCP_SHARE)
+    crowded = replace(MODEL, gradient_bytes=size, own_cores=2)
+    free = replace(crowded, own_cores=8)
+
+    def more_s(shape: Shape, **more: object) -> float:
+        plan = Scenario(shape, 16, wire, **{"emulated": True, **more})  # type: ignore[arg-type]
+        return predict(crowded, plan).parts[EXCHANGE] - predict(free, plan).parts[EXCHANGE]
+
+    direct_s = 60 * HANDOVER_S / 2  # on two cores
+    assert more_s(Shape(4), exchange="direct") == pytest.approx(direct_s)
+    assert more_s(Shape(4), exchange="all_to_all") == pytest.approx(2 * direct_s)
+    of_nodes_s = relay_s(size, Shape(2), wire, to_all=False) / 2  # one process of each sends
+    assert more_s(Shape(2, 2), exchange="direct") == pytest.approx(of_nodes_s)
+    assert more_s(Shape(4)) == more_s(Shape(2), exchange="direct") == pytest.approx(0)
+    assert more_s(Shape(4), exchange="direct", emulated=False) == pytest.approx(0)
+
+
+def test_replicas_that_take_turns_slow_each_other_in_full() -> None:
+    plan = Scenario(Shape(4), 16, FAR, "local_sgd", emulated=True)
+    parts = [predict(replace(MODEL, own_cores=n), plan).parts for n in (2, 4)]
+    assert [each[COMPUTE] + each[SHARING] for each in parts] == pytest.approx(
+        [0.026 * (1 + MODEL.sharing) * 2, 0.026 * (1 + 3 * SHARED_APART * MODEL.sharing)]
+    )

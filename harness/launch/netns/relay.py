@@ -22,19 +22,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from harness.core.links import Link
+from harness.core.links import HANDOVER_BYTES, MOMENT_S, PACKET, Link
 from harness.core.settings import UserError
 
 INTERFACE = "link0"  # the same name in every node
-PACKET = 1500  # bytes on an Ethernet, IP and TCP headers included
 SHORTEST_QUEUE_S = 0.1
 # (segments, bytes) that a kernel may hand over at once: a single packet, or up to 64 KiB.
-ONE_PACKET = (1, 65536)
-LARGEST_HANDOVER = (65535, 65536)
+ONE_PACKET = (1, HANDOVER_BYTES)
+LARGEST_HANDOVER = (65535, HANDOVER_BYTES)
 
 DEVICE = "/dev/net/tun"
 BATCH = 32  # packets of one node before the other nodes get their turn
-MOMENT_S = 0.0005  # longest time for which one handover may occupy a link
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0  # linux/if_tun.h
 TUN_NO_INFO_WITH_HEADER = 0x0001 | 0x1000 | 0x4000  # IFF_TUN, IFF_NO_PI, IFF_VNET_HDR
 CHECKSUM_AND_SEGMENTS = 0x1 | 0x2 | 0x8  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO_ECN
@@ -151,7 +149,7 @@ class Relay:
         size = int(min(rates, default=math.inf) * 1e6 / 8 * MOMENT_S) if rates else 0
         if any(link.loss for link in links) or 0 < size < 2 * PACKET:
             return ONE_PACKET
-        return LARGEST_HANDOVER if not size else (65535, min(size, 65536))
+        return LARGEST_HANDOVER if not size else (65535, min(size, HANDOVER_BYTES))
 
     def change(self, links: Matrix) -> None:
         for i, row in enumerate(self.channels):

@@ -188,7 +188,7 @@ def fit_on(
     basis = basis_of(selector, runs, overrides)
     singles, first = basis.singles, basis.singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
-    own_cores = _own_cores(first)
+    own_cores = own_cores_of(first)
     sharing, sharing_spread, inside_s, shared_by = _sharing(basis.runs, line, own_cores, overrides)
     sharing_freedom = len(shared_by) - 1
     if overrides.sharing is not None:  # given, so without a spread
@@ -269,7 +269,7 @@ def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
         )
 
 
-def _own_cores(run: Run) -> int | None:
+def own_cores_of(run: Run) -> int | None:
     """For how many such processes its machine has cores; None on GPUs or where unknown."""
     cores = run.environment.get("cpu_cores")
     return max(1, cores // run.threads) if cores and run.threads else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.core.collectives import (
+    ALL_TO_ALL,
     BACKEND,
     FAR_S,
     GLOO,
@@ -56,8 +57,8 @@ AUTO = "auto"
 COMPUTE, SHARING, EXCHANGE = "computing", "sharing a machine", "waiting for the exchange"
 # The following were fitted on prediction_fresh, prediction_same_hour and prediction_next: twelve
 # links between two emulated nodes, on two machines.
-# On one machine, replicas that train apart slow each other by this share of what DDP's processes
-# do. The rest is DDP's exchange, beside the exposed part of it.
+# On one machine, replicas that train apart and have a core each slow each other by this share of
+# what DDP's processes do. The rest is DDP's exchange, beside the exposed part of it.
 SHARED_APART = 0.25
 # Replicas do not reach an exchange at the same time. This takes part of an update; and part of
 # a round trip, unless all-reduces were measured over a link: their factor includes it.
@@ -143,7 +144,7 @@ def predict(model: Model, plan: Scenario) -> Prediction:
         plan = replace(plan, exchange=chosen_way(model, plan))
     check(model, plan)
     alone_s = model.line.step_s(plan.batch)
-    slower = model.slower(plan, _shared(plan))
+    slower = model.slower(plan, _shared(model, plan))
     factors = exchange.UNMEASURED
     if plan.shape.nodes > 1:
         factors = exchange.correction(model.table, model.backend, plan.shape, plan.wire)
@@ -158,15 +159,19 @@ def predict(model: Model, plan: Scenario) -> Prediction:
     return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, factors)
 
 
-def _shared(plan: Scenario) -> float:
+def _shared(model: Model, plan: Scenario) -> float:
     """How much processes of this training slow each other, as a share of what DDP costs."""
     together = together_of(plan) if trains_apart(plan) else 1.0
-    return together + (1 - together) * _shared_apart(plan)
+    return together + (1 - together) * _shared_apart(model, plan)
 
 
-def _shared_apart(plan: Scenario) -> float:
-    """The same share for updates apart; replicas of several processes exchange gradients inside."""
-    return SHARED_APART if units_of(plan).ranks == plan.shape.ranks else 1.0
+def _shared_apart(model: Model, plan: Scenario) -> float:
+    """The same share for updates apart: all of it for replicas that exchange gradients inside, and
+    for those that take turns on a core, whose caches each finds filled by another.
+    """
+    _, turns = crowd(neighbours(plan), model.own_cores)
+    exchange_inside = units_of(plan).ranks < plan.shape.ranks
+    return 1.0 if exchange_inside or turns > 1 else SHARED_APART
 
 
 def chosen_way(model: Model, plan: Scenario) -> str:
@@ -325,7 +330,7 @@ def _unequal_s(model: Model, plan: Scenario, update_s: float) -> float:
     APART_UPDATES of an update, but at most the time saved since the last exchange by sharing a
     machine less than DDP does. 0 for a process alone on its machine.
     """
-    less = model.slower(plan, 1.0) - model.slower(plan, _shared_apart(plan))
+    less = model.slower(plan, 1.0) - model.slower(plan, _shared_apart(model, plan))
     less_s = less * plan.sync_every * model.line.step_s(plan.batch)
     return min(APART_UPDATES * update_s, less_s)
 
@@ -365,6 +370,11 @@ def _on_machine(model: Model, plan: Scenario) -> float:
     return model.hosts.get(plan.compress, model.inside_s) * ring_share(plan.shape.per_node)
 
 
+def sends_for_node(plan: Scenario) -> bool:
+    """Whether one process of a node sends for all: gradients of ddp, unless they are codes."""
+    return plan.strategy not in APART and plan.compress not in GRADIENT_CODES
+
+
 def is_allreduce(plan: Scenario) -> bool:
     """Whether the plan exchanges by all-reduces, as they are measured over a link."""
     other = is_coded(plan.compress, plan.strategy in APART) or plan.compress.startswith("powersgd")
@@ -386,8 +396,23 @@ def _with_host(model: Model, plan: Scenario, factors: Correction, between_s: flo
 
 def _host(model: Model, plan: Scenario, shape: Shape) -> float:
     """The time of an exchange between nodes beside its link: as much as inside a machine."""
-    host_s = model.hosts.get(plan.compress, model.inside_s)
-    return host_s * ring_share(shape.ranks) * (EMULATED_HOST if plan.emulated else 1)
+    host_s = model.hosts.get(plan.compress, model.inside_s) * ring_share(shape.ranks)
+    return EMULATED_HOST * host_s + _relay_s(model, plan, shape) if plan.emulated else host_s
+
+
+def _relay_s(model: Model, plan: Scenario, shape: Shape) -> float:
+    """By how much the emulation of links lengthens a direct exchange: not at all where each process
+    has a core, as that core rests during the exchange; else by its processor time on all cores.
+    All-reduces include it, as their form was fitted between emulated nodes.
+    """
+    cores, turns = crowd(neighbours(plan), model.own_cores)
+    if plan.exchange not in MEANS or turns == 1:
+        return 0.0
+    sending = Shape(shape.nodes) if sends_for_node(plan) else shape
+    all_cores_s = exchange.relay_s(
+        model.payload(plan), sending, plan.wire, plan.exchange == ALL_TO_ALL
+    )
+    return all_cores_s / cores
 
 
 def _coded(size: float, shape: Shape, plan: Scenario) -> Cost:
@@ -432,7 +457,7 @@ def _half(
     errors = [(parts[COMPUTE], model.line.spread_at(plan.batch), model.line.freedom)]
     alone, times = crowd(neighbours(plan), model.own_cores)
     if alone > 1:
-        shared_s = parts[COMPUTE] * _shared(plan) * (alone - 1) * times
+        shared_s = parts[COMPUTE] * _shared(model, plan) * (alone - 1) * times
         errors.append((shared_s, model.sharing_spread, model.sharing_freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and is_allreduce(plan):
