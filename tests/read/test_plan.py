@@ -164,7 +164,9 @@ def test_the_choice_in_words(planted: Path, plan: Verb) -> None:
     saved_s = RATIO["diloco"] * 3.5 * UPDATES * (saved_s - predict(MODEL, direct).step_s)
     assert f"{wall_s('diloco', 40.0, 3.5) - saved_s:.3g} s with --exchange direct" in text
     far = plan.in_one_line(planted, *TO_ASK, "--link", "200ms/200mbit")
-    assert "*: extrapolated: no times over a delay on each side of this one" in far
+    slow = json.loads(plan(planted, *TO_ASK, "--link", "40ms/100mbit", "--json"))["choices"]
+    assert [each["extrapolated"] for each in slow] == [True, True]
+    assert "*: extrapolated: no times over links on each side of this one, in delay and rate" in far
 
 
 # Made together, to the middle of the second epoch; left out of a record's rate.
@@ -390,7 +392,9 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     (("--target", "accuracy=0.95"), "reached it in every run; the best epoch has 0.9: measure"),
     (("--nodes", "3", "--target", "f1=0.9"), "--target f1: no epoch of these runs has it: there "
      "are accuracy"),
-    (("--link", "20ms/loss1%"), "loss and jitter are not modelled"),
+    (("--link", "20ms/loss1%"), "loss and jitter are not modelled: without, it is 20ms"),
+    (("--link", "900ms/200mbit"), "timed over at most 80 ms and at least 200 Mbit/s, and this"),
+    (("--link", "40ms/19mbit"), "and this link is more than 10 times as slow: measure it over"),
 ])  # fmt: skip
 def test_outside_what_runs_support_it_refuses(
     planted: Path, plan: Verb, words: tuple[str, str], said: str

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.core.collectives import Wire
+from harness.core.collectives import TCP_SHARE, Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import chooses_exchange
@@ -24,7 +24,7 @@ from harness.core.topology import effective_batch
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.cases import as_timed, scenario_of
-from harness.read.predict.exchange import joined
+from harness.read.predict.exchange import ALIKE_SHARE, joined
 from harness.read.predict.facts import (
     Overrides,
     grad_acc_of,
@@ -58,6 +58,8 @@ ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange", "tested")
 SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # named in tables
 LEAST_LINKS = 3  # for an interval: each is predicted from the others
 NEAREST_S = 1e-4  # added to delays, so that a link without any is not infinitely far away
+# A link this many times as slow as all over which a training was timed is outside its runs.
+FURTHEST = 10
 MINOR = 0.05  # of the whole: a part whose error is not known counts as exact below this
 
 
@@ -106,7 +108,7 @@ class Candidate:
     share: float  # of a step, spent waiting for the exchange
     half_s: float | None  # of the 95 % interval; None: not known
     links: int  # over which its steps were recorded
-    between: bool  # the link's delay lies between recorded ones
+    between: bool  # the link's delay and rate lie between recorded ones
     direct_s: float | None  # by the closed form, where no run exchanged directly; None: cannot
     run: Run  # one of those recorded
     settings: str = ""  # that distinguish it from others of its strategy, batch and set-up
@@ -328,6 +330,7 @@ def _candidate(
         raise UserError("updates of an epoch are in no record")
     prediction = predict(fitted.model, plan)
     ratios = ratios_of(fitted, runs)
+    _check_reach(ratios.by_link, plan.wire)
     needed = statistics.mean(epochs)
     longer = math.exp(ratios.at(plan.wire))  # measured / predicted
     updates = [each * plan.epoch_updates for each in epochs]
@@ -340,16 +343,41 @@ def _candidate(
     parts = {STEPS: longer * steps_s}
     parts |= {name: times[name] * phase.fixed_s for name, phase in phases.items()}
     epoch_s = parts[STEPS] + sum(parts.get(n, 0.0) for n in (EVALUATION, SAVING, EPOCH_END))
-    delays = [link.delay_s for link in ratios.by_link]
     return Candidate(
         plan, samples, len(runs), needed, parts,
         share=exchange_s / steps_s,
         half_s=_half(prediction, ratios, phases, parts, _of_epochs(epochs, epoch_s / needed)),
-        links=len(delays),
+        links=len(ratios.by_link),
         direct_s=None if with_direct else _direct_s(fitted, prediction, parts, updates, longer),
         run=runs[0],
-        between=bool(delays) and min(delays) <= plan.wire.delay_s <= max(delays),
+        between=_is_between(ratios.by_link, plan.wire),
     )  # fmt: skip
+
+
+def _check_reach(links: Iterable[Wire], wire: Wire) -> None:
+    """UserError for a link that is much slower than all of these."""
+    known = list(links)
+    longest_s = max((link.delay_s for link in known), default=math.inf)
+    least = min((link.bytes_per_s for link in known), default=0.0)
+    slow = wire.bytes_per_s * FURTHEST < least < math.inf
+    if slow or wire.delay_s + NEAREST_S > FURTHEST * (longest_s + NEAREST_S):
+        rate = "" if math.isinf(least) else f" and at least {8e-6 * least / TCP_SHARE:.3g} Mbit/s"
+        raise UserError(
+            f"timed over at most {1e3 * longest_s:.3g} ms{rate}, and this link is more than "
+            f"{FURTHEST} times as slow: measure it over a link nearer to that"
+        )
+
+
+def _is_between(links: Iterable[Wire], wire: Wire) -> bool:
+    """Whether there are links on both sides of this one, in delay and in rate."""
+    known = list(links)
+    delays, rates = ([link.delay_s for link in known], [link.bytes_per_s for link in known])
+    alike = 1 + ALIKE_SHARE
+    return (
+        bool(known)
+        and min(delays) <= wire.delay_s <= max(delays)
+        and (min(rates) / alike <= wire.bytes_per_s <= max(rates) * alike)
+    )
 
 
 def _steps_s(fitted: Fitted, prediction: Prediction, updates: Iterable[float]) -> float:

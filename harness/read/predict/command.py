@@ -476,5 +476,8 @@ def link_without_losses(text: str | None) -> Link:
         raise UserError(f"--link {text}: pairs of nodes that differ are not modelled: "
                         "give the slowest of them")  # fmt: skip
     if link.loss or link.jitter_ms:
-        raise UserError(f"--link {text}: loss and jitter are not modelled: leave them out")
+        without = replace(link, loss=0.0, jitter_ms=0.0)
+        raise UserError(
+            f"--link {text}: loss and jitter are not modelled: without, it is {without}"
+        )
     return link

@@ -162,8 +162,12 @@ def _reductions(
 
 
 def wire_between(link: Mapping[str, Any]) -> Wire | None:
-    """The link as requested, or as measured if none was requested."""
+    """The link as requested, or as measured if none was requested; None where it loses packets or
+    has jitter, which are not modelled.
+    """
     if (requested := uniform_link(link.get("asked"))) is not None:
+        if requested.get("loss") or requested.get("jitter_ms"):
+            return None
         return wire_of(Link(requested.get("delay_ms") or 0.0, requested.get("rate_mbit")))
     rtt_ms, mbit = link.get("rtt_min_ms"), rate_of(link)
     if link.get("asked") or not is_number(rtt_ms) or not is_number(mbit):

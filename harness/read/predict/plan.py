@@ -251,5 +251,7 @@ def notes(choices: Candidates) -> list[str]:
             "they count for the epochs to the target, not for the time of a step"
         )
     if any(not each.between for each in choices.reached):
-        lines.append("*: extrapolated: no times over a delay on each side of this one")
+        lines.append(
+            "*: extrapolated: no times over links on each side of this one, in delay and rate"
+        )
     return lines
