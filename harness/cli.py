@@ -55,8 +55,8 @@ class Incomplete(UserError):
 def _of_runs(flag: str) -> str | None:
     """A hint where a sweep is given a flag that belongs to its runs; None for any other flag."""
     taken = flag in trainer_flags() or any(flag in names_of(script) for script in tasks.TASKS)
-    told = f"it is one of runs: --set {flag}=VALUE gives it to all" if taken else None
-    return (MEANT | REFUSED).get(flag, told)
+    hint = f"it is one of runs: --set {flag}=VALUE gives it to all" if taken else None
+    return (MEANT | REFUSED).get(flag, hint)
 
 
 class Parser(argparse.ArgumentParser):

@@ -39,7 +39,7 @@ from harness.core.provenance import check_inputs, installing
 from harness.core.records import plain
 from harness.core.records.disk import check_writable
 from harness.core.refused import MEANT, REFUSED
-from harness.core.rules import place, resolve
+from harness.core.rules import fit_to_world, resolve
 from harness.core.settings import (
     TEXT_OF_BOOL,
     NodeError,
@@ -310,7 +310,7 @@ def parse(
     argv = list(sys.argv[1:] if argv is None else argv)
     environ = os.environ if environ is None else environ
     values = {**_from_file(script, argv), **_from_argv(script, argv)}
-    return place(resolve(bare(script, values)), world_of(environ))
+    return fit_to_world(resolve(bare(script, values)), world_of(environ))
 
 
 def bare(script: str, values: Mapping[str, Any]) -> Settings:

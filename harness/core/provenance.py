@@ -331,8 +331,8 @@ def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
     names = [file.relative_to(root.parent).as_posix() for file in paths]
     marks = [(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, states, strict=True)]
     stamp = hashlib.sha256(repr(marks).encode()).hexdigest()
-    place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:24]
-    kept = cache_root() / "checksums" / f"{place}.json"
+    root_hash = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:24]
+    kept = cache_root() / "checksums" / f"{root_hash}.json"
     known = read_json(kept) or {}
     if known.get("stamp") != stamp or not isinstance(known.get("checksum"), str):
         known = {"stamp": stamp, "checksum": _checksum(root, paths)}

@@ -72,16 +72,16 @@ Condition = Callable[[Settings, Combination], object]
 Rule = tuple[Condition, str]
 
 
-def broken(rules: tuple[Rule, ...], case: Combination) -> str | None:
+def broken(rules: tuple[Rule, ...], combination: Combination) -> str | None:
     """The message of the first rule that holds."""
     for holds, message in rules:
-        if holds(case.settings, case):
-            return message.format(s=case.settings, c=case)
+        if holds(combination.settings, combination):
+            return message.format(s=combination.settings, c=combination)
     return None
 
 
-def refuse(rules: tuple[Rule, ...], case: Combination) -> None:
-    if (message := broken(rules, case)) is not None:
+def refuse(rules: tuple[Rule, ...], combination: Combination) -> None:
+    if (message := broken(rules, combination)) is not None:
         raise UserError(message)
 
 
@@ -369,15 +369,15 @@ def resolve(settings: Settings) -> Settings:
     return settings
 
 
-def place(settings: Settings, world: World, gpus: int | None = None) -> Settings:
+def fit_to_world(settings: Settings, world: World, gpus: int | None = None) -> Settings:
     """Fill in strategy and set-up from the processes started; refuse settings that do not fit them.
 
     gpus: the number of visible GPUs, once known; DataParallel uses them all in one process.
     """
-    return with_exchange(_placed(settings, world, gpus))
+    return with_exchange(_fitted(settings, world, gpus))
 
 
-def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
+def _fitted(settings: Settings, world: World, gpus: int | None) -> Settings:
     refuse(ELASTIC, Combination(settings, world))
     most = asked_processes(settings) if world.elastic else world.size
     name = settings.strategy or ("ddp" if most > 1 else "single")
@@ -390,7 +390,7 @@ def _placed(settings: Settings, world: World, gpus: int | None) -> Settings:
     nodes, per_node = world.nodes, world.per_node
     if strategy.needs_gpu:
         if gpus is None:
-            return settings  # not counted yet: place() is called again once they are
+            return settings  # not counted yet: fit_to_world() is called again once they are
         if gpus == 0:
             raise UserError(f"{why_a_gpu(settings)}: use ddp")
         per_node = gpus  # in one process
@@ -419,7 +419,7 @@ def _with_own_defaults(settings: Settings, nodes: int) -> Settings:
 
 
 def _with_peers(settings: Settings, world: World) -> Settings:
-    """place() for hivemind: without a launcher, the set-up says how many peers are expected."""
+    """fit_to_world() for hivemind, whose set-up says how many peers are expected."""
     addresses_to_join(settings, {})
     if settings.setup is None:
         settings = replace(settings, setup=f"{world.nodes}_{world.per_node}")

@@ -264,10 +264,10 @@ def as_mapping(settings: Settings) -> dict[str, Any]:
 def share_of(split: str) -> float | None:
     """The share that a split stands for, such as 0.2; None if it is the name of a split."""
     try:
-        share = float(split)
+        fraction = float(split)
     except ValueError:
         return None
-    return share if 0 < share < 1 else None
+    return fraction if 0 < fraction < 1 else None
 
 
 def parse_setup(setup: str) -> tuple[int, int, str]:

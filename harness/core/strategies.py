@@ -25,7 +25,7 @@ class Strategy:
     needs_gpu: bool = False
     compress: tuple[str, ...] = ()  # compressions of what it sends, besides none
     direct: bool = False  # parts may be sent straight to those who add them (--exchange)
-    # Its own flags with their defaults; place() derives those that are None.
+    # Its own flags with their defaults; fit_to_world() derives those that are None.
     own: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False  # weights differ between processes from one exchange to the next
     package: str | None = None  # that it needs beside those that are always installed

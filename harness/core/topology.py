@@ -105,12 +105,12 @@ def split(effective_batch: int, per_gpu_batch: int, processes: int) -> tuple[int
 
     No process gets more samples at a time than per_gpu_batch: its memory may not hold them.
     """
-    share, rest = divmod(effective_batch, processes)
+    per_process, rest = divmod(effective_batch, processes)
     if rest:
         return None
-    fitting = (b for b in range(min(per_gpu_batch, share), 0, -1) if share % b == 0)
+    fitting = (b for b in range(min(per_gpu_batch, per_process), 0, -1) if per_process % b == 0)
     batch = next(fitting)
-    return batch, share // batch
+    return batch, per_process // batch
 
 
 def accumulated(effective_batch: int, most: int) -> tuple[int, int]:

@@ -132,7 +132,7 @@ def ahead(
     known = len(states) - len(to_go) - skips
     line, left_s = f"{known} done before, {len(to_go)} to go", 0.0
     if took and to_go:
-        left_s = sum(_like(state.job.label, took) for state in to_go)
+        left_s = sum(_usual_s(state.job.label, took) for state in to_go)
         line += f", about {short(left_s)} plus loading libraries"
         known_links = {None, *(label.get("link") for label, _ in took)}
         if unknown := sum(state.job.label.get("link") not in known_links for state in to_go):
@@ -144,7 +144,7 @@ def ahead(
     return line, left_s
 
 
-def _like(label: Mapping[str, Any], took: list[tuple[dict[str, Any], float]]) -> float:
+def _usual_s(label: Mapping[str, Any], took: list[tuple[dict[str, Any], float]]) -> float:
     """The median time of the finished runs most like this one; an equal link counts most."""
 
     def alike(other: Mapping[str, Any]) -> tuple[bool, int]:

@@ -14,7 +14,7 @@ from harness.core.command_line import bare, to_argv
 from harness.core.identity import REPETITIONS, number, run_path
 from harness.core.links import Link, Network
 from harness.core.records import RunFolder
-from harness.core.rules import place, resolve
+from harness.core.rules import fit_to_world, resolve
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import strategy_of
 from harness.core.tasks import TASKS
@@ -187,7 +187,7 @@ def _job(sweep: Sweep, point: Point, label: dict[str, Any], output_dir: str) -> 
             "Hub: leave it out, and give the command of the run that you choose by hand with it"
         )
     processes = 1 if strategy_of(typed).needs_gpu else devices
-    settings = place(resolve(typed), World(nodes, processes, launched=True))
+    settings = fit_to_world(resolve(typed), World(nodes, processes, launched=True))
     argv = tuple(to_argv(typed))
     return Job(label, settings, argv, nodes, devices, processes, link)
 

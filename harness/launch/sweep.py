@@ -204,8 +204,8 @@ def _with_values(sweep: Sweep, name: str, texts: list[str]) -> Sweep:
     if single:
         settings = {script: {**point, key: values[0]} for script, point in settings.items()}
         baseline = others(baseline)
-        ways = ("of", "against")
-        expect = [e for e in expect if all(key not in (e[way] or ()) for way in ways)]
+        sides = ("of", "against")
+        expect = [e for e in expect if all(key not in (e[side] or ()) for side in sides)]
         if left := len(sweep.expect) - len(expect):
             text = f"{left} of {len(sweep.expect)} entries of expect are left out"
             print(f"--set {name}: {text}", file=sys.stderr)

@@ -399,24 +399,24 @@ class _Reader:
     def _baseline(self) -> Point | None:
         if "baseline" not in self.content:
             return None
-        return self._way(self.content["baseline"], ("baseline",))
+        return self._variant(self.content["baseline"], ("baseline",))
 
-    def _way(self, entry: Any, where: Where) -> Point:
+    def _variant(self, entry: Any, where: Where) -> Point:
         """A point that distinguishes some runs from others, without flags of its strategy that it
         turns off although no run does so by name: such runs name the strategy alone.
         """
-        way = self._point(self.scripts, entry, where)
+        variant = self._point(self.scripts, entry, where)
         varied = {name for point in self.points for name in point} - {*REPETITIONS}
-        for name in way:
+        for name in variant:
             if name not in varied and (name != "script" or len(self.scripts) == 1):
                 text = f"{name} does not vary: {where[-1]} names values of grid or runs"
                 raise self.source.wrong(where, text)
         unnamed = {
-            name for name, value in way.items()
-            if STRATEGY in way and name in OF_ONE_STRATEGY and is_off(value)
+            name for name, value in variant.items()
+            if STRATEGY in variant and name in OF_ONE_STRATEGY and is_off(value)
             and all(point.get(name) != value for point in self.points)
         }  # fmt: skip
-        return {name: value for name, value in way.items() if name not in unnamed}
+        return {name: value for name, value in variant.items() if name not in unnamed}
 
     def _expected(self, entry: Any, where: Where) -> dict[str, Any]:
         """One entry of `expect`; keys that it does not give are None."""
@@ -434,20 +434,20 @@ class _Reader:
             raise self.source.wrong((*where, "measure"), f"{measure} needs a target: there is none")
         if "against" not in entry and "baseline" not in self.content:
             raise self.source.wrong(where, "there is no baseline: name against, too")
-        ways = {
-            key: self._planned_way(entry[key], (*where, key)) if key in entry else None
+        variants = {
+            key: self._planned_variant(entry[key], (*where, key)) if key in entry else None
             for key in ("of", "against")
         }
-        return {**ways, "measure": measure, **self._bounds(entry, measure in BY_RATIO, where)}
+        return {**variants, "measure": measure, **self._bounds(entry, measure in BY_RATIO, where)}
 
-    def _planned_way(self, entry: Any, where: Where) -> Point:
-        way = self._way(entry, where)
-        if not way:
+    def _planned_variant(self, entry: Any, where: Where) -> Point:
+        variant = self._variant(entry, where)
+        if not variant:
             raise self.source.wrong(where, f"{where[-1]} names no value of grid or runs")
-        for name, value in way.items():
+        for name, value in variant.items():
             if name != "script" and all(point.get(name) != value for point in self.points):
                 raise self.source.wrong((*where, name), f"no run has {name} {value}")
-        return way
+        return variant
 
     def _bounds(self, entry: dict[str, Any], is_ratio: bool, where: Where) -> dict[str, Any]:
         bounds: dict[str, float | None] = {"at_least": None, "at_most": None}

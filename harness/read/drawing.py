@@ -125,8 +125,8 @@ def panels(count: int, height: float, wide: int | None = None) -> tuple[Figure, 
     """A figure of README width with this many panels."""
     wide = min(count, wide) if wide else panels_per_row(count)
     figure, axes = grid([height] * math.ceil(count / wide), wide)
-    for place in axes[count:]:
-        place.remove()
+    for panel in axes[count:]:
+        panel.remove()
     return figure, axes[:count]
 
 
@@ -136,10 +136,10 @@ def grid(
     """A figure with a row of `wide` panels for each height, and its panels row by row."""
     width = _page.get() or width
     figure = Figure(figsize=(width, sum(heights) + 0.5), layout="constrained")
-    places = figure.add_gridspec(len(heights), wide, height_ratios=heights)
-    axes = [figure.add_subplot(places[y, x]) for y in range(len(heights)) for x in range(wide)]
-    for place in axes:
-        calm(place)
+    cells = figure.add_gridspec(len(heights), wide, height_ratios=heights)
+    axes = [figure.add_subplot(cells[y, x]) for y in range(len(heights)) for x in range(wide)]
+    for panel in axes:
+        calm(panel)
     return figure, axes
 
 
@@ -166,9 +166,9 @@ def calm(axes: Axes) -> None:
 
 
 def describe(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
-    assert place is not None and figure is not None
-    wide = place.get_gridspec().ncols
+    spec, figure = axes.get_subplotspec(), axes.get_figure(root=True)
+    assert spec is not None and figure is not None
+    wide = spec.get_gridspec().ncols
     # With --width, row names and tick labels narrow the panels, and wrapped titles take height.
     across = figure.get_figwidth() / wide * (1.0 if _page.get() is None else NARROW_SHARE)
     title, x = wrapped(title, TITLE_LETTERS * across), wrapped(x, LETTERS * across)
@@ -237,19 +237,19 @@ def run_points(
 
 
 def mean_with_interval(
-    axes: Axes, at: float, values: Sequence[float], style: Style, rate: bool = False,
-    across: bool = False, share: bool = False,
+    axes: Axes, at: float, values: Sequence[float], style: Style, harmonic: bool = False,
+    across: bool = False, is_fraction: bool = False,
 ) -> tuple[float, float, float]:  # fmt: skip
     """Draw a mean and its 95 % interval, upright or `across`; return (mean, low, high).
 
-    share: clip the interval to 0..1, as no mean of a share lies outside, whatever Student's t says.
+    is_fraction: clip the interval to 0..1, as no mean of fractions lies outside.
     """
-    stats = spread(values, rate)
+    stats = spread(values, harmonic)
     assert stats.mean is not None
     low, high = stats.ends
     if math.isinf(high):  # draw an open end at the same factor from the mean as the low end
         high = stats.mean**2 / low
-    if share:
+    if is_fraction:
         low, high = max(low, 0.0), min(high, 1.0)
     ends, middle = ([at, at], [low, high]), ([at], [stats.mean])
     if across:
@@ -298,8 +298,8 @@ def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom, top + (top - bottom) * 0.1 * max(counts.values()))
     # Alone at the right, there is room at the left of it.
-    place = axes.transAxes.inverted().transform(axes.transData.transform((max(counts), 0)))
-    left = len(counts) == 1 and place[0] > 0.5
+    position = axes.transAxes.inverted().transform(axes.transData.transform((max(counts), 0)))
+    left = len(counts) == 1 and position[0] > 0.5
     for x, outcome in failures:
         height = 0.96 - 0.08 * stacked[x]
         stacked[x] += 1
@@ -314,9 +314,9 @@ def listed(texts: Iterable[str], joined_by: str = "; ") -> str:
     return labels.listed(texts, joined_by, MOST_LISTED)
 
 
-def numbers_of(values: Sequence[float], rate: bool = False) -> str:
+def numbers_of(values: Sequence[float], harmonic: bool = False) -> str:
     """The text "mean (from least to most, n)", for the description of a figure."""
-    mean = f"{spread(values, rate).mean:,.4g}"
+    mean = f"{spread(values, harmonic).mean:,.4g}"
     if len(values) == 1:
         return f"{mean} (one value)"
     return f"{mean} (from {min(values):,.4g} to {max(values):,.4g}, n = {len(values)})"

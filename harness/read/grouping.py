@@ -11,7 +11,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 def by_key(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
     """Key -> all things that have it; keys and things keep their order."""
-    together: dict[Key, list[Thing]] = {}
+    groups: dict[Key, list[Thing]] = {}
     for thing in things:
-        together.setdefault(key(thing), []).append(thing)
-    return together
+        groups.setdefault(key(thing), []).append(thing)
+    return groups

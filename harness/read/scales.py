@@ -18,21 +18,21 @@ ROW, LINE = 0.26, 0.14  # inches: of a row, and of each further line of its name
 
 
 def fitted(
-    axes: Axes, values: Iterable[float], bars: Iterable[float] = (), share: bool = False
+    axes: Axes, values: Iterable[float], bars: Iterable[float] = (), is_fraction: bool = False
 ) -> None:
     """Fit the vertical axis to the values; long bars at most double what is shown.
 
-    share: values are shares, 0 to 1; bars, which then are too, are shown whole.
+    is_fraction: values and bars are within 0 to 1; bars are shown whole.
     """
     known = [v for v in values if math.isfinite(v)]
     low, high = min(known), max(known)
     room = (high - low) or abs(high) * 0.1 or 1.0
     ends = [b for b in bars if math.isfinite(b)]
-    most = 1.0 if share else room
+    most = 1.0 if is_fraction else room
     bottom = max(low - most, min([low, *ends])) - 0.08 * room
     top = min(high + most, max([high, *ends])) + 0.08 * room
     # A share ends at one, with room for a marker.
-    axes.set_ylim(max(bottom, 0) if low >= 0 else bottom, min(top, 1.03) if share else top)
+    axes.set_ylim(max(bottom, 0) if low >= 0 else bottom, min(top, 1.03) if is_fraction else top)
 
 
 def row_names(names: Sequence[str]) -> tuple[list[str], float]:
@@ -62,11 +62,11 @@ class _FittingTicks(LogLocator):
     def tick_values(self, vmin: float, vmax: float) -> Any:
         ticks = super().tick_values(vmin, vmax)
         assert isinstance(self.axis, Axis)
-        place = self.axis.axes
+        axes = self.axis.axes
         shown = [tick for tick in ticks if vmin <= tick <= vmax]
         decades = math.log10(vmax / vmin)
-        a_decade = LETTERS * place.bbox.width / place.figure.dpi / decades  # in letters
-        if self.axis is place.xaxis and any(
+        a_decade = LETTERS * axes.bbox.width / axes.figure.dpi / decades  # in letters
+        if self.axis is axes.xaxis and any(
             a_decade * math.log10(right / left) < len(f"{left:,g}{right:,g}") / 2 + 1
             for left, right in pairwise(shown)
         ):

@@ -111,10 +111,10 @@ def is_timed(measure: str) -> bool:
     return is_rate(measure) or TIMED.search(measure) is not None
 
 
-def spread(values: Sequence[float], rate: bool = False) -> SampleStatistics:
+def spread(values: Sequence[float], harmonic: bool = False) -> SampleStatistics:
     """Statistics of values; with a miss, infinity, the mean is infinite and the spread unknown.
 
-    rate: the mean is the harmonic one, and its interval is that of the time per sample.
+    harmonic: the mean is the harmonic one, and its interval is that of the time per sample.
     """
     n = len(values)
     if n == 0:
@@ -122,7 +122,7 @@ def spread(values: Sequence[float], rate: bool = False) -> SampleStatistics:
     median = statistics.median(values)
     if any(math.isinf(value) for value in values):
         return SampleStatistics(n, math.inf, median)
-    if rate and min(values) > 0:
+    if harmonic and min(values) > 0:
         times = spread([1 / value for value in values])
         assert times.mean is not None
         # Equal values have a mean of exactly that value.

@@ -31,7 +31,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     keys: int = 1  # as many columns say which row it is
     numeric: Sequence[bool] | None = None  # columns aligned to the right; None: those of numbers
-    marks: Sequence[Mapping[str, str]] = ()  # of each row on a page: data-NAME of its element
+    attributes: Sequence[Mapping[str, str]] = ()  # of each row on a page: data-NAME of its element
 
     @property
     def right(self) -> list[bool]:
@@ -230,10 +230,10 @@ def html_lines(table: Table) -> Iterator[str]:
         for heading, kind in zip(table.headings, kinds, strict=True)
     )
     yield "</tr></thead>\n<tbody>"
-    for row, marks in zip(table.rows, table.marks or [{}] * len(table.rows), strict=True):
+    for row, values in zip(table.rows, table.attributes or [{}] * len(table.rows), strict=True):
         cells = zip(row, kinds, strict=True)
         texts = (f"<td{kind}>{html.escape(cell)}</td>" for cell, kind in cells)
-        attributes = (f' data-{name}="{html.escape(value)}"' for name, value in marks.items())
+        attributes = (f' data-{name}="{html.escape(value)}"' for name, value in values.items())
         yield f"<tr{''.join(attributes)}>" + "".join(texts) + "</tr>"
     yield "</tbody></table></div>"
 

@@ -33,7 +33,7 @@ class Session:
         self.recorded_world = world  # the processes that the record describes
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether no other process trains with this one."""
         return self.world.size == 1
 

@@ -18,7 +18,7 @@ from harness.core.command_line import (
 )
 from harness.core.provenance import missing_packages
 from harness.core.refused import MEANT
-from harness.core.rules import place
+from harness.core.rules import fit_to_world
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
 from harness.core.topology import World
@@ -296,12 +296,12 @@ def test_unequal_nodes_are_refused() -> None:
 
 def test_dp_counts_the_gpus() -> None:
     settings = parse("bert", ["--strategy", "dp"], ALONE)
-    assert place(settings, World(), gpus=4).setup == "1_4"
+    assert fit_to_world(settings, World(), gpus=4).setup == "1_4"
     with pytest.raises(UserError, match="needs a GPU"):
-        place(settings, World(), gpus=0)
+        fit_to_world(settings, World(), gpus=0)
     asked = parse("bert", ["--strategy", "dp", "--setup", "1_2_x"], ALONE)
     with pytest.raises(UserError, match=r"4 GPU.*--setup 1_4_x.*CUDA_VISIBLE_DEVICES"):
-        place(asked, World(), gpus=4)
+        fit_to_world(asked, World(), gpus=4)
 
 
 @pytest.mark.parametrize("text", ["no", "0", "F", "false", "yes", "1", "T", "true"])

@@ -176,5 +176,5 @@ def test_a_planned_seed_without_a_record_hides_nothing(plan: Plan) -> None:
     assert f"The baseline is one process with batch 32 ({runs[1]}, found beside it)" in text
     assert text == f"{alone} 1 run(s) did not finish and are not counted."
     # Rows are filtered by settings that no axis names.
-    marks = sweep_table(sweep)[0].table.marks
-    assert marks is not None and [row["strategy"] for row in marks] == ["ddp", "single"]
+    attributes = sweep_table(sweep)[0].table.attributes
+    assert attributes is not None and [row["strategy"] for row in attributes] == ["ddp", "single"]

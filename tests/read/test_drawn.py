@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from harness.read.compare.answers import answers, failed_ways
+from harness.read.compare.answers import answers, failed_variants
 from harness.read.drawing import DARK, MOST_LINES, NothingToDraw, listed, numbers_of
 from harness.read.figures.catalogue import FIGURES, draw, draw_all, show
 from harness.read.files import darken, for_page, save
@@ -76,7 +76,7 @@ def test_groups_that_failed_before_an_epoch_are_named(plan: Plan) -> None:
     throughput = draw("throughput", found)
     assert failed_at(throughput) and f"crosses: {failed}" in throughput.notes
     said = "lr 1000: 4 of 4 runs failed (diverged)."
-    assert failed_ways(found) == [said]
+    assert failed_variants(found) == [said]
     page, text, *_ = make_report(found.folder, plan.output_dir.parent / "report")
     assert f"<li>{said}</li>" in page.read_text() and f"- {said}" in text.read_text()
 
@@ -84,9 +84,9 @@ def test_groups_that_failed_before_an_epoch_are_named(plan: Plan) -> None:
 def test_an_interrupted_run_has_not_failed(plan: Plan) -> None:
     plan.run("1_1", 4)
     plan.run("1_2", 4, outcome="interrupted")
-    assert failed_ways(measured(plan)) == ["setup 1_2: 1 of 1 runs interrupted."]
+    assert failed_variants(measured(plan)) == ["setup 1_2: 1 of 1 runs interrupted."]
     plan.run("1_2", 4, seed=2, outcome="failed")
-    (said,) = failed_ways(measured(plan))
+    (said,) = failed_variants(measured(plan))
     assert said.endswith(": 1 of 2 runs failed (failed), 1 of 2 runs interrupted.")
 
 
@@ -96,7 +96,7 @@ def test_a_failed_way_that_is_no_whole_value_is_named_by_itself(plan: Plan) -> N
     plan.run("1_2", 4)
     plan.run("1_2", 8, outcome="oom")
     plan.planned("1_2", 8, seed=2)
-    (said,) = failed_ways(measured(plan))
+    (said,) = failed_variants(measured(plan))
     assert said == "setup 1_2, batch per GPU 8: 1 of 2 runs failed (oom)."
 
 

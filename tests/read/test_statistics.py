@@ -47,14 +47,14 @@ def test_a_miss_is_infinite_and_the_median_need_not_be() -> None:
 
 def test_a_mean_of_rates_is_the_total_by_the_total() -> None:
     # 100 samples at 10 a second and 100 at 30: 200 samples in 13.33 s.
-    assert spread([10.0, 30.0], rate=True).mean == pytest.approx(15)
-    equal = spread([32.1, 32.1, 32.1], rate=True)
+    assert spread([10.0, 30.0], harmonic=True).mean == pytest.approx(15)
+    equal = spread([32.1, 32.1, 32.1], harmonic=True)
     assert (equal.mean, equal.sd, equal.low, equal.high) == (32.1, 0, 32.1, 32.1)
-    one = spread([10.0], rate=True)
+    one = spread([10.0], harmonic=True)
     assert (one.n, one.mean, one.sd, one.low) == (1, 10, None, None)
     # So far apart that the time per sample may be nothing: the rate has no upper end.
-    assert spread([1.0, 100.0], rate=True).high == math.inf
-    assert spread([0.0, 2.0], rate=True).mean == 1  # no time passes no sample
+    assert spread([1.0, 100.0], harmonic=True).high == math.inf
+    assert spread([0.0, 2.0], harmonic=True).mean == 1  # no time passes no sample
     rates = ("train_samples_per_s", "train_samples_per_s_per_gpu", "tflops_per_s_without_padding",
              "train_samples_per_second", "link_bandwidth_mbit", "mfu")  # fmt: skip
     assert all(is_rate(name) for name in rates)
@@ -202,7 +202,7 @@ def test_intervals_are_those_of_scipy(one: np.ndarray, other: np.ndarray) -> Non
     found = spread(list(one))
     low, high = stats.t.interval(0.95, len(one) - 1, one.mean(), stats.sem(one))
     assert (found.mean, found.low, found.high) == pytest.approx((one.mean(), low, high))
-    rate = spread(list(one), rate=True)
+    rate = spread(list(one), harmonic=True)
     ends = stats.t.interval(0.95, len(one) - 1, (1 / one).mean(), stats.sem(1 / one))
     assert rate.mean == pytest.approx(stats.hmean(one))
     # Where the time per sample may be nothing, the rate has no upper end.

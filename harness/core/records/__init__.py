@@ -430,10 +430,10 @@ def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:
     folders, archives, met, links = list[Path](), list[Path](), {_NOWHERE}, [root]
     while links:
         for folder, inner, files in os.walk(links.pop(0)):
-            if (place := _place(folder)) in met:
+            if (inode := _inode(folder)) in met:
                 inner.clear()
                 continue
-            met.add(place)
+            met.add(inode)
             inner[:] = sorted(
                 d for d in inner if ASIDE not in d and d != PUBLISHED and not d.startswith(".")
             )
@@ -450,7 +450,7 @@ def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:
 _NOWHERE = (0, 0)
 
 
-def _place(folder: str) -> tuple[int, int]:
+def _inode(folder: str) -> tuple[int, int]:
     """(device, inode) of a folder; _NOWHERE if it has just been removed."""
     try:
         known = os.stat(folder)

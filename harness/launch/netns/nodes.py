@@ -132,15 +132,15 @@ def gpus_of(nodes: int, gpus: Sequence[str], oversubscribe: bool) -> list[Sequen
 
     Empty if the machine has none.
     """
-    share = len(gpus) // nodes
-    if gpus and not share and not oversubscribe:
+    per_node = len(gpus) // nodes
+    if gpus and not per_node and not oversubscribe:
         raise UserError(
             f"{nodes} nodes and {len(gpus)} GPU(s): CUDA_VISIBLE_DEVICES= trains on the CPU, and "
             "--oversubscribe lets nodes share a GPU, where each slows the others"
         )
-    if not share:
+    if not per_node:
         return [(gpus[n % len(gpus)],) for n in range(nodes if gpus else 0)]
-    return [gpus[n * share : (n + 1) * share] for n in range(nodes)]
+    return [gpus[n * per_node : (n + 1) * per_node] for n in range(nodes)]
 
 
 def run_on(

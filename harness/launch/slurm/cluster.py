@@ -86,7 +86,7 @@ def submit(script: Path, lock: int, is_left: Callable[[], bool]) -> str | None:
     )
     while True:
         try:
-            told, errors = running.communicate(timeout=0.2)
+            answer, errors = running.communicate(timeout=0.2)
             break
         except subprocess.TimeoutExpired:
             if is_left():
@@ -98,10 +98,10 @@ def submit(script: Path, lock: int, is_left: Callable[[], bool]) -> str | None:
             ": without GPUs use --gres none, a core is then a device" if "(gres)" in reason else ""
         )
         raise UserError(f"sbatch refuses: {reason}{hint}; the script is {script}")
-    if not (numbered := re.search(r"^(\d+)(;.*)?$", told.strip(), re.M)):
+    if not (numbered := re.search(r"^(\d+)(;.*)?$", answer.strip(), re.M)):
         raise UserError(
-            f"sbatch --parsable answers {last_line(told)!r}, which is no job number; the script is "
-            f"{script}; the same command looks for the job by its name"
+            f"sbatch --parsable answers {last_line(answer)!r}, which is no job number; the script "
+            f"is {script}; the same command looks for the job by its name"
         )
     return numbered[1]
 

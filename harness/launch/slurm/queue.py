@@ -301,8 +301,8 @@ class Queue(Worker):
         job_state = job.state if job is not None and job.state in ENDED else None
         final = note is not None and note.is_final
         if job_state is None and not final:
-            told = cluster.accounted(str(watched.entry.id))
-            job_state = told if told in ENDED else None  # it may live: squeue can miss a job
+            answer = cluster.accounted(str(watched.entry.id))
+            job_state = answer if answer in ENDED else None  # it may live: squeue can miss a job
         now_s = time.monotonic()
         watched.ended_s = now_s if watched.ended_s is None else watched.ended_s
         waits_s = 0.0

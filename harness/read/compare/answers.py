@@ -1,4 +1,4 @@
-"""What a sweep answers, drawn from its records: each way to run against the baseline.
+"""What a sweep answers, drawn from its records: each variant (way to run) against the baseline.
 
 An answer gives each measure's ratio or difference with its 95 % interval, whether it is within the
 noise, the number of runs, and which runs were disturbed or had another link than planned. Where two
@@ -68,7 +68,7 @@ class Missed(str):
 
 @dataclass(frozen=True)
 class Pair:
-    """A group and its baseline, which differ in the way that is compared and in nothing else."""
+    """A group and its baseline, which differ in the variant and in nothing else."""
 
     group: Group
     base: Group
@@ -90,9 +90,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Answer:
-    """One way to run against the baseline, as texts."""
+    """One variant against the baseline, as texts."""
 
-    compared: str  # the two ways, in how many cases, and which of them had disturbed runs alone
+    compared: str  # the two variants, in how many cases, and which of them had disturbed runs alone
     measures: tuple[str, ...]  # the finding for each measure
     runs: tuple[str, ...]  # how many there are, and how many had another link than planned
 
@@ -107,15 +107,16 @@ class Answer:
 
 
 def answers(sweep: SweepResults, only: Mapping[str, str] | None = None) -> list[Answer]:
-    """An answer for each way that the sweep compares with its baseline.
+    """An answer for each variant that the sweep compares with its baseline.
 
     only: the values of axes that are asked for; the others are left out.
     """
-    return [_answer(sweep, way, of_way) for way, of_way in pairs_by_way(sweep, only).items()]
+    by_variant = pairs_by_variant(sweep, only)
+    return [_answer(sweep, variant, pairs) for variant, pairs in by_variant.items()]
 
 
-def failed_ways(sweep: SweepResults) -> list[str]:
-    """A sentence for each way to run of which no run finished and some failed. Ways that share the
+def failed_variants(sweep: SweepResults) -> list[str]:
+    """A sentence for each variant of which no run finished and some failed. Variants that share the
     value of an axis get one sentence if this holds for all of them.
     """
     left = [group for group in sweep.groups if not group.finished and _failures((group,))]
@@ -151,36 +152,38 @@ def failures_of(groups: Sequence[Group]) -> list[str]:
 
 
 def finding(sweep: SweepResults, *names: str) -> str:
-    """The title of a figure: the way that gains most on the baseline in the first of these
+    """The title of a figure: the variant that gains most on the baseline in the first of these
     measures, in the mean over its cases, with all of them.
 
-    1. A way whose other measures are compared with the baseline comes before one where they are
+    1. A variant whose other measures are compared with the baseline comes before one where they are
        not, then one that loses no quality beyond the noise, then one that misses a target in fewer
        cases.
-    2. Where no way gains, it is the one that loses most.
+    2. Where no variant gains, it is the one that loses most.
     3. Where none differs by more than the noise, it is the first that is compared at all, and the
        text says so; "" where there is none.
     """
     measures = [BY_NAME[name] for name in names]
-    by_way, ranks = pairs_by_way(sweep, None), dict[str, tuple[bool, bool, float, float]]()
-    for way, pairs in by_way.items():
+    by_variant, ranks = pairs_by_variant(sweep, None), dict[str, tuple[bool, bool, float, float]]()
+    for variant, pairs in by_variant.items():
         results = [case.result for case in cases_of(measures[0], pairs)]
         known = [each for each in results if isinstance(each, Estimate) and each.value is not None]
         if known:
             gain = sum(_clear_gain(measures[0], each) for each in known) / len(results)
             compared = all(_is_compared(measure, pairs) for measure in measures)
             keeps = not any(_loses_quality(measure, pairs) for measure in measures[1:])
-            ranks[way] = compared, keeps, -_missed(results) / len(results), gain
+            ranks[variant] = compared, keeps, -_missed(results) / len(results), gain
     if not ranks:
         return ""
-    better = [way for way, (*_, gain) in ranks.items() if gain > 0]
-    way = max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda w: ranks[w][3])
-    pairs = by_way[way]
+    better = [variant for variant, (*_, gain) in ranks.items() if gain > 0]
+    variant = (
+        max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda v: ranks[v][3])
+    )
+    pairs = by_variant[variant]
     parts = [_part(sweep, measure, pairs, brief=True) for measure in measures]
     if sweep.target is not None and (named := f" to {sweep.target.short}:") in parts[0]:
         parts[1:] = [part.replace(named, ":", 1) for part in parts[1:]]
     parts += [ALONE] if counted_runs(pairs) == ALONE else []
-    return f"{_ways(sweep, way, pairs, True)}: {'; '.join([*parts, *other_links(pairs)])}"
+    return f"{_title(sweep, variant, pairs, True)}: {'; '.join([*parts, *other_links(pairs)])}"
 
 
 def _is_compared(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
@@ -194,37 +197,37 @@ def _loses_quality(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
 
 
 def _clear_gain(measure: ComparedMeasure, estimate: Estimate) -> float:
-    """The gain on the baseline, below 0 where the way is worse; 0 within the noise."""
+    """The gain on the baseline, below 0 where the variant is worse; 0 within the noise."""
     if estimate.value is None or _judged(measure, estimate, MORE, LESS) not in (MORE, LESS):
         return 0.0
     gain = estimate.value if measure.question == QUALITY else math.log(estimate.value)
     return -gain if measure.name in LESS_IS_BETTER else gain
 
 
-def pairs_by_way(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, list[Pair]]:
-    """Way to run -> its groups, each paired with the baseline that it is compared with."""
+def pairs_by_variant(sweep: SweepResults, only: Mapping[str, str] | None) -> dict[str, list[Pair]]:
+    """Variant -> its groups, each paired with the baseline that it is compared with."""
     pairs: dict[str, list[Pair]] = {}
     for group, base in compared_groups(sweep):
         if has_texts(group.label, only or {}):
             pair = Pair(group, base)
-            pairs.setdefault(_way(sweep, group, pair), []).append(pair)
+            pairs.setdefault(_variant(sweep, group, pair), []).append(pair)
     return pairs
 
 
 def _shared_axes(sweep: SweepResults, pair: Pair) -> list[str]:
     """The axes on which the groups that are compared agree."""
     baseline = sweep.baseline or {}
-    ways = {*baseline, *(OF_ONE_STRATEGY if STRATEGY in baseline else ())}
-    ways |= differs_from_single(pair.group, pair.base, sweep.axes) - {"link"}
-    return [axis for axis in sweep.axes if axis not in ways]
+    compared_axes = {*baseline, *(OF_ONE_STRATEGY if STRATEGY in baseline else ())}
+    compared_axes |= differs_from_single(pair.group, pair.base, sweep.axes) - {"link"}
+    return [axis for axis in sweep.axes if axis not in compared_axes]
 
 
-def _way(sweep: SweepResults, group: Group, pair: Pair) -> str:
+def _variant(sweep: SweepResults, group: Group, pair: Pair) -> str:
     text = sweep.text_of(group, without=_shared_axes(sweep, pair)) or "all runs"
     return text.removeprefix(f"{STRATEGY} ")
 
 
-def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
+def _answer(sweep: SweepResults, variant: str, pairs: Sequence[Pair]) -> Answer:
     names = [] if sweep.target is None else [*TIMES_TO_TARGET]
     missed = _missed(pair.estimate(BY_NAME[name]) for pair in pairs for name in names)
     if sweep.target is None or "setup" in (sweep.baseline or {}) or missed:
@@ -233,30 +236,33 @@ def _answer(sweep: SweepResults, way: str, pairs: Sequence[Pair]) -> Answer:
         names.append(MEMORY)
     texts = (_part(sweep, BY_NAME[name], pairs) for name in (*names, ACCURACY))
     runs = counted_runs(pairs), *other_links(pairs)
-    return Answer(_ways(sweep, way, pairs), tuple(texts), runs)
+    return Answer(_title(sweep, variant, pairs), tuple(texts), runs)
 
 
 def _missed(estimates: Iterable[Estimate | str]) -> int:
     return sum(isinstance(each, Missed) for each in estimates)
 
 
-def _ways(sweep: SweepResults, way: str, pairs: Sequence[Pair], brief: bool = False) -> str:
-    """Ways, cases and disturbed sides. brief: of these only whether all runs were disturbed."""
+def _title(sweep: SweepResults, variant: str, pairs: Sequence[Pair], brief: bool = False) -> str:
+    """The variant, the baseline, cases and disturbed sides.
+
+    brief: of the disturbed sides only whether all runs were disturbed.
+    """
     shared = _shared_axes(sweep, pairs[0])
     axes = [axis for axis in shown_axes(sweep.varied) if axis in shared]
-    case = ""
+    scope = ""
     if len(pairs) > 1:
-        case = f" in {len(pairs)} cases of {listed(map(heading_of, axes), ', ', MOST_AXES)}"
+        scope = f" in {len(pairs)} cases of {listed(map(heading_of, axes), ', ', MOST_AXES)}"
     elif text := label_text(pairs[0].group.label, tuple(axes)):
-        case = f" for {text}"
-    base = _way(sweep, pairs[0].base, pairs[0])
-    sides = {way: [pair.group for pair in pairs], base: [pair.base for pair in pairs]}
+        scope = f" for {text}"
+    base = _variant(sweep, pairs[0].base, pairs[0])
+    sides = {variant: [pair.group for pair in pairs], base: [pair.base for pair in pairs]}
     if brief:
         text = all_disturbed(group for side in sides.values() for group in side)
         disturbed = [text] if text else []
     else:
         disturbed = disturbed_sides(sides)
-    return ": ".join([f"{way} against {base}{case}", *disturbed])
+    return ": ".join([f"{variant} against {base}{scope}", *disturbed])
 
 
 def disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
@@ -322,9 +328,9 @@ def _part(
     if {*counts} == {Noise.EQUAL} and len(pairs) > 1:
         return f"{what}: equal in all {len(pairs)} cases{of_pairs}"
     if len(cases) <= FEW_CASES:
-        alone = counted_runs(pairs) == ALONE
+        single_runs = counted_runs(pairs) == ALONE
         both = zip(results, names, strict=True)
-        texts = [_one(measure, result, unit, name, alone) for result, name in both]
+        texts = [_one(measure, result, unit, name, single_runs) for result, name in both]
         return f"{what}: {', and '.join(texts)}{once}"
     order = sorted(counts, key=lambda text: (text not in (more, less), text))
     # In a title what differs is enough; the names of its cases are in the answers.
@@ -380,12 +386,12 @@ def pairs_counted(results: Sequence[Estimate | str]) -> str:
 
 
 def _one(
-    measure: ComparedMeasure, result: Estimate | str, unit: str, case: str, alone: bool
+    measure: ComparedMeasure, result: Estimate | str, unit: str, case: str, single_runs: bool
 ) -> str:
     """The number and interval of one case, which is named if there are several."""
     named = f" for {case}" if case else ""
     judged = result if isinstance(result, str) else _judged(measure, result, "", "")
-    if judged == Noise.UNKNOWN and alone:  # said of all at the end
+    if judged == Noise.UNKNOWN and single_runs:  # said of all at the end
         judged = ""
     if isinstance(result, str) or judged == Noise.EQUAL:
         return f"{judged}{named}"

@@ -324,13 +324,13 @@ def has_enough_batches(records: Iterable[Run]) -> bool:
 def _of_several_batches(records: Iterable[Run]) -> Iterator[tuple[str, list[Run]]]:
     """Name and runs of each family."""
     families = by_key((run for run in records if run.effective_batch is not None), _key)
-    for key, together in families.items():
-        rates = {run.identity["lr"] for run in together}
-        apart = len({(run.effective_batch, run.identity["lr"]) for run in together}) > len(
-            {run.effective_batch for run in together}
+    for key, members in families.items():
+        rates = {run.identity["lr"] for run in members}
+        several_rates = len({(run.effective_batch, run.identity["lr"]) for run in members}) > len(
+            {run.effective_batch for run in members}
         )
-        for lr in sorted(rates, key=str) if apart else [None]:
-            own = [r for r in together if lr is None or r.identity["lr"] == lr]
+        for lr in sorted(rates, key=str) if several_rates else [None]:
+            own = [r for r in members if lr is None or r.identity["lr"] == lr]
             if len({run.effective_batch for run in own}) > 1:
                 yield _name(key, families, lr), own
 

@@ -1,6 +1,6 @@
 """Whether what a hypothesis says in numbers holds: `expect` of a sweep file against the records.
 
-An expectation bounds a measure of one way to run against another: its ratio, or for a share the
+An expectation bounds a measure of one variant against another: its ratio, or for a share the
 difference in percentage points. Each planned case is judged by itself: the expectation holds if the
 whole 95 % interval is within the bounds, and does not hold if all of it is outside. It is open in
 between, and where nothing can be judged: one run on a side, a target that some run misses, no
@@ -45,18 +45,18 @@ MOST_CASES = 4  # each with its own number
 
 def verdicts(sweep: SweepResults) -> list[str]:
     """A sentence for each expectation, in the order of the sweep file."""
-    said = [_verdict(sweep, expected) for expected in sweep.expect]
-    if said and sweep.changed_after:
-        said.append(f"Written or changed after {sweep.changed_after} had finished.")
-    return said
+    sentences = [_verdict(sweep, expected) for expected in sweep.expect]
+    if sentences and sweep.changed_after:
+        sentences.append(f"Written or changed after {sweep.changed_after} had finished.")
+    return sentences
 
 
-def tally(said: Sequence[str]) -> str:
+def tally(sentences: Sequence[str]) -> str:
     """How many of these verdicts hold in all of their cases, do not hold in some, or are open."""
-    found = [{*re.findall(rf"[:;] ({HOLDS}|{FAILS}|{OPEN})\b", text)} for text in said]
+    judgements = [{*re.findall(rf"[:;] ({HOLDS}|{FAILS}|{OPEN})\b", text)} for text in sentences]
     counts = Counter(
         next(judged for judged in (FAILS, OPEN, HOLDS) if judged in of_one)
-        for of_one in found
+        for of_one in judgements
         if of_one
     )
     forms = {HOLDS: ("holds", "hold"), FAILS: (FAILS, "do not hold"), OPEN: (OPEN, OPEN)}
@@ -68,27 +68,27 @@ def _verdict(sweep: SweepResults, expected: Expected) -> str:
     if expected.against is not None:
         sweep = sweep.against(expected.against)
     measure = BY_NAME[expected.measure]
-    ways = [_named(way) for way in (expected.of, sweep.baseline or {})]
-    which = " against ".join(filter(None, ways))
+    variants = [_named(variant) for variant in (expected.of, sweep.baseline or {})]
+    which = " against ".join(filter(None, variants))
     claim = f"Expected of {which}: {_claim(sweep, expected, measure)}"
     pairs, others = _pairs(sweep, expected)
     compared = cases_of(measure, pairs)
     if not compared and not others:
         return f"{claim}: {OPEN}, no planned runs of both differ in this alone."
-    found = [_found(sweep, expected, measure, [*compared, *others])]
+    parts = [_numbers(sweep, expected, measure, [*compared, *others])]
     if pairs:
         once = counted_once(len(compared), len(pairs))
         seeds = pairs_counted([case.result for case in compared])
         sides = [pair.group for pair in pairs], [pair.base for pair in pairs]
-        found += [f"{counted_runs(pairs)}{once}{seeds}", *other_links(pairs)]
-        found += disturbed_sides(dict(zip(ways, sides, strict=True)))
+        parts += [f"{counted_runs(pairs)}{once}{seeds}", *other_links(pairs)]
+        parts += disturbed_sides(dict(zip(variants, sides, strict=True)))
     planned = [*pairs, *(pair for case in others for pair in case.pairs)]
     groups = dict.fromkeys(side for pair in planned for side in (pair.group, pair.base))
-    return f"{claim}: {'; '.join([*found, *failures_of([*groups])])}."
+    return f"{claim}: {'; '.join([*parts, *failures_of([*groups])])}."
 
 
-def _named(way: dict[str, Any]) -> str:
-    return label_text(way, tuple(way)).removeprefix(f"{STRATEGY} ")
+def _named(variant: dict[str, Any]) -> str:
+    return label_text(variant, tuple(variant)).removeprefix(f"{STRATEGY} ")
 
 
 def _claim(sweep: SweepResults, expected: Expected, measure: ComparedMeasure) -> str:
@@ -122,24 +122,24 @@ def _pairs(sweep: SweepResults, expected: Expected) -> tuple[list[Pair], list[Ca
     return pairs, others
 
 
-def _found(
+def _numbers(
     sweep: SweepResults, expected: Expected, measure: ComparedMeasure, cases: Sequence[Case]
 ) -> str:
     """The verdict and the numbers; for several cases, each verdict with its cases."""
     names = names_of_cases(cases, [axis for axis in sweep.axes if axis not in expected.of])
-    found: dict[str, list[str]] = {}
+    by_judgement: dict[str, list[str]] = {}
     for case, name in zip(cases, names, strict=True):
         machine = case.pairs[0].group.machine_kind if len(sweep.machines) > 1 else None
         which = " on ".join(filter(None, (name, machine)))
         text = _number(expected, measure, case.result) + (f" for {which}" if which else "")
-        found.setdefault(_judged(expected, measure, case.result), []).append(text)
+        by_judgement.setdefault(_judged(expected, measure, case.result), []).append(text)
     if len(cases) == 1:
-        ((judged, (text,)),) = found.items()
+        ((judged, (text,)),) = by_judgement.items()
         return f"{judged}, {text}"
-    order = [judged for judged in (HOLDS, FAILS, OPEN) if judged in found]
+    order = [judged for judged in (HOLDS, FAILS, OPEN) if judged in by_judgement]
     return "; ".join(
-        f"{judged} in {len(found[judged])} of {counted(len(cases), 'case')} "
-        f"({listed(found[judged], ', ', MOST_CASES)})"
+        f"{judged} in {len(by_judgement[judged])} of {counted(len(cases), 'case')} "
+        f"({listed(by_judgement[judged], ', ', MOST_CASES)})"
         for judged in order
     )
 

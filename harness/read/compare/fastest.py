@@ -150,7 +150,7 @@ def _alike(
     """These groups, where this axis varies, by the values of all axes but some; several of each."""
     known = groups if axis in sweep.varied else ()
     alike = by_key(known, lambda group: _others(group, but)).values()
-    return [together for together in alike if len(together) > 1]
+    return [of_one for of_one in alike if len(of_one) > 1]
 
 
 def _axes_of(sweep: SweepResults, cases: Sequence[Sequence[Group]]) -> tuple[str, ...]:
@@ -261,5 +261,5 @@ def _counts(bests: Sequence[Best], of: str) -> str:
             ("all runs disturbed", sum(best.disturbed for best in known)),
         ):
             remarks += [f"{remark} in {count}"] if count else []
-    said = "; ".join(filter(None, remarks))
-    return f"{text} ({said})" if said else text
+    remarks_text = "; ".join(filter(None, remarks))
+    return f"{text} ({remarks_text})" if remarks_text else text

@@ -57,8 +57,8 @@ def runs_beside(group: Group, near: Sequence[Run] | None = None) -> list[Group]:
         near = runs_on_one_node(_folders_near(group.recorded.recorded_folder.path.absolute()))
     fixed, first = _fixed(group.recorded), group.finished[0]
     counts = (1, first.devices) if (first.nodes or 1) > 1 else (1,)
-    like = [run for run in near if run.devices in counts and _fixed(run) == fixed]
-    alike = by_key(like, lambda run: (*run.identity.items(), run.machine_kind, run.threads))
+    matching = [run for run in near if run.devices in counts and _fixed(run) == fixed]
+    alike = by_key(matching, lambda run: (*run.identity.items(), run.machine_kind, run.threads))
     sweep = first.launch.get("sweep")
     groups = []
     for runs in alike.values():
@@ -98,18 +98,18 @@ def nearest(group: Group, beside: list[Group]) -> tuple[Group | None, Group | No
     single = [other for other in beside if is_single(other)]
     several = [other for other in beside if not is_single(other)]
     for batch, candidates in ((_per_device, single), (_effective, single), (_per_device, several)):
-        like = [other for other in candidates if batch(other) == batch(group) is not None]
-        like.sort(key=lambda other: -len(other.identity.items() & group.identity.items()))
-        if not like:
+        matching = [other for other in candidates if batch(other) == batch(group) is not None]
+        matching.sort(key=lambda other: -len(other.identity.items() & group.identity.items()))
+        if not matching:
             continue
-        first, kept = like[0], like
+        first, kept = matching[0], matching
         if (why_not(group, first) or "").startswith(LOAD):
-            kept = [other for other in like if _way(other) == _way(first)]
+            kept = [other for other in matching if _strategy_flags(other) == _strategy_flags(first)]
         return next((o for o in kept if why_not(group, o) is None), None), first
     return None, None
 
 
-def _way(group: Group) -> tuple[Any, ...]:
+def _strategy_flags(group: Group) -> tuple[Any, ...]:
     return tuple(group.identity.get(name) for name in ("strategy", *OF_ONE_STRATEGY))
 
 

@@ -108,7 +108,7 @@ class Findings:
     base: TimeBreakdown | None  # the baseline's
     was_searched: bool  # for the baseline, as none was named
     refused: Group | None  # the nearest one that was found and is not comparable
-    alone: Sequence[Cause]  # of the run's own time
+    own_causes: Sequence[Cause]  # of the run's own time
     scaling: Sequence[Cause]  # of a large loss against the baseline
     does_lose: bool  # whether there is such a loss
 
@@ -126,7 +126,7 @@ class Findings:
     @property
     def main(self) -> Cause | None:
         """The cause that stands out; None also where what is not separated may be larger."""
-        large = _large(self.scaling if self.does_lose else self.alone)
+        large = _large(self.scaling if self.does_lose else self.own_causes)
         main = next(iter([*self.in_steps, *large]), None)
         return None if main is not None and main.lost_s < self.hidden_s else main
 
@@ -159,11 +159,13 @@ def _findings(run: Group, named: Group | None, near: Sequence[Run] | None) -> Fi
     context = run_context(run, baseline)
     single = [other for other in beside if is_single(other) and why_not(run, other) is None]
     single += [named] if named and is_single(named) else []
-    alone = _for_its_script(run, causes.of_run(breakdown, context, [*_broken_down(single)]))
+    own_causes = _for_its_script(run, causes.of_run(breakdown, context, [*_broken_down(single)]))
     scaling, does_lose = list[Cause](), False
     if base is not None and (does_lose := causes.share_lost(breakdown, base) >= LARGE):
         scaling = _for_its_script(run, causes.of_scaling(breakdown, base, context))
-    return Findings(breakdown, baseline, base, named is None, refused, alone, scaling, does_lose)
+    return Findings(
+        breakdown, baseline, base, named is None, refused, own_causes, scaling, does_lose
+    )
 
 
 def _sentences(run: Group, findings: Findings) -> Iterator[str]:
@@ -179,7 +181,7 @@ def _sentences(run: Group, findings: Findings) -> Iterator[str]:
     if slowed and main is None:
         yield slowed
     yield _main_cause(breakdown, main, findings.hidden_s, base is not None, findings.does_lose)
-    also = [*findings.in_steps, *_large([*findings.scaling, *findings.alone])]
+    also = [*findings.in_steps, *_large([*findings.scaling, *findings.own_causes])]
     for cause in _others(main, also):
         yield f"Also: {cause_text(breakdown, cause)}"
     notes = (causes.not_known(breakdown), slowed if main else "", *_notes(run, breakdown))

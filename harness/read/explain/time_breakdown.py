@@ -126,13 +126,13 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
     """The parts of a step, from the ranks' records; else from data waits and the probe."""
     ranks = _recorded_by_ranks(run)
     known = bool(ranks) and all("compute_s" in rank for rank in ranks)
-    alone = known and len(ranks) == 1
-    if alone or (known and all("comm_wait_s" in rank for rank in ranks)):
+    is_single = known and len(ranks) == 1
+    if is_single or (known and all("comm_wait_s" in rank for rank in ranks)):
         parts, slowest = _from_ranks(ranks, step_s, steps)
-        if not alone and _takes_delays_for_waiting(run):
+        if not is_single and _takes_delays_for_waiting(run):
             waited_s = parts[STRAGGLERS] or 0.0
             parts |= {COMMUNICATION: (parts[COMMUNICATION] or 0.0) + waited_s, STRAGGLERS: None}
-        return dict.fromkeys(IN_STEP, 0.0) | parts, None if alone else slowest
+        return dict.fromkeys(IN_STEP, 0.0) | parts, None if is_single else slowest
     data_s, share = _data_wait(run.epochs, step_s), run.measures.get("comm_share")
     communication_s = None if share is None else max(share, 0.0) * step_s
     if data_s is not None and communication_s is not None:
@@ -244,7 +244,7 @@ def mean_breakdown(breakdowns: Sequence[TimeBreakdown]) -> TimeBreakdown:
         samples=statistics.fmean(each.samples for each in breakdowns),
         updates=statistics.fmean(each.updates for each in breakdowns),
         rate=spread(
-            [value for each in breakdowns if (value := each.rate.mean) is not None], rate=True
+            [value for each in breakdowns if (value := each.rate.mean) is not None], harmonic=True
         ),
         step_s=statistics.fmean(each.step_s for each in breakdowns),
         parts={name: values.mean for name, values in spreads.items()},

@@ -231,10 +231,10 @@ def show(name: str, folder: str) -> Drawn | None:
     except UserError as error:
         last = _not_drawn(name, error)
     # A figure about measures answers a question; for any other, its description is printed.
-    found = [*map(str, answers(sweep))] if FIGURES[name].about else []
-    found = [*best_learning_rate(sweep), *found] if name == "learning_rate" else found
-    told = found or ([drawn.alt] if drawn else [])
-    print(*asked, *told, *_missing_lines(sweep), "", last, sep="\n")
+    answer = [*map(str, answers(sweep))] if FIGURES[name].about else []
+    answer = [*best_learning_rate(sweep), *answer] if name == "learning_rate" else answer
+    shown = answer or ([drawn.alt] if drawn else [])
+    print(*asked, *shown, *_missing_lines(sweep), "", last, sep="\n")
     return drawn
 
 

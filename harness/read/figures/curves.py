@@ -134,7 +134,7 @@ def throughput(sweep: SweepResults, styles: Styles) -> Drawn:
 
 def _against(
     sweep: SweepResults, styles: Styles, groups: Sequence[Group],
-    place: Callable[[Group], float], across: tuple[str, ...], x: str, measures: dict[str, str],
+    x_of: Callable[[Group], float], across: tuple[str, ...], x: str, measures: dict[str, str],
     ideal: bool = False,
 ) -> Drawn:  # fmt: skip
     """A panel per script, with lines of groups that differ along `across`, each run a point; a row
@@ -154,7 +154,7 @@ def _against(
     drawn = Drawn(figure, notes=[*notes, *sweep.shared_cores])
     texts = {name: list[str]() for name in known}
     for axes, panel, name in placed:
-        texts[name].append(_lines(drawn, axes, panel, of_lines, name, place, ideal))
+        texts[name].append(_lines(drawn, axes, panel, of_lines, name, x_of, ideal))
     for name in known:
         same = [axes for axes, panel, of in placed if of == name and _has(panel, name)]
         same_scale(same, FAR_APART)
@@ -183,21 +183,21 @@ def _crosses(sweep: SweepResults, groups: Sequence[Group]) -> list[str]:
 
 def _lines(
     drawn: Drawn, axes: Axes, panel: Panel, styles: dict[str, Style], measure: str,
-    place: Callable[[Group], float], ideal: bool,
+    x_of: Callable[[Group], float], ideal: bool,
 ) -> str:  # fmt: skip
     values: list[float] = []
     bars: list[float] = []
     texts, failed = [], []
-    lines = in_order(panel.lines, place)
-    for (name, groups), drawn_at in zip(lines, _beside(lines, place, measure), strict=True):
+    lines = in_order(panel.lines, x_of)
+    for (name, groups), drawn_at in zip(lines, _beside(lines, x_of, measure), strict=True):
         points: list[Point] = []
         for group in groups:
             of_line = group.label.get(STRATEGY) == groups[-1].label.get(STRATEGY)
             called = name if of_line else axis_text(group, STRATEGY)
             whose = f" ({called})" if called else ""
-            failed += [(place(group), what + whose) for what in failures(group)]
-            texts += [f"{called or 'all'} at {place(group):g} {what}" for what in failures(group)]
-            at, style = place(group), styles[name]
+            failed += [(x_of(group), what + whose) for what in failures(group)]
+            texts += [f"{called or 'all'} at {x_of(group):g} {what}" for what in failures(group)]
+            at, style = x_of(group), styles[name]
             if missed := len(group.missed(measure)):
                 what = f"{missed} of {len(group.finished)} missed it"
                 failed.append((at, f"{missed}/{len(group.finished)} missed"))
@@ -215,29 +215,29 @@ def _lines(
         if ideal and len(best) > 1:
             bars.append(_ideal(axes, points, styles[name], drawn_at))
         _line_with_gaps(axes, best, drawn_at, styles[name], name)
-    _same_place(axes, panel, place, measure)
-    doubling_axis(axes, [place(g) for _, groups in panel.lines for g in groups])
-    share = measure == ACCURACY
+    _same_place(axes, panel, x_of, measure)
+    doubling_axis(axes, [x_of(g) for _, groups in panel.lines for g in groups])
+    is_fraction = measure == ACCURACY
     if values:
-        fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars, share)
-    if values and not share:
+        fitted(axes, [*values, *(bars[-1:] if ideal else [])], bars, is_fraction)
+    if values and not is_fraction:
         axes.set_ylim(bottom=0)
     kit.crosses(axes, failed)
     return f"{': '.join(filter(None, (panel.title, kit.listed(texts))))}."
 
 
 def _beside(
-    lines: Sequence[Series], place: Callable[[Group], float], measure: str
+    lines: Sequence[Series], x_of: Callable[[Group], float], measure: str
 ) -> list[dict[float, float]]:
     """For each line, place -> where it is drawn: beside the other lines that have a mark at this
     place.
     """
-    marks = [{place(group) for group in groups if group.values(measure)} for _, groups in lines]
-    here = {x: [n for n, places in enumerate(marks) if x in places]
-            for x in set[float]().union(*marks)}  # fmt: skip
+    taken = [{x_of(group) for group in groups if group.values(measure)} for _, groups in lines]
+    here = {x: [n for n, places in enumerate(taken) if x in places]
+            for x in set[float]().union(*taken)}  # fmt: skip
     return [
-        {x: x * kit.aside(here[x].index(n), len(here[x])) if x in marks[n] else x
-         for x in sorted({place(group) for group in groups})}
+        {x: x * kit.aside(here[x].index(n), len(here[x])) if x in taken[n] else x
+         for x in sorted({x_of(group) for group in groups})}
         for n, (_, groups) in enumerate(lines)
     ]  # fmt: skip
 
@@ -303,10 +303,10 @@ def _best(points: Sequence[tuple[float, float]]) -> dict[float, float]:
     return best
 
 
-def _same_place(axes: Axes, panel: Panel, place: Callable[[Group], float], measure: str) -> None:
+def _same_place(axes: Axes, panel: Panel, x_of: Callable[[Group], float], measure: str) -> None:
     """Name set-ups with as many devices, on the first line that has them."""
     for _, groups in panel.lines[:1]:
-        places = [place(group) for group in groups]
+        places = [x_of(group) for group in groups]
         for group, at in zip(groups, places, strict=True):
             mean = group.mean(measure)
             if places.count(at) > 1 and mean is not None:
@@ -327,7 +327,7 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     notes += without_place(sweep, groups)
     drawn, texts, kinds, shown = Drawn(figure, notes=notes), [], set[str](), set[str]()
     without_one, not_compared = dict[str, None](), dict[str, None]()
-    for place, panel in zip(axes, arranged, strict=True):
+    for cell, panel in zip(axes, arranged, strict=True):
         values, reached = [1.0], []
         lines = in_order(panel.lines, _devices)
         beside = _beside(lines, _devices, RATE)
@@ -346,25 +346,25 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
             kinds |= {kind for *_, kind in points[1:]}
             style = of_lines[name]
             best = _best([(at, value) for at, value, *_ in points])
-            _line_with_gaps(place, best, drawn_at, style, name)
+            _line_with_gaps(cell, best, drawn_at, style, name)
             shown.add(name)
             for at, value, low, high, _ in points:
                 x = drawn_at[at]
-                kit.interval(place, [x, x], [low, high], style)
-                place.plot([x], [value], color=style.colour, marker=style.marker, markersize=6)
+                kit.interval(cell, [x, x], [low, high], style)
+                cell.plot([x], [value], color=style.colour, marker=style.marker, markersize=6)
             values += best.values()
             reached += [f"{name or 'all'} {value:.2f} on {at:g}" for at, value, *_ in points[1:]]
-        place.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)
-        kit.small_text(place, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
-                   xycoords=place.get_yaxis_transform())  # fmt: skip
-        doubling_axis(place, {_devices(g) for _, groups in panel.lines for g in groups})
-        place.set_ylim(0, 1.1 * max(values))  # cut long intervals rather than make the lines flat
-        kit.mark_cut_intervals(drawn, place)
+        cell.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)
+        kit.small_text(cell, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
+                   xycoords=cell.get_yaxis_transform())  # fmt: skip
+        doubling_axis(cell, {_devices(g) for _, groups in panel.lines for g in groups})
+        cell.set_ylim(0, 1.1 * max(values))  # cut long intervals rather than make the lines flat
+        kit.mark_cut_intervals(drawn, cell)
         kit.describe(
-            place,
+            cell,
             panel.title,
             "devices",
-            "efficiency against one device" if place is axes[0] else "",
+            "efficiency against one device" if cell is axes[0] else "",
         )
         text = kit.listed(reached) or "nothing to compare"
         texts.append(f"{': '.join(filter(None, (panel.title, text)))}.")

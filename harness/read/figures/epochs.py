@@ -86,7 +86,7 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
     last = []
     shown = [v for _, groups in panel.lines for g in groups for r in g.runs
              for v in _curve(r, metric).values()]  # fmt: skip
-    share = bool(shown) and 0 <= min(shown) <= max(shown) <= 1 and not metric.endswith("loss")
+    is_fraction = bool(shown) and 0 <= min(shown) <= max(shown) <= 1 and not metric.endswith("loss")
     for name, groups in panel.lines:
         for group in groups:
             curves = [(run, c) for run in group.runs if (c := _curve(run, metric))]
@@ -95,7 +95,7 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
             values += [value for _, curve in curves for value in curve.values()]
             # A run that failed or goes on has points, but no last value that counts.
             whole = [(run, curve) for run, curve in curves if run.state == FINISHED]
-            bars += _mean(axes, whole or curves, metric, styles[name], share, name)
+            bars += _mean(axes, whole or curves, metric, styles[name], is_fraction, name)
             _runs(drawn, axes, curves, name, styles[name])
             ends = repeats_of(metric, ((run, curve[max(curve)]) for run, curve in whole))
             numbers = kit.numbers_of(ends) if ends else "not finished"
@@ -103,25 +103,25 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if not values:
         return ""
-    fitted(axes, values, bars, share)
+    fitted(axes, values, bars, is_fraction)
     of = ", ".join(filter(None, (panel.title, _title(metric))))
     return f"{of} at the end: {kit.listed(last)}."
 
 
 def _mean(
-    axes: Axes, curves: Sequence[tuple[Run, Curve]], metric: str, style: Style, share: bool,
+    axes: Axes, curves: Sequence[tuple[Run, Curve]], metric: str, style: Style, is_fraction: bool,
     name: str,
 ) -> list[float]:  # fmt: skip
     """Draw the mean over the runs that have an epoch, and its 95 % interval as a band.
 
-    share: clip the interval to 0..1, as no mean of a share lies outside, whatever Student's t says.
+    is_fraction: clip the interval to 0..1, as no mean of fractions lies outside.
     """
     epochs = sorted({epoch for _, curve in curves for epoch in curve})
     at = ([(run, curve[e]) for run, curve in curves if e in curve] for e in epochs)
     spreads = [spread(repeats_of(metric, each)) for each in at]
     means = [float(s.mean or 0.0) for s in spreads]
     lows, highs = map(list, zip(*(s.ends for s in spreads), strict=True))
-    if share:
+    if is_fraction:
         lows, highs = [max(low, 0.0) for low in lows], [min(high, 1.0) for high in highs]
     kit.line(axes, epochs, means, style, label=name, marker=style.marker, markersize=4, zorder=3)
     if lows != means:

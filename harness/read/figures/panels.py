@@ -246,12 +246,12 @@ def rows_of_panels(
     placed = list[tuple[Axes, Panel, str]]()
     for y, (measure, block) in enumerate(rows):
         row = axes[y * wide : (y + 1) * wide]
-        for place in row[len(block) :]:
-            place.set_visible(False)
-        for place, panel in zip(row, block, strict=False):
+        for cell in row[len(block) :]:
+            cell.set_visible(False)
+        for cell, panel in zip(row, block, strict=False):
             title, below = panel.title if measure == first else "", x if measure == last else ""
-            kit.describe(place, title, below, measures[measure] if place is row[0] else "")
-            placed.append((place, panel, measure))
+            kit.describe(cell, title, below, measures[measure] if cell is row[0] else "")
+            placed.append((cell, panel, measure))
     return figure, placed
 
 
@@ -259,12 +259,12 @@ def same_scale(axes: Sequence[Axes], unlike: float = math.inf, across: bool = Fa
     """Give panels of one measure one axis, upright or across: a higher line is a larger value.
     Not where one ends more than `unlike` times as high as another, which would be flat.
     """
-    drawn = [place for place in axes if place.has_data()]
-    ends = [place.get_xlim() if across else place.get_ylim() for place in drawn]
+    drawn = [panel for panel in axes if panel.has_data()]
+    ends = [panel.get_xlim() if across else panel.get_ylim() for panel in drawn]
     tops = [high for _, high in ends]
     alike = bool(tops) and (math.isinf(unlike) or max(tops) <= unlike * min(tops))
-    for place in drawn if alike else ():
-        put = place.set_xlim if across else place.set_ylim
+    for panel in drawn if alike else ():
+        put = panel.set_xlim if across else panel.set_ylim
         put(min(low for low, _ in ends), max(high for _, high in ends))
 
 
@@ -334,11 +334,11 @@ def draw_group(
     tips = [f"{line}, {x:g}, {run_name(run)}: {value:,.4g}" for run, value in by_run]
     at = x if drawn_at is None else drawn_at
     kit.run_points(drawn, axes, [at] * len(values), values, style, tips)
-    rate, repeats = is_rate(measure), group.values(measure)
+    harmonic, repeats = is_rate(measure), group.values(measure)
     mean, low, high = kit.mean_with_interval(
-        axes, at, repeats, style, rate, share=measure == ACCURACY
+        axes, at, repeats, style, harmonic, is_fraction=measure == ACCURACY
     )
-    text = f"{line or 'all'} at {x:g}{unit} {kit.numbers_of(repeats, rate)}"
+    text = f"{line or 'all'} at {x:g}{unit} {kit.numbers_of(repeats, harmonic)}"
     return Point(x, mean, low, high, values, text)
 
 
@@ -349,13 +349,13 @@ def name_lines(
     such panel, draw a legend. Call it when the axes are set.
     """
     named = [name for name in styles if name]
-    place, ends = next(((place, ends) for place in axes if (ends := _ends_apart(place, named))),
+    panel, ends = next(((panel, ends) for panel in axes if (ends := _ends_apart(panel, named))),
                        (None, {}))  # fmt: skip
-    if place is None:
+    if panel is None:
         kit.legend(figure, styles, more)
         return
     for name, (end, up) in ends.items():
-        kit.small_text(place, name, end, (8, up))
+        kit.small_text(panel, name, end, (8, up))
     kit.legend(figure, {}, more)
 
 
@@ -363,23 +363,23 @@ def _ends_apart(axes: Axes, named: Sequence[str]) -> dict[str, tuple[tuple[float
     """The ends of the lines with these names, if short names fit beside them, and by how many
     points a name is above its end, so that it does not lie on the axis; else none.
     """
-    place, figure = axes.get_subplotspec(), axes.get_figure(root=True)
-    assert place is not None and figure is not None
+    spec, figure = axes.get_subplotspec(), axes.get_figure(root=True)
+    assert spec is not None and figure is not None
     points = {str(line.get_label()): np.asarray(line.get_xydata()) for line in axes.lines}
     fits = all(len(points.get(name, ())) and len(name) <= AT_END for name in named)
     taken = any(text.get_text() and text.xycoords == "data" for text in axes.texts
                 if isinstance(text, Annotation))  # fmt: skip
-    if not (named and fits and place.is_last_col() and kit.has_room(kit.WIDTH)) or taken:
+    if not (named and fits and spec.is_last_col() and kit.has_room(kit.WIDTH)) or taken:
         return {}
     ends = {name: (float(points[name][-1, 0]), float(points[name][-1, 1])) for name in named}
-    shares = [axes.transLimits.transform(axes.transScale.transform(end)) for end in ends.values()]
-    across, heights = zip(*shares, strict=True)
+    at = [axes.transLimits.transform(axes.transScale.transform(end)) for end in ends.values()]
+    across, heights = zip(*at, strict=True)
     inches = axes.get_position().height * figure.get_figheight()
-    together = max(across) - min(across) <= ONE_PLACE
+    is_one_column = max(across) - min(across) <= ONE_PLACE
     least = kit.HEAD / inches / 2  # half of a name
     above = [max(height, least) for height in heights]
-    apart = all(b - a >= 2 * least for a, b in itertools.pairwise(sorted(above)))
-    if not (together and apart):
+    has_gaps = all(b - a >= 2 * least for a, b in itertools.pairwise(sorted(above)))
+    if not (is_one_column and has_gaps):
         return {}
     ups = [72 * inches * (to - height) for to, height in zip(above, heights, strict=True)]
     return {name: (end, up) for (name, end), up in zip(ends.items(), ups, strict=True)}

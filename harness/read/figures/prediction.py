@@ -89,9 +89,9 @@ def _mark(
 def _diagonal(axes: Axes, workload: Workload) -> None:
     """Draw the diagonal, with equal axes from the smallest mark to the largest; bars may be cut."""
     predictions = [case.prediction for case in workload.cases]
-    marks = [s for case in workload.cases for s in case.measured_s]
-    marks += [s for each in predictions for s in (each.step_s, each.baseline_s)]
-    low, high = 1e3 * min(marks) / 1.15, 1e3 * max(marks) * 1.15
+    times_s = [s for case in workload.cases for s in case.measured_s]
+    times_s += [s for each in predictions for s in (each.step_s, each.baseline_s)]
+    low, high = 1e3 * min(times_s) / 1.15, 1e3 * max(times_s) * 1.15
     ends = [low, high]
     axes.plot(ends, ends, color=kit.FAINT, linestyle="--", linewidth=1.2, zorder=1)
     axes.fill_between(ends, [(1 - NEAR) * e for e in ends], [(1 + NEAR) * e for e in ends],

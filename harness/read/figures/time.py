@@ -157,7 +157,7 @@ def _accuracies(
         accuracies = [accuracy for _, accuracy in by_run]
         kit.run_points(drawn, axes, accuracies, [height] * len(accuracies), style, tips)
         repeats = group.values(ACCURACY)
-        kit.mean_with_interval(axes, height, repeats, style, across=True, share=True)
+        kit.mean_with_interval(axes, height, repeats, style, across=True, is_fraction=True)
         texts.append(f"{sweep.name_of(group)} {kit.numbers_of(repeats)}")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.ticklabel_format(axis="x", style="plain", useOffset=False)

@@ -76,15 +76,15 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
             dotted.setdefault(which, []).append(name)
         means = []
         for y, quantity in enumerate(shown):
-            place = axes[y * len(runs) + x]
+            panel = axes[y * len(runs) + x]
             if quantity not in series:  # a CPU's run beside that of a GPU
-                place.set_visible(False)
+                panel.set_visible(False)
                 continue
-            means.append(_draw_quantity(place, quantity, series[quantity], begin, by_gpu))
+            means.append(_draw_quantity(panel, quantity, series[quantity], begin, by_gpu))
             for end in ends:
-                place.axvline(end - begin, color=kit.FAINT, linestyle=":", linewidth=0.8)
+                panel.axvline(end - begin, color=kit.FAINT, linestyle=":", linewidth=0.8)
             kit.describe(
-                place,
+                panel,
                 name if quantity == next(iter(series)) else "",
                 "time since the start (s)" if quantity == [*series][-1] else "",
                 quantity.title if not any(quantity in of for of in known[:x]) else "",
@@ -107,29 +107,29 @@ def _dotted(lines: Mapping[str, Sequence[str]]) -> list[str]:
 def _share_scales(axes: Sequence[Axes], columns: int) -> None:
     """Give a quantity the same scale for all runs, and all quantities of a run the same time."""
     for first in range(columns):
-        column = [place for place in axes[first::columns] if place.get_visible()]
-        end = max(place.get_xlim()[1] for place in column)
-        for place in column:
-            place.set_xlim(0, end)
+        column = [panel for panel in axes[first::columns] if panel.get_visible()]
+        end = max(panel.get_xlim()[1] for panel in column)
+        for panel in column:
+            panel.set_xlim(0, end)
     for first in range(0, len(axes), columns):
-        row = [place for place in axes[first : first + columns] if place.get_visible()]
-        top = max(place.get_ylim()[1] for place in row)
-        for place in row:
-            place.set_ylim(0, top)
+        row = [panel for panel in axes[first : first + columns] if panel.get_visible()]
+        top = max(panel.get_ylim()[1] for panel in row)
+        for panel in row:
+            panel.set_ylim(0, top)
 
 
 def _draw_quantity(
-    place: Axes, quantity: Quantity, series: DeviceReadings, begin: float, by_gpu: bool
+    panel: Axes, quantity: Quantity, series: DeviceReadings, begin: float, by_gpu: bool
 ) -> str:
     """Draw one panel; return the means of its lines, as text."""
     if by_gpu and not quantity.of_gpu:
         colours = [kit.INK]
     else:
         colours = [kit.cycle(key[by_gpu]).colour for key in series]
-    values = _draw_series(place, series, begin, colours)
+    values = _draw_series(panel, series, begin, colours)
     # Room above 100 %, so that a line there does not lie on the frame.
     top = 105 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
-    place.set_ylim(0, top)
+    panel.set_ylim(0, top)
     of_lines = kit.listed((f"{np.mean(each):,.3g}" for each in values), ", ")
     return f"{quantity.title} {of_lines} in the mean"
 

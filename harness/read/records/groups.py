@@ -172,9 +172,9 @@ def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
 def make_groups(runs: Iterable[Run], axes: tuple[str, ...]) -> tuple[Group, ...]:
     """The groups, in the order of the runs. Runs on unlike machines are never averaged."""
     groups = []
-    for together in by_key(runs, lambda run: group_key(run.label, axes)).values():
-        label = {axis: together[0].label.get(axis) for axis in axes}
-        by_machine = by_key(together, partial(_machine, together=together))
+    for members in by_key(runs, lambda run: group_key(run.label, axes)).values():
+        label = {axis: members[0].label.get(axis) for axis in axes}
+        by_machine = by_key(members, partial(_machine, members=members))
         groups += [Group(tuple(on), label, machine) for machine, on in by_machine.items()]
     return tuple(groups)
 
@@ -184,9 +184,9 @@ def group_key(label: Mapping[str, Any], axes: tuple[str, ...]) -> tuple[Any, ...
     return tuple((isinstance(label.get(axis), bool), label.get(axis)) for axis in axes)
 
 
-def _machine(run: Run, together: list[Run]) -> str | None:
+def _machine(run: Run, members: list[Run]) -> str | None:
     """The machine of a run; without a record, the machine of its group, if that has only one."""
     if run.machine is not None or run.state == FINISHED:
         return run.machine
-    machines = {other.machine for other in together} - {None}
+    machines = {other.machine for other in members} - {None}
     return machines.pop() if len(machines) == 1 else None

@@ -269,9 +269,10 @@ def seeds_for_pairs(one: Group, other: Group, how_many: int) -> list[int]:
     before the other, then new ones. What a side tried and did not finish is not tried again.
     """
     larger = max((one, other), key=lambda group: len(group.seeds))
-    alone = {*one.seeds} ^ {*other.seeds}
+    single = {*one.seeds} ^ {*other.seeds}
     tried = [{run.seed for run in group.runs} for group in (one, other)]
-    first = sorted(alone - (tried[0] & tried[1]), key=lambda seed: (seed not in larger.seeds, seed))
+    open_ = single - (tried[0] & tried[1])
+    first = sorted(open_, key=lambda seed: (seed not in larger.seeds, seed))
     new = (seed for seed in SEEDS if seed not in tried[0] | tried[1])
     return [*first, *new][:how_many]
 

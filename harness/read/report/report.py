@@ -21,7 +21,7 @@ from harness.core.command_line import print_json
 from harness.core.process import working
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
-from harness.read.compare.answers import failed_ways
+from harness.read.compare.answers import failed_variants
 from harness.read.compare.expected import tally
 from harness.read.compare.fastest import next_question
 from harness.read.drawing import Drawn
@@ -209,7 +209,7 @@ def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
     compared = [answer.item for answer in table.answers] or [Item(_uncompared(sweep))]
     return [
         *map(Item, table.verdicts), *map(Item, table.best), *compared,
-        *map(Item, failed_ways(sweep)),
+        *map(Item, failed_variants(sweep)),
     ]  # fmt: skip
 
 
@@ -222,11 +222,11 @@ def _saved(drawn: Drawn, prefix: str, folder: Path, name: str) -> Shown:
 
 
 def _not_finished(sweep: SweepResults, table: SweepTable) -> Table:
-    marks = {run.path: marks_of(run) for run in sweep.runs}
+    filters = {run.path: marks_of(run) for run in sweep.runs}
     rows = [(which, what, path or "") for which, what, path in table.not_finished]
     # Runs that did not begin are counted over all values of a filter.
     return Table(
-        ["run", "outcome", "record"], rows, marks=[marks.get(path, {}) for *_, path in rows]
+        ["run", "outcome", "record"], rows, attributes=[filters.get(path, {}) for *_, path in rows]
     )
 
 

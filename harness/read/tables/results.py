@@ -147,7 +147,7 @@ def results(sweep: SweepResults) -> Table:
     cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
     kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
     rows = [*zip(*(cells[heading] for heading in kept), strict=True)]
-    return Table(kept, rows, marks=[marks_of(group.recorded) for group in sweep.groups])
+    return Table(kept, rows, attributes=[marks_of(group.recorded) for group in sweep.groups])
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
@@ -162,16 +162,16 @@ def _time(group: Group, measure: str) -> str:
 
 def by_node(sweep: SweepResults) -> Table:
     """Groups on several nodes, a row per node: processor time and accuracy of its own samples."""
-    rows, marks = [], []
+    rows, attributes = [], []
     for group in sweep.groups:
         if (group.fact("nodes") or 1) > 1:
             of_nodes = zip(*per_node(group).values(), strict=True)
             for node, values in enumerate(of_nodes):
                 texts = map(_of_node, PER_NODE, values)
                 rows.append([sweep.name_of(group), str(node), *texts])
-                marks.append(marks_of(group.recorded))
+                attributes.append(marks_of(group.recorded))
     headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
-    return Table(headings, rows, marks=marks)
+    return Table(headings, rows, attributes=attributes)
 
 
 def _of_node(name: str, value: float | None) -> str:

@@ -104,12 +104,12 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     keys = sum(column.axis for column in left)
     headings = [column.heading for column in left]
     right = [column.right for column in left]
-    lines, marks = [], []
+    lines, attributes = [], []
     for row, group in zip(rows, sweep.groups, strict=True):
         first, *parts = (tuple(cells) for cells in _lines(sweep, row, left, keys))
         lines += [first, *parts]
         of_group = marks_of(group.recorded)
-        marks += [of_group, *[of_group | {PART: ""}] * len(parts)]
+        attributes += [of_group, *[of_group | {PART: ""}] * len(parts)]
     if sweep.per_node:
         headings.insert(keys, NODE)
         right.insert(keys, True)
@@ -119,7 +119,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         title=sweep.question,
         hypothesis=sweep.hypothesis,
         about=_about(sweep, rows, same),
-        table=Table(headings, lines, keys + sweep.per_node, tuple(right), marks),
+        table=Table(headings, lines, keys + sweep.per_node, tuple(right), attributes),
         verdicts=verdicts(sweep),
         best=_best(sweep),
         answers=answers(sweep),

@@ -85,7 +85,7 @@ def _test_set(
 
 
 def _hold_out(
-    data: datasets.Dataset, share: float, settings: Settings
+    data: datasets.Dataset, fraction: float, settings: Settings
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
     """(training set, validation set): the second is this share of both together.
 
@@ -93,16 +93,16 @@ def _hold_out(
     front of an order, and the validation set from its end.
     """
     size, count = settings.train_size, len(data)
-    together = count if size == "all" else round(int(size or 0) / (1 - share))
-    held_out = round(together * share) if size == "all" else together - int(size or 0)
-    if together > count:
+    needed = count if size == "all" else round(int(size or 0) / (1 - fraction))
+    held_out = round(needed * fraction) if size == "all" else needed - int(size or 0)
+    if needed > count:
         raise UserError(
-            f"--train_size {size} and --validation_split {share:g} need {together} samples, the "
-            f"data have {count}: use --train_size {int(count * (1 - share))} or all"
+            f"--train_size {size} and --validation_split {fraction:g} need {needed} samples, the "
+            f"data have {count}: use --train_size {int(count * (1 - fraction))} or all"
         )
-    if held_out == 0 or held_out == together:
+    if held_out == 0 or held_out == needed:
         raise UserError(
-            f"--validation_split {share:g}: {together} training samples are too few to hold it out"
+            f"--validation_split {fraction:g}: {needed} training samples are too few to hold it out"
             ": name another share, or train on more"
         )
     order = _order(data, settings.data_seed)

@@ -165,11 +165,11 @@ def _mixes(model: nn.Module, batches: TextBatches) -> str | None:
     texts = [text for n in (0, 1) for of_one in shortest.values() for text in of_one[n : n + 1]]
     texts = texts[:MOST_TRIED]
     device = next(model.parameters()).device
-    together, *alone = (
+    batched, *unpadded = (
         {name: value.to(device) for name, value in for_model(batches(rows)).items()}
         for rows in (texts, *([text] for text in texts))
     )
-    return _tried(problem, lambda: not probes.loss_is_mean(model, together, alone))
+    return _tried(problem, lambda: not probes.loss_is_mean(model, batched, unpadded))
 
 
 def _tried(problem: str, has_it: Callable[[], bool]) -> str | None:
@@ -189,11 +189,11 @@ def _pairs(model: nn.Module, batches: TextBatches) -> list[probes.Pair]:
     device = next(model.parameters()).device
     pairs: list[probes.Pair] = []
     for text in dict.fromkeys(int(order[len(order) * n // 4]) for n in range(4)):
-        alone, padded = (
+        unpadded, padded = (
             {name: value[:1].to(device) for name, value in for_model(batches(rows)).items()}
             for rows in ([text], [text, int(order[-1])])
         )
-        pairs.append((alone, padded))
+        pairs.append((unpadded, padded))
     return pairs
 
 

@@ -55,7 +55,7 @@ class Compiled(TrainerCallback):
         self.settled = 0
         # Several processes would have to make these passes together, and exchange or recompile.
         context = trainer.context
-        self.tried = not context.session.alone or context.settings.comm_probe == "off"
+        self.tried = not context.session.is_single or context.settings.comm_probe == "off"
         self.pass_s: dict[str, float] = {}
         trainer.add_callback(self)
 
@@ -94,13 +94,13 @@ class Compiled(TrainerCallback):
     def _try_both(self) -> None:
         """Time a forward and backward pass over one batch, compiled and eager."""
         self.tried = True
-        ways = {"compiled_pass_s": self.model, "eager_pass_s": self.model._orig_mod}
-        times: dict[str, list[float]] = {name: [] for name in ways}
+        models = {"compiled_pass_s": self.model, "eager_pass_s": self.model._orig_mod}
+        times: dict[str, list[float]] = {name: [] for name in models}
         until_s = time.perf_counter() + LIMIT_S
         with self.trainer.rehearsal():
             try:
                 while len(times["eager_pass_s"]) <= PASSES and time.perf_counter() < until_s:
-                    for name, model in ways.items():
+                    for name, model in models.items():
                         times[name].append(self._pass_s(model))
             except (RuntimeError, MemoryError) as error:
                 if not lacks_memory(error):

@@ -49,7 +49,7 @@ class ExactTrainer(Trainer):
     elastic: ElasticSchedule | None = None  # with --elastic_batch scale
     compiled: Compiled | None = None  # with --torch_compile
     order: EpochOrder
-    share = 1.0  # of the batch's samples, in the part being trained on
+    part_weight = 1.0  # of the batch's samples, in the part being trained on
     rehearsing = False
     late_rng_state: str | None = None  # checkpoint whose random state is still to be loaded
 
@@ -193,12 +193,12 @@ class ExactTrainer(Trainer):
         """
         samples, losses = sum(len(part["labels"]) for part in parts), []
         for part in parts[:-1]:
-            self.share = len(part["labels"]) / samples
+            self.part_weight = len(part["labels"]) / samples
             with self.accelerator.no_sync(model):
                 losses.append(super().training_step(model, part, *args, **kwargs))
-        self.share = len(parts[-1]["labels"]) / samples
+        self.part_weight = len(parts[-1]["labels"]) / samples
         losses.append(super().training_step(model, parts[-1], *args, **kwargs))
-        self.share = 1.0
+        self.part_weight = 1.0
         return torch.stack(losses).sum()
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -208,8 +208,8 @@ class ExactTrainer(Trainer):
         loss, *outputs = result if isinstance(result, tuple) else (result,)
         if model.training:
             self.sums.add_loss(loss, samples)
-            share = self.share * self.balance.weight
-            loss = loss if share == 1.0 else loss * share
+            weight = self.part_weight * self.balance.weight
+            loss = loss if weight == 1.0 else loss * weight
         return (loss, *map(logits_first, outputs)) if outputs else loss
 
     def _clip_grad_norm(self, model: Any) -> Any:

@@ -87,8 +87,8 @@ def _measured() -> dict[str, Any]:
         if min(_times_s(partial(torch.mm, one, one), 0.0))[0] < SLOW_S:
             one = torch.randn(SIDE, SIDE).to(dtype)
         times = _times_s(partial(torch.mm, one, one))
-        alone = [took_s for took_s, share in times if share >= OWN_SHARE]
-        peaks[f"{name}_tflops"] = 2 * len(one) ** 3 / min(alone) / 1e12 if alone else None
+        quiet = [took_s for took_s, share in times if share >= OWN_SHARE]
+        peaks[f"{name}_tflops"] = 2 * len(one) ** 3 / min(quiet) / 1e12 if quiet else None
     source = torch.ones(COPIED, dtype=torch.uint8)
     target = torch.zeros_like(source)
     # Read once and written once.

@@ -126,7 +126,7 @@ class Exposure(EpochMeasure):
             if split is not None:
                 exposed, waited = split
                 fields = dict(zip(FIELDS, (own - exposed, exposed, waited), strict=True))
-        elif steps and self.context.session.alone and self.context.settings.strategy != "dp":
+        elif steps and self.context.session.is_single and self.context.settings.strategy != "dp":
             fields["compute_s"] = own  # nothing is exchanged between processes or devices
         return fields
 

@@ -329,10 +329,10 @@ def _processors(
     """What the processor of each node can do, where they are the devices that train."""
     if context.args.device.type != "cpu":
         return []
-    alone, first = context.world.size == 1, None
-    if context.world.local_rank == 0 or alone:  # the others wait for it
+    is_single, first = context.world.size == 1, None
+    if context.world.local_rank == 0 or is_single:  # the others wait for it
         first = calibration()
-        fp32 = context.settings.precision == "fp32" and (context.is_rank0 or alone)
+        fp32 = context.settings.precision == "fp32" and (context.is_rank0 or is_single)
         first = {**first, "bf16_gain": bf16_gain(model, one_batch, first) if fp32 else None}
     return [of_node for of_node in gather(first) if of_node is not None]
 

@@ -30,14 +30,14 @@ class CpuTime:
     Reading it is one system call. The time of worker processes is known when they have ended.
     """
 
-    def __init__(self, alone: bool = True, since: os.times_result | None = None) -> None:
-        self.alone = alone
+    def __init__(self, is_single: bool = True, since: os.times_result | None = None) -> None:
+        self.is_single = is_single
         self.restart(since)
 
     @classmethod
     def of(cls, context: Context) -> Self:
         """The processor time since this process opened the run."""
-        return cls(context.session.alone, since=context.cpu_began)
+        return cls(context.session.is_single, since=context.cpu_began)
 
     def restart(self, since: os.times_result | None = None) -> None:
         self.before = since or os.times()
@@ -56,7 +56,7 @@ class CpuTime:
 
     def per_rank(self) -> dict[str, list[float] | None]:
         """Lists by rank, null before the ranks have reported; a single process is up to date."""
-        rows = [self.own()] if self.alone else self.reported
+        rows = [self.own()] if self.is_single else self.reported
         return {
             f"{name}_per_rank": [row[name] for row in rows] if rows else None for name in CPU_FIELDS
         }

@@ -252,8 +252,8 @@ def size_of(loader: Any) -> int | None:
     return samples
 
 
-def quantile(values: Sequence[float], share: float) -> float | None:
+def quantile(values: Sequence[float], fraction: float) -> float | None:
     """The smallest value that this share of all values does not exceed; None without values."""
     if not values:
         return None
-    return sorted(values)[max(math.ceil(len(values) * share) - 1, 0)]
+    return sorted(values)[max(math.ceil(len(values) * fraction) - 1, 0)]

@@ -33,7 +33,7 @@ from harness.core.records import FINISHED, RunFolder, read_json
 from harness.core.records.disk import check_writable
 from harness.core.records.locks import Lock
 from harness.core.records.summary import larger_is_better, metric_name
-from harness.core.rules import place
+from harness.core.rules import fit_to_world
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import own_strategy, strategy_of
 from harness.core.topology import accumulated, effective_batch, world_of
@@ -212,7 +212,7 @@ def _open(settings: Settings) -> tuple[Context, Lock | None, UntilMet]:
     quiet(bars=world.rank == 0 and sys.stderr.isatty())
     try:
         gpus = choose_gpus(settings, world)
-        settings = place(settings, world, gpus)
+        settings = fit_to_world(settings, world, gpus)
         refuse_impossible(settings, cuda=gpus > 0)
         folder = RunFolder(Path(settings.output_dir) / run_path(settings))
         if world.rank == 0:
@@ -349,8 +349,8 @@ def _watch(context: Context) -> dict[str, Any] | None:
     themselves.
     """
     settings, world = context.settings, context.world
-    alone = world.launched and world.size == 1 and context.session.ends_when_silent
-    if not (alone and settings.hang_after) or launch().get("sweep"):
+    is_single = world.launched and world.size == 1 and context.session.ends_when_silent
+    if not (is_single and settings.hang_after) or launch().get("sweep"):
         return None
     resumes = context.launch is not None and context.launch.restarts_left > 0
     folder = str(context.folder.path.absolute())

@@ -147,21 +147,21 @@ class CollectiveMean:
     and hands the result to all: two collectives send 2(n-1)/n of the row.
     """
 
-    def __init__(self, form: Coded, group: Any = None) -> None:
-        self.form, self.group, self.parts = form, group, dist.get_world_size(group)
+    def __init__(self, encoding: Coded, group: Any = None) -> None:
+        self.encoding, self.group, self.parts = encoding, group, dist.get_world_size(group)
 
     def begin(self, row: torch.Tensor, slot: int = 0, again: bool = False) -> Callable[[], None]:
         """The returned function replaces the row by the mean."""
-        coded, _ = self.form.encode(row, slot, self.parts)
+        coded, _ = self.encoding.encode(row, slot, self.parts)
 
         def finish() -> None:
             received = torch.empty_like(coded)
             dist.all_to_all_single(received, coded, group=self.group)
-            own = self.form.encode_mean(self.form.mean(received.split(1)), slot)
+            own = self.encoding.encode_mean(self.encoding.mean(received.split(1)), slot)
             # torch 2.12 and older have it under the older name alone.
             gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
             gather(coded, own, group=self.group)
-            row.copy_(self.form.decode(coded).view(-1)[: row.numel()])
+            row.copy_(self.encoding.decode(coded).view(-1)[: row.numel()])
 
         return finish
 

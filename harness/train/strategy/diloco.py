@@ -87,10 +87,10 @@ class Diloco(ReplicaExchange):
         in_flight = -(-self.overlap // step) or 1
         largest = 4 * max(self._row_sizes())
         rows = 2 * in_flight * largest
-        apart = int(self.anchor.nbytes) + momentum + rows
+        apart_bytes = int(self.anchor.nbytes) + momentum + rows
         # While replicas train together: the anchor, and the row of all gradients.
-        together = 2 * int(self.anchor.nbytes) if self.first else 0
-        return max(apart, together) + self._owed_bytes()
+        in_sync_bytes = 2 * int(self.anchor.nbytes) if self.first else 0
+        return max(apart_bytes, in_sync_bytes) + self._owed_bytes()
 
     def _own_state(self) -> dict[str, Any]:
         pending = []

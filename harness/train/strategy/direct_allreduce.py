@@ -69,7 +69,7 @@ class DirectAllreduce(Direct):
     of_all_ranks = itertools.count(1)  # the same on each rank; other operations send with 0
 
     def __init__(
-        self, group: Any, form: Plain | Coded | None = None, all_to_all: bool = False
+        self, group: Any, encoding: Plain | Coded | None = None, all_to_all: bool = False
     ) -> None:
         if (backend := dist.get_backend(group)) != "gloo":
             raise UserError(
@@ -78,7 +78,7 @@ class DirectAllreduce(Direct):
         super().__init__(group)
         is_world = group is dist.group.WORLD
         self.first_number = next(self.of_all_ranks) * NUMBERS if is_world else 0
-        self.form = form or Plain(self.ranks)
+        self.encoding = encoding or Plain(self.ranks)
         self.all_to_all = all_to_all or self.ranks <= 2
         self.parts = 1 if self.all_to_all else self.ranks
         # By slot: receives posted for the next row, and buffers for those of the row after it.
@@ -92,7 +92,7 @@ class DirectAllreduce(Direct):
         the same size, and its receives are posted now. gloo sends nothing before the receiver has
         announced its receive, which would cost one more latency.
         """
-        wire, parts = self.form.encode(row, slot, self.parts)
+        wire, parts = self.encoding.encode(row, slot, self.parts)
         if self.all_to_all:
             parts = list(parts) * self.ranks
         own = parts[self.rank]
@@ -112,17 +112,17 @@ class DirectAllreduce(Direct):
             self.wait(receives)
             # In the order of ranks: the result does not depend on who adds.
             of_all = received | {self.rank: own}
-            mean = self.form.mean([of_all[rank] for rank in range(self.ranks)])
+            mean = self.encoding.mean([of_all[rank] for rank in range(self.ranks)])
             if again:
                 self.spare[slot] = received
             if self.all_to_all:
                 self.wait(sends)  # the mean is written where they read
                 row.copy_(mean.view(-1)[: len(row)])
                 return
-            own.copy_(self.form.encode_mean(mean, slot))
+            own.copy_(self.encoding.encode_mean(mean, slot))
             sends.extend(self.send(own, to, number + 1) for to in self.others)
             self.wait([*sums, *sends])
-            row.copy_(self.form.decode(wire).view(-1)[: len(row)])
+            row.copy_(self.encoding.decode(wire).view(-1)[: len(row)])
 
         return finish
 
@@ -133,11 +133,11 @@ class DirectAllreduce(Direct):
         return parts, [self.receive(part, of, number) for of, part in parts.items()]
 
 
-def coded_mean(form: Coded, way: str, group: Any) -> CollectiveMean | DirectAllreduce:
+def coded_mean(encoding: Coded, way: str, group: Any) -> CollectiveMean | DirectAllreduce:
     """Coded rows by the way of --exchange; the backend's collectives carry codes as well."""
     if way == "backend":
-        return CollectiveMean(form, group)
-    return DirectAllreduce(group, form, way == ALL_TO_ALL)
+        return CollectiveMean(encoding, group)
+    return DirectAllreduce(group, encoding, way == ALL_TO_ALL)
 
 
 class NodeMean:
@@ -146,16 +146,16 @@ class NodeMean:
     """
 
     def __init__(self, nodes: Units, sent_as: torch.dtype | None, all_to_all: bool) -> None:
-        self.inside, self.form = Direct(nodes.inside), Plain(nodes.size)
+        self.inside, self.encoding = Direct(nodes.inside), Plain(nodes.size)
         self.leads = nodes.leads
         if self.leads:
-            form = Plain(nodes.count, sent_as)
-            self.between = DirectAllreduce(nodes.between, form, all_to_all)
+            encoding = Plain(nodes.count, sent_as)
+            self.between = DirectAllreduce(nodes.between, encoding, all_to_all)
 
     def begin(self, row: torch.Tensor, slot: int = 0, again: bool = False) -> Callable[[], None]:
         """As DirectAllreduce.begin()."""
         inside, to_leader, to_node = self.inside, 2 * slot, 2 * slot + 1
-        self.form.encode(row, slot, 1)
+        self.encoding.encode(row, slot, 1)
         if not self.leads:
             # The mean may overwrite the row: who returns it has received the row.
             works = [inside.send(row, 0, to_leader), inside.receive(row, 0, to_node)]
@@ -165,7 +165,7 @@ class NodeMean:
 
         def finish() -> None:
             inside.wait(receives)
-            row.copy_(self.form.mean([row, *received.values()]))
+            row.copy_(self.encoding.mean([row, *received.values()]))
             self.between.begin(row, slot, again)()
             inside.wait([inside.send(row, to, to_node) for to in inside.others])
 
@@ -185,8 +185,8 @@ class DirectGradients:
             self.how += " between nodes"
             self.mean = NodeMean(Units(world, "node"), sent_as, way == ALL_TO_ALL)
         else:
-            form = Plain(world.size, sent_as)
-            self.mean = DirectAllreduce(dist.group.WORLD, form, way == ALL_TO_ALL)
+            encoding = Plain(world.size, sent_as)
+            self.mean = DirectAllreduce(dist.group.WORLD, encoding, way == ALL_TO_ALL)
         self.exchanges = 0
 
     def hook(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads annotations

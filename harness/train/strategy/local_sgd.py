@@ -202,7 +202,7 @@ class ReplicaExchange(Exchange):
         return self.replicas.count == 1 and self.context.world.size > 1
 
     @property
-    def together(self) -> bool:
+    def in_sync(self) -> bool:
         """Whether replicas are still equal, bit for bit: they have not trained apart yet."""
         return self.update <= self.first
 
@@ -295,7 +295,7 @@ class ReplicaExchange(Exchange):
         self.update = update
         if self._is_ddp:  # DDP does not report what it exchanges
             self.count_sent(self.gradient_bytes)
-        if not self.together:
+        if not self.in_sync:
             self._exchange(last)
         elif update == self.first:
             self._follow()
@@ -325,19 +325,19 @@ class ReplicaExchange(Exchange):
         if warning is not None and self.context.is_rank0:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
 
-    def _warning(self, apart: int) -> str | None:
-        """A warning if a run exchanges otherwise than its flags suggest; apart: updates apart."""
+    def _warning(self, updates: int) -> str | None:
+        """A warning if a run exchanges otherwise than its flags suggest; updates: updates apart."""
         if self._is_ddp:
             return (
                 f"--strategy {self.context.settings.strategy} on one node: gradients are exchanged "
                 "at every update, as with ddp; with --sync_scope rank processes train apart"
             )
-        if self.every <= apart:
+        if self.every <= updates:
             return None
         after = f" after --sync_first {self.first}" if self.first else ""
         return (
-            f"--sync_every {self.every}: the run has {apart} updates{after}, and only the last one "
-            "exchanges anything"
+            f"--sync_every {self.every}: the run has {updates} updates{after}, and only the last "
+            "one exchanges anything"
         )
 
     @property
@@ -388,7 +388,7 @@ class ReplicaExchange(Exchange):
         if self.merged:  # and the model may hold the best weights instead of the last
             yield
             return
-        if self.together:
+        if self.in_sync:
             self._follow()
         own = self.weights.row()
         self.weights.put(self.anchor)
@@ -419,11 +419,11 @@ class ReplicaExchange(Exchange):
             "update": self.update,
             "exchanges": self.exchanges,
             "first_exchange": self.observed.get("first_exchange_update"),
-            "together": self.merged,
+            "together": self.merged,  # another name would need another CHECKPOINT_FORMAT
         }
 
     def save(self, folder: Path) -> Sequence[Path]:
-        if self.together:
+        if self.in_sync:
             self._follow()
         state = self._own_state()  # on all ranks: it waits for exchanges in the background
         if not self.replicas.leads:

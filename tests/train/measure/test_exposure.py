@@ -248,7 +248,7 @@ def test_computing_is_known_where_nothing_is_exchanged(
     run: Any = SimpleNamespace(
         settings=SimpleNamespace(strategy=strategy),
         world=SimpleNamespace(size=world),
-        session=SimpleNamespace(alone=alone),
+        session=SimpleNamespace(is_single=alone),
         args=SimpleNamespace(device=torch.device("cpu")),
     )
     exposure = Exposure(run)

@@ -58,7 +58,7 @@ def test_it_is_the_work_of_this_process_and_of_its_ended_children() -> None:
 
 
 def test_of_other_ranks_it_is_what_they_told_last() -> None:
-    alone, many = CpuTime(alone=True), CpuTime(alone=False)
+    alone, many = CpuTime(is_single=True), CpuTime(is_single=False)
     assert alone.per_rank() == {f"{kind}_per_rank": [v] for kind, v in alone.own().items()}
     assert many.per_rank() == {"user_s_per_rank": None, "system_s_per_rank": None}
     many.report([{"user_s": 3.0, "system_s": 0.5, "rank": 0}, {"user_s": 4.0, "system_s": 1.0}])

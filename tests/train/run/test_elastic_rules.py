@@ -21,7 +21,7 @@ from harness.core.attempts import write_summary
 from harness.core.command_line import parse
 from harness.core.identity import identity, run_id
 from harness.core.records import RunFolder, read_rows
-from harness.core.rules import place
+from harness.core.rules import fit_to_world
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train import rendezvous
@@ -76,7 +76,7 @@ def test_the_batch_of_fewer_nodes() -> None:
 
 
 def test_only_an_elastic_run_has_the_batch_of_fewer_processes() -> None:
-    dp = place(parse("vit", ["--tiny", "--b", "8", "--strategy", "dp"], {}), World(), gpus=4)
+    dp = fit_to_world(parse("vit", ["--tiny", "--b", "8", "--strategy", "dp"], {}), World(), gpus=4)
     assert dp.setup == "1_4"
     assert Session(World()).own_settings(dp) == dp and dp.grad_acc == 1
     whole = settings("--b", "16", "--setup", "4_1", nodes=2)

@@ -14,7 +14,7 @@ import torch
 
 from harness.core.command_line import parse
 from harness.core.records import read_json
-from harness.core.rules import place
+from harness.core.rules import fit_to_world
 from harness.core.topology import World
 
 pytest.importorskip("hivemind")
@@ -70,7 +70,7 @@ def recorder(folder: Path, checkpoint: int = 0, rows: Any = None) -> PeersExchan
     session.launched_world = session.world = session.recorded_world = World()
     session.publish(number=0, update=0, samples=0, fed=0, loss=0.0, edges=[])
     context: Any = SimpleNamespace(
-        settings=place(parse("vit", FLAGS, {}), World()),
+        settings=fit_to_world(parse("vit", FLAGS, {}), World()),
         session=session,
         data_facts={"train_samples": 64},
         position=SimpleNamespace(update=checkpoint),

@@ -14,7 +14,7 @@ import pytest
 
 from harness.core.command_line import parse
 from harness.core.records import read_json, read_rows
-from harness.core.rules import INSTALL, addresses_to_join, place
+from harness.core.rules import INSTALL, addresses_to_join, fit_to_world
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.data.samples import cut_tail
@@ -60,7 +60,7 @@ def test_what_peers_cannot_do_is_refused(flags: list[str], reason: str) -> None:
 
 
 def test_too_few_samples_for_an_update_are_refused() -> None:
-    settings = place(parse("vit", [*TINY, "--target_batch", "500"], {}), World())
+    settings = fit_to_world(parse("vit", [*TINY, "--target_batch", "500"], {}), World())
     assert cut_tail(settings, 1437, 1) == 1000
     with pytest.raises(UserError, match="--target_batch 500: there are 499 training samples"):
         cut_tail(settings, 499, 1)
@@ -97,11 +97,11 @@ def test_the_line_to_join_with_gives_back_the_settings() -> None:
     from harness.train.strategy.hivemind.network import join_command
 
     flags = ["--lr", "3e-4", "--grad_acc", "2", "--setup", "3_1", "--warmup_steps", "7", "--rerun"]
-    settings = place(parse("vit", [*TINY, *flags], {}), World())
+    settings = fit_to_world(parse("vit", [*TINY, *flags], {}), World())
     line = shlex.split(join_command(settings, [NOBODY, NOBODY]))
     assert line[:2] == ["python", "vit.py"]
     joined = replace(settings, initial_peers=f"{NOBODY},{NOBODY}", rerun=False)
-    assert place(parse("vit", line[2:], {}), World()) == joined
+    assert fit_to_world(parse("vit", line[2:], {}), World()) == joined
     assert joined.target_batch == 3 * 32 * 2
 
 

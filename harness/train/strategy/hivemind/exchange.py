@@ -342,7 +342,7 @@ def _counts_at(epoch: float, peer: dict[str, Any]) -> list[float] | None:
 
 def _resources(epoch: float, peer: dict[str, Any]) -> dict[str, Any]:
     """What a peer used, as it published last; its telemetry only if that is of this epoch."""
-    told = {name: peer[name] for name in RESOURCES if name in peer}
+    resources = {name: peer[name] for name in RESOURCES if name in peer}
     if not _counts_at(epoch, peer):
-        told.pop("telemetry", None)
-    return {"rank": peer["number"], **told}
+        resources.pop("telemetry", None)
+    return {"rank": peer["number"], **resources}

@@ -176,8 +176,8 @@ class Progress(ProgressTracker):
         own = self.local_progress
         if self.global_epoch > own.epoch:
             return True
-        share = self.target_batch_size / self.count_peers()
-        if own.samples_accumulated >= share:
+        per_peer = self.target_batch_size / self.count_peers()
+        if own.samples_accumulated >= per_peer:
             self.fetched_global_progress_this_epoch.wait(REFRESH_S[1])
         progress = self.global_progress
         half_batch_s = self.own_batch / 2 / self.performance_ema.samples_per_second
@@ -185,7 +185,7 @@ class Progress(ProgressTracker):
         # What was fetched may be older than what this peer has done since.
         done = max(progress.samples_accumulated, own.samples_accumulated)
         enough: bool = done >= self.target_batch_size
-        return enough or (own.samples_accumulated >= share and near)
+        return enough or (own.samples_accumulated >= per_peer and near)
 
 
 class MissedUpdateError(Exception):

@@ -84,7 +84,7 @@ class Peers(Session):
         self.recorded_world = World(nodes=nodes, per_node=per_node, rank=self.number)
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         return False  # others may join
 
     @property
