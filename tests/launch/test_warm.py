@@ -36,6 +36,12 @@ REQUEST = {
 }  # fmt: skip
 
 
+def server(hang_after_s: float = 0.0) -> warm.Server:
+    made = warm.Server(io.StringIO())
+    made.hang_after_s = hang_after_s
+    return made
+
+
 def fails_first(error: Exception) -> Callable[..., Any]:
     """An elastic_launch that raises once."""
     calls: list[object] = []
@@ -69,7 +75,7 @@ def test_a_free_port_is_none_that_a_connection_may_take(tmp_path: Path) -> None:
 def test_a_port_that_was_taken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = DistNetworkError("The server socket has failed to listen")
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(taken))
-    result = warm.run(REQUEST)
+    result = server().run(REQUEST)
     assert result["code"] == 1
     assert result["error"] == "DistNetworkError: The server socket has failed to listen"
 
@@ -88,7 +94,7 @@ def test_a_first_node_that_cannot_be_reached() -> None:
 def test_a_killed_fork_server_is_reported_as_a_killed_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (EOFError("unexpected EOF"), ConnectionRefusedError(111, "refused")):
         monkeypatch.setattr(launcher, "elastic_launch", fails_first(error))
-        result = warm.run(REQUEST)
+        result = server().run(REQUEST)
         assert result["code"] == 1 and result["failures"][0]["exit_code"] == 255
 
 
@@ -101,7 +107,7 @@ def test_what_the_kernel_killed_for_lack_of_memory_is_told_where_it_did(
     monkeypatch.setattr(warm.OutOfMemory, "now", lambda: OutOfMemory(next(counts), 0, 0))
     lost = ChildFailedError("vit", {1: ProcessFailure(0, 7, -9, "none")})
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(lost))
-    result = warm.run(REQUEST)
+    result = server().run(REQUEST)
     (failure,) = result["failures"]
     assert result["code"] == 1 and (failure["rank"], failure["exit_code"]) == (1, -9)
     assert failure["no_memory"] == ("the machine or a control group" if kills else None)
@@ -109,7 +115,7 @@ def test_what_the_kernel_killed_for_lack_of_memory_is_told_where_it_did(
 
 def test_any_other_error_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "elastic_launch", fails_first(KeyError("what")))
-    assert warm.run(REQUEST)["error"] == "KeyError: 'what'"
+    assert server().run(REQUEST)["error"] == "KeyError: 'what'"
 
 
 def test_a_stop_that_comes_before_a_run_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,17 +127,18 @@ def test_a_stop_that_comes_before_a_run_has_begun(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(warm.shutil, "rmtree", lambda *args, **kwargs: None)
     monkeypatch.setattr(warm.os, "_exit", lambda code: None)
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
+    one = server()
 
     def receive(*messages: dict[str, Any]) -> dict[str, Any]:
         lines = "".join(json.dumps(message) + "\n" for message in messages)
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-        warm.receive(requests)
+        one.receive(requests)
         return requests.get_nowait()
 
-    result = warm.run(receive({"do": "run", **REQUEST}, {"do": "stop"}))
+    result = one.run(receive({"do": "run", **REQUEST}, {"do": "stop"}))
     assert (result["code"], result["failures"], began) == (128 + signal.SIGTERM, [], [])
     # One that comes when a run has ended is not for the next.
-    assert warm.run(receive({"do": "stop"}, {"do": "run", **REQUEST}))["code"] == 0
+    assert one.run(receive({"do": "stop"}, {"do": "run", **REQUEST}))["code"] == 0
     assert len(began) == 1
 
 
@@ -245,22 +252,23 @@ def test_a_stopped_fork_server_is_ended_so_that_it_is_replaced(
         if len(slept) > 6:
             raise Closed
 
-    server = subprocess.Popen(["sleep", "60"])
+    fork_server = subprocess.Popen(["sleep", "60"])
     monkeypatch.setattr(warm.time, "sleep", sleep)
     monkeypatch.setattr(warm.multiprocessing.forkserver, "_forkserver", SimpleNamespace(
-        _forkserver_pid=server.pid))  # fmt: skip
-    monkeypatch.setattr(warm, "hang_after_s", 3.0)
-    events = io.StringIO()
+        _forkserver_pid=fork_server.pid))  # fmt: skip
+    one = server(hang_after_s=3.0)
     with pytest.raises(Closed):
-        warm.beat(events)
-    assert events.getvalue() == '{"event": "alive"}\n' * 6 and server.poll() is None
+        one.beat()
+    assert one.events.getvalue() == '{"event": "alive"}\n' * 6 and fork_server.poll() is None
     slept.clear()
-    server.send_signal(signal.SIGSTOP)
-    assert os.WIFSTOPPED(os.waitpid(server.pid, os.WUNTRACED)[1]) and is_stopped(server.pid)
+    fork_server.send_signal(signal.SIGSTOP)
+    assert os.WIFSTOPPED(os.waitpid(fork_server.pid, os.WUNTRACED)[1]) and is_stopped(
+        fork_server.pid
+    )
     with pytest.raises(Closed):
-        warm.beat(events)
+        one.beat()
     monkeypatch.undo()
-    assert server.wait(10) == -signal.SIGKILL
+    assert fork_server.wait(10) == -signal.SIGKILL
 
 
 def test_a_run_for_the_cpu_takes_no_gpu_of_a_packed_one(tmp_path: Path) -> None:

@@ -52,119 +52,123 @@ LOADED_LATER = (
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 TRIES = 5  # to start the fork server
 BEAT_S = 1.0  # between two signs of life
-sending = threading.Lock()
-hang_after_s = 0.0  # of the run in progress; 0: never
-running = threading.Event()  # set while a run is in progress
-asked = threading.Event()  # set from the moment that a run is asked for until it begins
-early = threading.Event()  # set if the run is to stop before it begins
-changing = threading.Lock()  # held while one of these events is checked and another changed
 
 
-def serve(scripts: list[str], events: Any) -> None:
-    """Handle requests until there are no more."""
-    facts = _in_fresh_process(inspect, scripts)
-    requests: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=receive, args=(requests,), daemon=True).start()
-    threading.Thread(target=beat, args=(events,), daemon=True).start()
-    _send(events, {"event": "ready", **facts})
-    while True:
-        request = requests.get()
-        if request["do"] == "port":
-            _send(events, {"event": "port", "port": free_port()})
-        else:
-            _send(events, {"event": "ended", "id": request["id"], **run(request)})
+class Server:
+    """Starts the runs that are asked for, one after the other, and can be asked to stop one."""
 
+    def __init__(self, events: Any) -> None:
+        self.events = events  # the file that messages are written to
+        self.hang_after_s = 0.0  # of the run in progress; 0: never
+        self._sending = threading.Lock()
+        self._changing = threading.Lock()  # held while the state below is checked and changed
+        self._is_asked = self._is_running = False  # a run is asked for until it begins
+        self._stops_early = False  # the run that is asked for is to stop before it begins
 
-def beat(events: Any) -> None:
-    """Send signs of life; end a fork server that is stopped, so that it is replaced."""
-    stopped_s = 0.0
-    while True:
-        time.sleep(BEAT_S)
-        _send(events, {"event": "alive"})
-        server: Any = multiprocessing.forkserver._forkserver
-        pid = server._forkserver_pid
-        stopped_s = stopped_s + BEAT_S if pid and is_stopped(pid) else 0.0
-        if hang_after_s and stopped_s > hang_after_s:
-            os.kill(pid, signal.SIGKILL)
+    def serve(self, scripts: list[str]) -> None:
+        """Handle requests until there are no more."""
+        facts = _in_fresh_process(inspect, scripts)
+        requests: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self.receive, args=(requests,), daemon=True).start()
+        threading.Thread(target=self.beat, daemon=True).start()
+        self._send({"event": "ready", **facts})
+        while True:
+            request = requests.get()
+            if request["do"] == "port":
+                self._send({"event": "port", "port": free_port()})
+            else:
+                self._send({"event": "ended", "id": request["id"], **self.run(request)})
 
+    def _send(self, message: dict[str, Any]) -> None:
+        with self._sending:
+            print(json.dumps(message), file=self.events, flush=True)
 
-def receive(requests: queue.Queue[dict[str, Any]]) -> None:
-    """Queue requests; a stop is a message, because signals do not reach other machines."""
-    for line in sys.stdin:
-        message = json.loads(line)
-        if message["do"] == "stop":
-            stop_run()
-        else:
-            if message["do"] == "run":
-                asked.set()
-            requests.put(message)
-    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)  # of the fork server
-    os._exit(0)  # the sender is gone; the ranks end with this process
+    def beat(self) -> None:
+        """Send signs of life; end a fork server that is stopped, so that it is replaced."""
+        stopped_s = 0.0
+        while True:
+            time.sleep(BEAT_S)
+            self._send({"event": "alive"})
+            server: Any = multiprocessing.forkserver._forkserver
+            pid = server._forkserver_pid
+            stopped_s = stopped_s + BEAT_S if pid and is_stopped(pid) else 0.0
+            if self.hang_after_s and stopped_s > self.hang_after_s:
+                os.kill(pid, signal.SIGKILL)
 
+    def receive(self, requests: queue.Queue[dict[str, Any]]) -> None:
+        """Queue requests; a stop is a message, because signals do not reach other machines."""
+        for line in sys.stdin:
+            message = json.loads(line)
+            if message["do"] == "stop":
+                self._stop_run()
+            else:
+                if message["do"] == "run":
+                    with self._changing:
+                        self._is_asked = True
+                requests.put(message)
+        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)  # the fork server's
+        os._exit(0)  # the sender is gone; the ranks end with this process
 
-def stop_run() -> None:
-    """Stop the run in progress, or the one that is about to begin."""
-    with changing:
-        if running.is_set():
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif asked.is_set():
-            early.set()
+    def _stop_run(self) -> None:
+        """Stop the run in progress, or the one that is about to begin."""
+        with self._changing:
+            if self._is_running:
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif self._is_asked:
+                self._stops_early = True
 
+    def _begin_run(self) -> bool:
+        """Whether the run may begin: no stop has come for it."""
+        with self._changing:
+            may_begin = not self._stops_early
+            self._stops_early = self._is_asked = False
+            self._is_running = True
+        return may_begin
 
-def begin_run() -> bool:
-    """Whether the run may begin: no stop has come for it."""
-    with changing:
-        may = not early.is_set()
-        early.clear()
-        asked.clear()
-        running.set()
-    return may
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """This node's part of a run: exit code, and the ranks that failed."""
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.launcher.api import elastic_launch
 
+        from harness.train.agent import ending_stopped_ranks
+        from harness.train.rendezvous import unreachable
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
-    """This node's part of a run: exit code, and the ranks that failed."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.launcher.api import elastic_launch
+        over = False
 
-    from harness.train.agent import ending_stopped_ranks
-    from harness.train.rendezvous import unreachable
+        def stop(signum: int, frame: Any) -> None:
+            if not over:  # a signal may come while the run ends
+                raise SignalException("asked to stop", signal.Signals(signum))
 
-    over = False
-
-    def stop(signum: int, frame: Any) -> None:
-        if not over:  # a signal may come while the run ends
-            raise SignalException("asked to stop", signal.Signals(signum))
-
-    # Elastic sets its own handlers later; these hold before and after.
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    global hang_after_s
-    hang_after_s = request["hang_after_s"]
-    memory = OutOfMemory.now()
-    ended: dict[str, Any] = {"code": 0, "failures": []}
-    reasons: dict[int, str] = {}  # of ranks that were stopped, by process
-    try:
-        if not begin_run():
-            stop(signal.SIGTERM, None)
-        host, _, port = request["rendezvous"].rpartition(":")
-        if request["node"] and (reason := unreachable(host, int(port))):
-            return {"code": 1, "failures": [], "error": reason}
-        own = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # torch would leave its own
-        within_s = request["exit_barrier_s"]  # None: torch's five minutes
-        barrier = {} if within_s is None else {"exit_barrier_timeout": within_s}
-        with ending_stopped_ranks(hang_after_s, **barrier) as stopped, own as logs:
-            reasons = stopped.reasons
-            elastic_launch(_launch_config(request, logs), rank_main)(request)
-    except Exception as error:  # whatever it is, the next run must still be possible
-        over = True
-        ended = _failed(error, reasons)
-    finally:
-        over = True
-        with changing:
-            running.clear()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    of_node = {"no_memory": memory.since(), "limited": limits_memory()}
-    return ended | {"failures": [{**rank, **of_node} for rank in ended["failures"]]}
+        # Elastic sets its own handlers later; these hold before and after.
+        handlers = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        self.hang_after_s = request["hang_after_s"]
+        memory = OutOfMemory.now()
+        ended: dict[str, Any] = {"code": 0, "failures": []}
+        reasons: dict[int, str] = {}  # of ranks that were stopped, by process
+        try:
+            if not self._begin_run():
+                stop(signal.SIGTERM, None)
+            host, _, port = request["rendezvous"].rpartition(":")
+            if request["node"] and (reason := unreachable(host, int(port))):
+                return {"code": 1, "failures": [], "error": reason}
+            # torch would leave a folder of its own.
+            folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+            within_s = request["exit_barrier_s"]  # None: torch's five minutes
+            barrier = {} if within_s is None else {"exit_barrier_timeout": within_s}
+            with ending_stopped_ranks(self.hang_after_s, **barrier) as stopped, folder as logs:
+                reasons = stopped.reasons
+                elastic_launch(_launch_config(request, logs), rank_main)(request)
+        except Exception as error:  # whatever it is, the next run must still be possible
+            over = True
+            ended = _failed(error, reasons)
+        finally:
+            over = True
+            with self._changing:
+                self._is_running = False
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        of_node = {"no_memory": memory.since(), "limited": limits_memory()}
+        return ended | {"failures": [{**rank, **of_node} for rank in ended["failures"]]}
 
 
 def _failed(error: Exception, reasons: Mapping[int, str]) -> dict[str, Any]:
@@ -306,11 +310,6 @@ def _print_to(log: Path) -> None:
     os.close(file)
 
 
-def _send(events: Any, message: dict[str, Any]) -> None:
-    with sending:
-        print(json.dumps(message), file=events, flush=True)
-
-
 def main(scripts: list[str]) -> None:
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep what libraries print apart from the events
@@ -320,4 +319,4 @@ def main(scripts: list[str]) -> None:
     multiprocessing.forkserver.ensure_running()
     importlib.import_module("torch.distributed.launcher.api")
     importlib.import_module("harness.train.rendezvous").harden()
-    serve(scripts, events)
+    Server(events).serve(scripts)
