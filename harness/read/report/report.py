@@ -39,7 +39,7 @@ from harness.read.report.page import page
 from harness.read.report.sections import Section, Shown, definitions
 from harness.read.table import Item, Table, escaped, markdown_lines, markdown_list
 from harness.read.tables.command import csv_text, markdown
-from harness.read.tables.marks import marks_of
+from harness.read.tables.filters import filters_of
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import SweepTable, table_of_begun
 
@@ -222,7 +222,7 @@ def _saved(drawn: Drawn, prefix: str, folder: Path, name: str) -> Shown:
 
 
 def _not_finished(sweep: SweepResults, table: SweepTable) -> Table:
-    filters = {run.path: marks_of(run) for run in sweep.runs}
+    filters = {run.path: filters_of(run) for run in sweep.runs}
     rows = [(which, what, path or "") for which, what, path in table.not_finished]
     # Runs that did not begin are counted over all values of a filter.
     return Table(

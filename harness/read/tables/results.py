@@ -14,7 +14,7 @@ from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 from harness.read.table import Table
-from harness.read.tables.marks import marks_of
+from harness.read.tables.filters import filters_of
 
 MOST_VALUES = 6  # named in a sentence
 
@@ -147,7 +147,7 @@ def results(sweep: SweepResults) -> Table:
     cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
     kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
     rows = [*zip(*(cells[heading] for heading in kept), strict=True)]
-    return Table(kept, rows, attributes=[marks_of(group.recorded) for group in sweep.groups])
+    return Table(kept, rows, attributes=[filters_of(group.recorded) for group in sweep.groups])
 
 
 def _spread(group: Group, measure: str, factor: float, places: int) -> str:
@@ -169,7 +169,7 @@ def by_node(sweep: SweepResults) -> Table:
             for node, values in enumerate(of_nodes):
                 texts = map(_of_node, PER_NODE, values)
                 rows.append([sweep.name_of(group), str(node), *texts])
-                attributes.append(marks_of(group.recorded))
+                attributes.append(filters_of(group.recorded))
     headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
     return Table(headings, rows, attributes=attributes)
 

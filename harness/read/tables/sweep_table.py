@@ -63,7 +63,7 @@ from harness.read.tables.columns import (
     number_text,
 )
 from harness.read.tables.definitions import OF_COLUMNS, OF_LAST_EPOCH, OF_SCALING
-from harness.read.tables.marks import PART, marks_of
+from harness.read.tables.filters import PART, filters_of
 
 NODE = "node"
 
@@ -108,7 +108,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
     for row, group in zip(rows, sweep.groups, strict=True):
         first, *parts = (tuple(cells) for cells in _lines(sweep, row, left, keys))
         lines += [first, *parts]
-        of_group = marks_of(group.recorded)
+        of_group = filters_of(group.recorded)
         attributes += [of_group, *[of_group | {PART: ""}] * len(parts)]
     if sweep.per_node:
         headings.insert(keys, NODE)

@@ -8,10 +8,10 @@ from harness.read.records.runs import Run
 FILTERS = ("script", "setup", STRATEGY, "link")
 PART = "part"  # marks a row that stays below the previous one, as a node below its group
 
-Marks = dict[str, str]
+Filters = dict[str, str]
 
 
-def marks_of(run: Run) -> Marks:
+def filters_of(run: Run) -> Filters:
     """The value of each filter, in the words of the tables."""
     # A run that was skipped has no settings, only its place in the plan.
     known = {name: run.label.get(name) or run.identity.get(name) for name in FILTERS}
