@@ -172,8 +172,8 @@ def on_a_link(size: float, shape: Shape, of_pairs: bool) -> float:
     return size * shape.per_node * receivers
 
 
+# Ways of --exchange. Those that do not use the backend, with the time that a mean takes.
 BACKEND, DIRECT, ALL_TO_ALL = "backend", "direct", "all_to_all"
-# Ways of --exchange that do not use the backend, by the time that a mean takes.
 MEANS = {DIRECT: direct_mean, ALL_TO_ALL: all_to_all_mean}
 
 # How --exchange auto chooses. Below this round trip, a backend's waiting costs less than direct

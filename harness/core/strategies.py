@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.core.collectives import MEANS
+from harness.core.collectives import BACKEND, MEANS
 from harness.core.settings import NodeError, Settings, parse_setup
 from harness.core.tasks import parsed
 
@@ -129,6 +129,11 @@ def is_apart(settings: Settings) -> bool:
     return strategy_of(settings).apart
 
 
+def is_sharded(settings: Settings) -> bool:
+    """Whether each process holds only a part of every weight."""
+    return settings.strategy == "fsdp"
+
+
 def usual_scope(nodes: int) -> str:
     """What trains apart unless --sync_scope says: every node, or the processes of a single one."""
     return "node" if nodes > 1 else "rank"
@@ -138,7 +143,7 @@ def with_exchange(settings: Settings) -> Settings:
     """Set --exchange auto to backend where it has no choice, so that one run has one name."""
     if settings.exchange != "auto" or chooses_exchange(vars(settings)):
         return settings
-    return replace(settings, exchange="backend")
+    return replace(settings, exchange=BACKEND)
 
 
 def chooses_exchange(settings: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.core.collectives import GLOO
 from harness.core.topology import World
 
 BLOCK = 4096  # bytes of a message that arrive in one latency: its length and its beginning
@@ -40,7 +41,7 @@ class Units:
         self.inside = self.between = None
         if self.count == 1:
             return
-        if self.size == 1 and not background and dist.get_backend() == "gloo":
+        if self.size == 1 and not background and dist.get_backend() == GLOO:
             self.between = dist.group.WORLD
             return
         # new_group is collective: every rank creates every group, in the same order. The group

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 
+from harness.core.collectives import GLOO, NCCL
 from harness.core.settings import Settings
 from harness.core.topology import World, for_world
 from harness.train.direct import Messages
@@ -114,7 +115,7 @@ def broadcast_object(value: Any) -> Any:
 def barrier() -> None:
     """Wait for all ranks; NCCL is told the device, or each rank would print a notice."""
     if dist.is_initialized():
-        if dist.get_backend() == "nccl":
+        if dist.get_backend() == NCCL:
             dist.barrier(device_ids=[torch.cuda.current_device()])
         else:
             gather(None)
@@ -135,7 +136,7 @@ def _messages() -> Messages | None:
     """The messages of the default process group, if its backend is gloo."""
     global _of_world
     world = dist.group.WORLD
-    if dist.get_backend(world) != "gloo":
+    if dist.get_backend(world) != GLOO:
         return None
     if _of_world is None or _of_world[0] is not world:
         _of_world = world, Messages(world)

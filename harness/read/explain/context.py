@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.collectives import (
+    BACKEND,
+    DIRECT,
     GLOO,
     MEANS,
     Cost,
@@ -59,7 +61,7 @@ class RunContext:
     epochs: float | None = None
     balances: bool = False  # it has equal shares, and --balance measured is possible
     other_exchange: str | None = None  # an --exchange that may wait for fewer round trips
-    exchange: str = "backend"
+    exchange: str = BACKEND
     backend: str | None = None
     shares: Sequence[int] = ()  # of an update's samples, by rank, with --balance
     sync_first: int = 0  # updates that are made together before replicas train apart
@@ -100,7 +102,7 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         epochs=run.measures.get("epochs_done"),
         balances=_could_balance(run),
         other_exchange=_other_exchange(run),
-        exchange=settings.get("exchange") or "backend",
+        exchange=settings.get("exchange") or BACKEND,
         shares=run.observed.get("shares") or (),
         backend=run.observed.get("backend"),
         sync_first=settings.get("sync_first") or 0,
@@ -128,7 +130,7 @@ def _other_exchange(run: Run) -> str | None:
         return None
     if run.identity["strategy"] not in STRATEGIES or not sends_directly(run.identity):
         return None
-    return "auto" if chooses_exchange(run.identity) else "direct"
+    return "auto" if chooses_exchange(run.identity) else DIRECT
 
 
 def _others_cores(run: Run) -> float | None:

@@ -20,7 +20,7 @@ from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
 from harness.core.records.disk import writing_to
-from harness.core.strategies import is_apart
+from harness.core.strategies import is_apart, is_sharded
 from harness.train.context import HALF_PRECISION, Context, autocast
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder, check_model
@@ -95,10 +95,10 @@ class ExactTrainer(Trainer):
             self.laid_out = text_layout.arrange(
                 self.model, self.data_collator, settings, self.args, text_layout.has_own_loss(self)
             )
-            if settings.strategy == "fsdp":
+            if is_sharded(settings):
                 with autocast(settings, args.device):
                     sharding.refuse_skipped_layers(self.model, self._samples(), settings)
-        if settings.strategy == "fsdp":
+        if is_sharded(settings):
             sharding.shard(self.model, settings, self.args.device)
             # The Trainer's flag for a model that manages its own placement and gradients: it is
             # neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
@@ -263,7 +263,7 @@ class ExactTrainer(Trainer):
                 handler, sample = self.accelerator.ddp_handler, self._samples(count)
                 if settle_unused(handler, self.model, sample, self.settings):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
-        if self.settings.strategy != "fsdp":  # its weights are in shards
+        if not is_sharded(self.settings):  # its weights are in shards
             arrange_ddp(self.accelerator, self.model, self.context.world)
         # From here on the model is as it will be trained: the strategy attaches; all is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
@@ -460,7 +460,7 @@ class ExactTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         # Every rank takes part in gathering the shards, and one rank writes them.
-        sharded = self.settings.strategy == "fsdp"
+        sharded = is_sharded(self.settings)
         weights = sharding.full_weights(self.model) if sharded else None
         if self.args.should_save:
             self._save(output_dir, state_dict=weights)
@@ -485,14 +485,14 @@ class ExactTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         # Replicas that train apart save their own (exchange.save); shards are put together.
-        if self.settings.strategy == "fsdp":
+        if is_sharded(self.settings):
             sharding.save_optimizer(self, Path(output_dir))
         elif not self.is_apart:
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # The counterpart of _save_optimizer_and_scheduler().
-        if self.settings.strategy == "fsdp":
+        if is_sharded(self.settings):
             if checkpoint is not None:
                 sharding.load_optimizer(self, Path(checkpoint))
         elif not self.is_apart:

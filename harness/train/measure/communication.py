@@ -30,7 +30,7 @@ from transformers import TrainerCallback
 
 from harness.core.attempts import probe_of
 from harness.core.settings import Settings
-from harness.core.strategies import EACH_UPDATE
+from harness.core.strategies import EACH_UPDATE, is_sharded
 from harness.train.context import Context
 from harness.train.measure.clock import MEASURING, seconds_between, stamp
 from harness.train.measure.rows import GIB, EpochMeasure
@@ -216,7 +216,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
 
     @MEASURING.counted()
     def _measure(self) -> None:
-        sharded = self.context.settings.strategy == "fsdp"
+        sharded = is_sharded(self.context.settings)
         if sharded and (missing := _too_large(self.model, self.context)) is not None:
             self.missing = missing
             return

@@ -20,6 +20,7 @@ from rich.table import Table
 from torch import nn
 
 from harness.core import collectives
+from harness.core.collectives import GLOO, NCCL
 from harness.core.command_line import print_json
 from harness.core.links import least_rate_of, rate_of, tells_rate
 from harness.core.process import end_with_parent
@@ -247,7 +248,7 @@ def _measure_now(world: World, mb: list[float], budget_s: float) -> dict[str, An
             )
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = NCCL if device.type == "cuda" else GLOO
     dist.init_process_group(backend)
     sizes = [max(1, int(size * 1e6)) for size in mb]
     result = measure(world, device, sizes, budget_s=budget_s)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.core.collectives import NCCL
 from harness.core.links import FURTHER, tells_rate
 from harness.core.topology import World
 
@@ -236,7 +237,7 @@ def turns_of(trips_s: Mapping[Pair, float], nodes: int, left_s: float) -> list[l
 @contextmanager
 def leaders(world: World, device: torch.device) -> Iterator[TensorChannel]:
     """A channel of the nodes' first ranks; NCCL's connections take GPU memory until closed."""
-    if dist.get_backend() != "nccl":
+    if dist.get_backend() != NCCL:
         yield TensorChannel(device)
         return
     group = dist.new_group([_leader(world, node) for node in range(world.nodes)])

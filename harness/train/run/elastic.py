@@ -17,6 +17,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from harness.core import topology
+from harness.core.collectives import GLOO
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train import rendezvous
@@ -37,7 +38,7 @@ def launch_of(world: World) -> Launch | None:
 def warn(settings: Settings) -> None:
     """Warn of what would go wrong only once a node is lost."""
     warnings = [topology.warning(settings)]
-    if launcher_has_store() and dist.is_initialized() and dist.get_backend() == "gloo":
+    if launcher_has_store() and dist.is_initialized() and dist.get_backend() == GLOO:
         warnings.append(
             "restarts fail on gloo, because the processes find the addresses of the attempt "
             "before: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on every node"

@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 
 from harness.core import attempts
 from harness.core.attempts import write_summary
+from harness.core.collectives import GLOO
 from harness.core.process import causes_of, is_without_reason, lacks_memory, report_to_torchrun
 from harness.core.records import RunFolder, write_json
 from harness.core.records.disk import DiskError, of_disk, writing_to
@@ -209,7 +210,7 @@ def _restarts(launch: Launch | None, error: BaseException) -> bool:
 
 def _let_rank0_record(folder: RunFolder, leave_group: bool, within_s: float) -> None:
     """Let rank 0, which may wait for this rank, see that it is gone and write the record."""
-    if leave_group and dist.is_initialized() and dist.get_backend() == "gloo":
+    if leave_group and dist.is_initialized() and dist.get_backend() == GLOO:
         end_group()
     until = time.monotonic() + within_s
     while time.monotonic() < until and not folder.summary.is_file():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.core.collectives import BACKEND
 from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
 from harness.train.session import gather
@@ -36,7 +37,7 @@ class Exchange:
         # For the record: what was exchanged and how, and what is added to an epoch's row.
         self.observed: dict[str, Any] = {}
         self.epoch_fields: dict[str, Any] = {}
-        self.way = "backend"  # how sums are exchanged, see --exchange: set before attach()
+        self.way = BACKEND  # how sums are exchanged, see --exchange: set before attach()
         # How many devices trained in the epoch that has ended; None: all ranks.
         self.devices: int | None = None
         # Norm of the last update's gradient where the exchange itself clips the average gradient of

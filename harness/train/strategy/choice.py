@@ -62,13 +62,13 @@ def _before(context: Context) -> dict[str, Any] | None:
     record: Mapping[str, Any] = context.folder.read_environment() or {}
     observed = record.get("observed") or {}
     kept = {n: observed.get(n) for n in ("exchange", "exchange_estimates_s") if observed.get(n)}
-    known = (BACKEND, *SENT_DIRECTLY) if dist.get_backend() == "gloo" else (BACKEND,)
+    known = (BACKEND, *SENT_DIRECTLY) if dist.get_backend() == GLOO else (BACKEND,)
     return kept if kept.get("exchange") in known else None
 
 
 def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
     far = link is not None and (link["rtt_min_ms"] or 0.0) >= 1000 * FAR_S
-    if link is None or not far or dist.get_backend() != "gloo" or not link["allreduce_s"]:
+    if link is None or not far or dist.get_backend() != GLOO or not link["allreduce_s"]:
         return {"exchange": BACKEND}
     settings = context.settings
     share = 0.5 if settings.compress in HALF_PRECISION else 1.0

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from harness.core.collectives import BACKEND, GLOO
 from harness.core.settings import UserError
 from harness.core.strategies import GRADIENT_CODES
 from harness.train.context import HALF_PRECISION, Context, mark_of
@@ -56,7 +57,7 @@ class DdpExchange(Exchange):
         )
         if self.kind in GRADIENT_CODES:
             self._attach_coded(ddp, trained)
-        elif self.way != "backend":
+        elif self.way != BACKEND:
             direct = DirectGradients(self.context.world, dtype, self.way)
             ddp.register_comm_hook(direct, direct.hook)
         elif self.kind == "bf16":
@@ -72,7 +73,7 @@ class DdpExchange(Exchange):
         begin: Callable[..., Any] = _nothing
         if self.context.world.size > 1:
             # DDP has collectives of its own in the group of all ranks.
-            group = dist.new_group() if self.way == "backend" else dist.group.WORLD
+            group = dist.new_group() if self.way == BACKEND else dist.group.WORLD
             begin = coded_mean(self.memory, self.way, group).begin
         coded = GradientRow(trained, begin, f" in {self.kind} by {self.way}")
         ddp.register_comm_hook(coded, coded.hook)
@@ -177,7 +178,7 @@ class PowerSGD:
         self.right = dict(self.initial_right)
         self.buckets: dict[int, list[str]] = {}  # parameters whose memory torch has, by bucket
         self.sent = 0
-        self.blocking = dist.get_backend() == "gloo"
+        self.blocking = dist.get_backend() == GLOO
 
     def _factor_shape(self, parameter: torch.Tensor) -> tuple[int, int, int] | None:
         """(rows, columns, rank); None where factors would not be enough smaller."""

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.core.collectives import ALL_TO_ALL, BACKEND, DIRECT, GLOO
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.direct import Direct, Units
 from harness.train.strategy.coded import Coded, CollectiveMean
 
-ALL_TO_ALL = "all_to_all"  # of --exchange
 NUMBERS = 1 << 16  # numbers of messages of a group: two for each slot
 Parts = dict[int, torch.Tensor]  # by the rank that sends them
 Receives = tuple[Parts, list[Any]]  # the buffers, and the pending receives into them
@@ -71,7 +71,7 @@ class DirectAllreduce(Direct):
     def __init__(
         self, group: Any, encoding: Plain | Coded | None = None, all_to_all: bool = False
     ) -> None:
-        if (backend := dist.get_backend(group)) != "gloo":
+        if (backend := dist.get_backend(group)) != GLOO:
             raise UserError(
                 f"--exchange direct sends through gloo, and this run has {backend}: leave it out"
             )
@@ -135,7 +135,7 @@ class DirectAllreduce(Direct):
 
 def coded_mean(encoding: Coded, way: str, group: Any) -> CollectiveMean | DirectAllreduce:
     """Coded rows by the way of --exchange; the backend's collectives carry codes as well."""
-    if way == "backend":
+    if way == BACKEND:
         return CollectiveMean(encoding, group)
     return DirectAllreduce(group, encoding, way == ALL_TO_ALL)
 
@@ -175,11 +175,9 @@ class NodeMean:
 class DirectGradients:
     """A DDP communication hook: each bucket is a row, and several are in flight."""
 
-    def __init__(
-        self, world: World, sent_as: torch.dtype | None = None, way: str = "direct"
-    ) -> None:
+    def __init__(self, world: World, sent_as: torch.dtype | None = None, way: str = DIRECT) -> None:
         self.how = "" if sent_as is None else f" in {str(sent_as).removeprefix('torch.')}"
-        self.how += " by all_to_all" if way == ALL_TO_ALL else ""
+        self.how += f" by {way}" if way == ALL_TO_ALL else ""
         self.mean: NodeMean | DirectAllreduce
         if world.is_two_level:
             self.how += " between nodes"

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from harness.core.collectives import ALL_TO_ALL, BACKEND
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
 from harness.train.direct import Units
@@ -38,7 +39,7 @@ from harness.train.strategy.coded import (
     coded_bytes,
     part_size,
 )
-from harness.train.strategy.direct_allreduce import ALL_TO_ALL, DirectAllreduce, coded_mean
+from harness.train.strategy.direct_allreduce import DirectAllreduce, coded_mean
 
 
 class PendingMean:
@@ -194,7 +195,7 @@ class ReplicaExchange(Exchange):
         group, way = self.replicas.between, self.way
         if self.coded is not None:
             return coded_mean(self.coded, way, group)
-        return None if way == "backend" else DirectAllreduce(group, None, way == ALL_TO_ALL)
+        return None if way == BACKEND else DirectAllreduce(group, None, way == ALL_TO_ALL)
 
     @property
     def _is_ddp(self) -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from harness.core.collectives import ALL_TO_ALL, BACKEND
 from harness.core.records.redact import redacted
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import GRADIENT_CODES, is_apart, own_strategy
@@ -120,9 +121,9 @@ def expected_hook(settings: Settings, way: str, world: World) -> str | None:
     kind, _, rank = settings.compress.partition(":")
     if settings.strategy == "ddp" and kind in GRADIENT_CODES:
         return f"GradientRow.hook in {kind} by {way}"
-    if way != "backend":
+    if way != BACKEND:
         dtype = {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")
-        how = dtype + (" by all_to_all" if way == "all_to_all" else "")
+        how = dtype + (f" by {way}" if way == ALL_TO_ALL else "")
         return DIRECT_HOOK + how + (" between nodes" if world.is_two_level else "")
     return f"{HOOKS[kind]} of rank {rank or 1}" if kind == "powersgd" else HOOKS.get(kind)
 
@@ -142,7 +143,7 @@ def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -
             hook = f"{hook}{how}"
     if settings.strategy == "ddp" and hook != expected_hook(settings, way, world):
         flags = f"--compress {settings.compress}"
-        if way != "backend":
+        if way != BACKEND:
             flags += f" --exchange {way}"
         raise RuntimeError(
             f"asked for {flags}, but DDP exchanges gradients by {hook}: "

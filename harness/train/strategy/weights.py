@@ -14,8 +14,9 @@ import torch.distributed as dist
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
+from harness.core.collectives import GLOO
 from harness.core.settings import Settings
-from harness.core.strategies import is_apart, strategy_of
+from harness.core.strategies import is_apart, is_sharded, strategy_of
 from harness.core.topology import World
 from harness.train.data import probes
 from harness.train.session import gather
@@ -31,7 +32,7 @@ class EqualStart(DistributedDataParallelKwargs):
 
 def is_wrapped(settings: Settings) -> bool:
     """Whether DDP wraps the model."""
-    return settings.strategy != "fsdp" and strategy_of(settings).processes == "many"
+    return not is_sharded(settings) and strategy_of(settings).processes == "many"
 
 
 def settle_unused(
@@ -74,7 +75,7 @@ def arrange_ddp(accelerator: accelerate.Accelerator, model: nn.Module, world: Wo
     which takes less time than comparing them.
     """
     arguments = {**vars(accelerator.ddp_handler), "gradient_as_bucket_view": True}
-    far = world.nodes > 1 and dist.get_backend() == "gloo"
+    far = world.nodes > 1 and dist.get_backend() == GLOO
     equal = far and len({*gather(checksum_of(model))}) == 1
     kind = EqualStart if equal else DistributedDataParallelKwargs
     accelerator.ddp_handler = kind(**arguments)
