@@ -336,7 +336,7 @@ def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
     known = read_json(kept) or {}
     if known.get("stamp") != stamp or not isinstance(known.get("checksum"), str):
         known = {"stamp": stamp, "checksum": _checksum(root, paths)}
-        with contextlib.suppress(OSError):  # without the cache it is only slower
+        with contextlib.suppress(OSError):  # an unwritable cache only costs time
             write_json(kept, known)
     size = sum(state.st_size for state in states)
     return {"files": len(paths), "bytes": size, "checksum": known["checksum"]}

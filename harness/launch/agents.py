@@ -164,7 +164,7 @@ class Agent(ABC):
 
     @abstractmethod
     def receive(self) -> list[Event]:
-        """What has happened since the last call."""
+        """Events since the last call."""
 
     @abstractmethod
     def stop(self) -> None:

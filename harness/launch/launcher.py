@@ -41,7 +41,7 @@ class Exit:
 
 
 class Phase(Enum):
-    """How far a launcher's current run has come."""
+    """Progress of a launcher's current run."""
 
     LOADING = auto()  # agents load the libraries
     MEETING = auto()  # the first node has been asked for a free port

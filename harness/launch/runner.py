@@ -352,8 +352,8 @@ class Runner(Worker):
 
 
 def _is_covered(label: Mapping[str, Any], refused: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every value of a run has been refused, or that it has none where others do; one more
-    seed is like two that were refused.
+    """Whether each value of a run, or its lack of one, occurs in a refused run: then it is refused
+    as well, as a third seed is after two that were refused.
     """
     names = {name for each in (label, *refused) for name in each}
     values = {name: {str(other.get(name)) for other in refused} for name in names}

@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def by_key(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
-    """Key -> all things that have it; keys and things keep their order."""
+    """Key -> all things with this key, keys and things in the order of first occurrence."""
     groups: dict[Key, list[Thing]] = {}
     for thing in things:
         groups.setdefault(key(thing), []).append(thing)

@@ -91,7 +91,7 @@ class PlainConsole(Console):
         super().print(*texts, **how)
 
     def on_broken_pipe(self) -> None:
-        """The reader has seen enough, which is no failure: quiet_when_closed() takes it."""
+        """Called by rich when the reader has closed the pipe; quiet_when_closed() handles it."""
         raise BrokenPipeError
 
 

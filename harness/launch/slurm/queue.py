@@ -108,8 +108,8 @@ class Queue(Worker):
             lock.release()
 
     def _is_left(self) -> bool:
-        """Whether to leave: one stop leaves the jobs as they are, another soon after it cancels
-        them, a third one does not wait for their end.
+        """Whether to leave. The first stop leaves the jobs as they are, a second one soon after it
+        cancels them, and a third one does not wait for their end.
         """
         if self.stops_obeyed != self.stops:
             self.stops_obeyed, self.obeyed_s = self.stops, time.monotonic()

@@ -203,7 +203,7 @@ def _lines(
                 failed.append((at, f"{missed}/{len(group.finished)} missed"))
                 texts.append(f"{called or 'all'} at {at:g} {what}")
                 drawn.notes.append(f"missed below: {called or 'all'} at {at:g}, {what}")
-                continue  # those that reached it are the lucky ones
+                continue  # the mean of those that reached it would be too good
             point = draw_group(drawn, axes, at, group, measure, called, style, drawn_at[at])
             if point is not None:
                 points.append(point)

@@ -201,7 +201,7 @@ def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Co
 
 
 def _count_text(row: Row, count: str, of: str) -> str:
-    """How many of how many runs, such as finished/planned."""
+    """A number of runs out of another one, such as finished/planned."""
     return f"{row[count]}/{row[of]}" if count in row else UNKNOWN
 
 

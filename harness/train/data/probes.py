@@ -87,9 +87,11 @@ def outputs_of(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 
 
 def reads_padding(model: nn.Module, pairs: Sequence[Pair], exact: bool = True) -> bool:
-    """Whether a text has other scores alone than padded; exact: in float64, to see more than
-    rounding. Otherwise the copy takes no memory, and misses what is no more than rounding. A text
-    that the model cannot read counts only where no other settles it.
+    """Whether padding changes the scores of a text.
+
+    exact: compare in float64, which needs memory for a copy of the model; otherwise a change as
+    small as rounding is missed. A text that the model cannot read counts only if no other one
+    decides.
 
     Some models compute in float32 all the same: rounding there changes a score by 3e-7 of it, and
     padding by 4e-6 of it or more.

@@ -367,7 +367,7 @@ def classifies_by_ends(model: Any) -> bool:
 
 
 def tokens_of(model: Any) -> int | None:
-    """How many tokens a model has embeddings for; None if it does not tell."""
+    """The number of token embeddings of a model; None if its configuration does not say."""
     try:
         table = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):  # a user's model, and few of transformers

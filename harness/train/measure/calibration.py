@@ -112,11 +112,11 @@ def _times_s(work: Callable[[], Any], seconds: float | None = None) -> list[tupl
 def bf16_gain(
     model: nn.Module, batch: Callable[[], Mapping[str, Any]], known: Mapping[str, Any]
 ) -> float | None:
-    """How many times as fast the passes of a batch are in bf16; None if it cannot be told.
+    """How many times as fast the passes of a batch are in bf16; None if it is unknown.
 
-    It cannot if the processor's products are not faster in bf16 or the model cannot be tried; nor
-    if passes gain more than products do, or much more or less than in processor time, as other
-    programs then disturbed the measurement.
+    It is unknown if the processor's matrix products are not faster in bf16, if the model cannot be
+    tried, or if other programs disturbed the measurement: passes then gain more than products do,
+    or much more or less than in processor time.
     """
     bf16, fp32 = known["bf16_tflops"], known["fp32_tflops"]
     if not bf16 or not fp32 or bf16 < WORTH_TRYING * fp32:

@@ -169,7 +169,7 @@ class BatchMetrics:
     def _own_quality(
         self, scores: np.ndarray, labels: np.ndarray, taken: Collection[str]
     ) -> dict[str, float]:
-        """What the script's compute_metrics makes of the whole set; own_f1 where f1 is taken."""
+        """Results of the script's compute_metrics on the whole set; own_f1 where f1 is taken."""
         if self.own is None:
             return {}
         values = self.own(EvalPrediction(scores.astype(np.float32), labels))

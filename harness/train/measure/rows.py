@@ -36,7 +36,7 @@ class EpochMeasure:
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
-        """What is done meanwhile is excluded from this measure."""
+        """Exclude the time spent inside from this measure."""
         yield
 
     def rank_fields(self, untimed: int) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class Telemetry(EpochMeasure):
 
     @property
     def tells_of_all(self) -> bool:
-        """Whether all have reported; peers of hivemind have not, and one does not stand for all."""
+        """Whether all ranks have reported. Peers do not, and one cannot stand for all."""
         return len(self.before_training) == self.world.size
 
     def facts(self) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class ReplicaExchange(Exchange):
 
     @property
     def in_sync(self) -> bool:
-        """Whether replicas are still equal, bit for bit: they have not trained apart yet."""
+        """Whether replicas are equal, bit for bit, as none has trained apart yet."""
         return self.update <= self.first
 
     def _average_gradients(self, state, bucket):  # type: ignore[no-untyped-def] # torch reads it

@@ -301,8 +301,8 @@ class PeersExchange(Exchange):
         return sums
 
     def _recorded(self) -> dict[str, Any]:
-        """What the rows have counted of each peer: not an epoch whose row a crash prevented. The
-        next row counts that, unless this peer trains it again.
+        """The amounts of each peer that rows have counted. An epoch whose row a crash prevented is
+        counted by the next row, unless this peer trains it again.
         """
         folder = self.context.folder
         kept: dict[str, Any] = read_json(folder.peers) or {}
