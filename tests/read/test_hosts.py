@@ -191,3 +191,13 @@ def test_replicas_that_take_turns_slow_each_other_in_full() -> None:
     assert [each[COMPUTE] + each[SHARING] for each in parts] == pytest.approx(
         [0.026 * (1 + MODEL.sharing) * 2, 0.026 * (1 + 3 * SHARED_APART * MODEL.sharing)]
     )
+
+
+@pytest.mark.parametrize("fault", [{"loss": 0.01}, {"jitter_ms": 2.0}])
+def test_a_link_that_loses_or_shakes_tells_nothing_of_a_steady_one(
+    records: Path, fault: dict[str, float]
+) -> None:
+    link = measured(20, 200, 1.5)
+    timed(records, 16, 2, 1, link=link | {"asked": link["asked"] | fault})
+    fitted = fit_records(str(records), Overrides())
+    assert fitted.model.table == () and not fitted.phases.over_links

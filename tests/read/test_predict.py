@@ -96,16 +96,6 @@ def test_links_are_read_from_runs_and_from_files(records: Path) -> None:
     assert (run.factor, file.wire) == (pytest.approx(1.5), Wire(0.005, 1e7))
 
 
-@pytest.mark.parametrize("fault", [{"loss": 0.01}, {"jitter_ms": 2.0}])
-def test_a_link_that_loses_or_shakes_tells_nothing_of_a_steady_one(
-    records: Path, fault: dict[str, float]
-) -> None:
-    link = measured(20, 200, 1.5)
-    timed(records, 16, 2, 1, link=link | {"asked": link["asked"] | fault})
-    fitted = fit_records(str(records), Overrides())
-    assert fitted.model.table == () and not fitted.phases.over_links
-
-
 @pytest.mark.parametrize(("change", "words"), [
     ({"nodes": "two"}, "nodes is 'two': expected integer"),
     ({"nodes": -2}, "nodes is '-2'"), ({"processes_per_node": None}, "is not what `harness link"),
