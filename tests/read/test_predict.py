@@ -374,8 +374,7 @@ def test_two_nodes_of_others_from_their_one_gpu(tmp_path: Path, predicted: Verb)
 
 
 @pytest.mark.parametrize(("argv", "words"), [
-    (["--setup", "8_1"], "the link between them is not known"),
-    (["--setup", "8"], "expected N_M"),
+    (["--setup", "8_1"], "the link between them is not known"), (["--setup", "8"], "expected N_M"),
     (["--setup", "200000_1", *FAR], "100,000 nodes at most"),
     (["--setup", "2_1", *FAR, "--strategy", "hivemind"], "not modelled"),
     (["--setup", "2_1", *FAR, "--strategy", "magic"], "there is single"),
