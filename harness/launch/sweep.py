@@ -113,7 +113,7 @@ def run(flags: argparse.Namespace) -> int:
         return 0
     place = PLACES[options.launcher](options)
     folder = Path(options.output_dir) / "sweeps" / sweep.name
-    with closing(place), _for_people(alone=flags.json and not flags.dry_run):
+    with closing(place), _for_people(to_stderr=flags.json and not flags.dry_run):
         if flags.dry_run:
             check_data(chosen, place)
         else:
@@ -142,9 +142,9 @@ def run(flags: argparse.Namespace) -> int:
         return _work(sweep, chosen, place, folder, command, *["--json"] * flags.json)
 
 
-def _for_people(alone: bool) -> AbstractContextManager[object]:
-    """Lines for people; on stderr where stdout is for the document of --json alone."""
-    return redirect_stdout(sys.stderr) if alone else nullcontext()
+def _for_people(to_stderr: bool) -> AbstractContextManager[object]:
+    """Print lines for people to stdout, or to stderr, so that stdout holds one JSON document."""
+    return redirect_stdout(sys.stderr) if to_stderr else nullcontext()
 
 
 def _skip_what_cannot_start(states: list[State], place: Place) -> None:
@@ -321,11 +321,11 @@ def _record(folder: Path, chosen: list[State], screen: Screen) -> None:
     """Record in sweep.json the command that measured, and which runs were skipped meanwhile."""
     plan = _earlier(folder)
     why = {state.job.path: state.reason for state in chosen if state.state == SKIPPED}
-    planned = [
+    of_runs = [
         run | {"skipped": why.get(run.get("path"), run.get("skipped"))}
         for run in plan.get("runs") or ()
     ]
-    now = plan | {"command": _measured_by(plan, folder, chosen), "runs": planned}
+    now = plan | {"command": _measured_by(plan, folder, chosen), "runs": of_runs}
     if not plan or now == plan:
         return
     try:
@@ -427,8 +427,8 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
     }
     try:
         before = _earlier(folder)
-        planned = [run.get("path") for run in before.get("runs") or ()]
-        is_same = bool(before) and planned == [state.job.path for state in states]
+        paths = [run.get("path") for run in before.get("runs") or ()]
+        is_same = bool(before) and paths == [state.job.path for state in states]
         # With other axes (--set), some expectations are left out: that is no change.
         names = ("hypothesis", "expect") if is_same else ("hypothesis",)
         changed = [name for name in names if name in before and before[name] != content[name]]

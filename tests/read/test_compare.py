@@ -16,7 +16,7 @@ from harness.read.compare import compare as compare_module
 from harness.read.compare.compare import compare, more_seeds
 from harness.read.records.selection import command_for_seeds, read_group
 from harness.read.statistics import Noise
-from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file
+from tests.support.paired import TEXT, Verb, imported, pair, pairs, text_file, timed
 from tests.support.records import with_epochs
 
 
@@ -474,3 +474,9 @@ def test_what_explains_a_difference_of_processes_is_named(
     for side in "ab":
         pair(tmp_path / side, 1)
     assert "next: " not in compared(tmp_path / "a", tmp_path / "b")
+    one, same, other = (
+        timed(tmp_path / name, 16, 1, count, "--model", model).parents[2]
+        for name, count, model in (("one", 1, "x"), ("same", 2, "x"), ("other", 2, "y"))
+    )
+    assert f"explain {same} {one}" in compared(one, same)
+    assert "next: " not in compared(one, other)

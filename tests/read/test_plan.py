@@ -366,8 +366,9 @@ def test_the_choice_is_measured_by_a_command(records: Path, plan: Verb) -> None:
 
 def test_nodes_without_a_run_of_the_batch_are_named(records: Path, plan: Verb) -> None:
     timed(records, 8, 2, 1, link=measured(1.0, RATE, 1.0))
-    text = plan.in_one_line(records, *TO_ASK, "--nodes", "2,4", "--effective_batch", "64")
+    text = plan.in_one_line(records, *TO_ASK, "--nodes", "2,4,8", "--effective_batch", "64")
     assert "not predicted: 2 nodes: no run has --effective_batch 64" in text
+    assert "--per_gpu_batch 8; done" in text.replace(" --seed $seed", "")
 
 
 def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, plan: Verb) -> None:

@@ -333,13 +333,15 @@ def show(comparison: Comparison) -> None:
 
 
 def _why(comparison: Comparison) -> Iterator[str]:
-    """The command that explains the difference, where one side has more processes and both have
-    comparable speeds.
+    """The command that explains the difference, where one side has more processes, both are the
+    same task with comparable speeds, and their steps were timed here.
     """
-    one, other = sorted(comparison.groups, key=lambda group: group.recorded.processes or 0)
-    few, many = one.recorded.processes or 0, other.recorded.processes or 0
-    if 0 < few < many and not comparison.verdicts[SPEED].reasons:
-        words = ("python", "-m", "harness", "explain", other.selector, one.selector)
+    few, many = sorted(comparison.groups, key=lambda group: group.recorded.processes or 0)
+    more = 0 < (few.recorded.processes or 0) < (many.recorded.processes or 0)
+    same = all(few.identity[name] == many.identity[name] for name in ("script", "model"))
+    imported = few.recorded.imported or many.recorded.imported
+    if more and same and not imported and not comparison.verdicts[SPEED].reasons:
+        words = ("python", "-m", "harness", "explain", many.selector, few.selector)
         yield f"next: {shlex.join(words)}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.core.collectives import TCP_SHARE, Wire
+from harness.core.collectives import BACKEND, DIRECT, TCP_SHARE, Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import chooses_exchange
@@ -151,7 +151,7 @@ def candidates(
         check_target(target, runs)
         raise UserError(
             f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: "
-            f"{_to_measure(runs, target, nodes[0], link)}"
+            f"{_to_measure(runs, target, nodes[0], link, batch)}"
         )
     if batch is not None:
         sizes = sorted({run.effective_batch for run in here if run.effective_batch})
@@ -161,27 +161,35 @@ def candidates(
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
     elsewhere = sum(not is_timed_like(fitted.first, run) for run in here)
+    measured = {shape_of(run).nodes for run in done}
+    unknown = []
+    for count in sorted({*nodes} - {shape_of(run).nodes for run in (*here, *lost)}):
+        why = f"no run has --effective_batch {batch}"
+        if count not in measured:
+            why = f"quality was not measured: {_to_measure(runs, target, count, link, batch)}"
+        unknown.append(f"{counted(count, 'node')}: {why}")
     choices = Candidates([], [], [], elsewhere)
     trainings = trainings_of([*here, *lost])
     for same, settings in zip(trainings, distinguishing(trainings), strict=True):
         _add(choices, fitted, same, settings, wire, target, emulated)
     if not choices.reached:
-        raise UserError(_nothing(choices, asked, target, here))
+        raise UserError("; ".join([_nothing(choices, asked, target, here), *unknown]))
     choices.reached.sort(key=lambda each: each.wall_s)
-    measured = {shape_of(run).nodes for run in done}
-    for count in sorted({*nodes} - {shape_of(run).nodes for run in (*here, *lost)}):
-        why = f"no run has --effective_batch {batch}"
-        if count not in measured:
-            why = f"quality was not measured: {_to_measure(runs, target, count, link)}"
-        choices.left_out.append(f"{count} nodes: {why}")
+    choices.left_out.extend(unknown)
     return choices
 
 
-def _to_measure(runs: Sequence[Run], target: Target, nodes: int, link: str) -> str:
-    """What measures the quality of the likeliest training on so many nodes."""
+def _to_measure(
+    runs: Sequence[Run], target: Target, nodes: int, link: str, batch: int | None
+) -> str:
+    """What measures the quality of the likeliest training on so many nodes, with this effective
+    batch if nodes can share it equally.
+    """
     same = _most_likely(runs, target)
     seeds = sorted({run.seed for run in same if run.seed is not None})
-    command = command_on(same[0], nodes, 1, True, link, seeds=seeds)
+    each, rest = divmod(batch or 0, nodes * grad_acc_of(same[0]))
+    more = ["--per_gpu_batch", str(each)] if each and not rest else []
+    command = command_on(same[0], nodes, 1, True, link, *more, seeds=seeds)
     how = command or "python -m harness nodes"
     return f"measure it over any link, emulated nodes will do: {how}"
 
@@ -258,7 +266,7 @@ def _add(
     lost = Counter(run.state for run in runs if run.state != FINISHED)
     failed = "".join(f"; {counted(lost[s], 'run')}: {s}" for s in NOT_REACHED if lost[s])
     finished = [run for run in runs if run.state == FINISHED]
-    ways = by_key(finished or runs, lambda run: run.identity["exchange"] or "backend")
+    ways = by_key(finished or runs, lambda run: run.identity["exchange"] or BACKEND)
     for exchanged in ways.values():
         try:
             plan = replace(scenario_of(exchanged[:1], wire), emulated=emulated)
@@ -270,7 +278,7 @@ def _add(
                 choices.missed.append(f"{text} (reached {seeds}{failed})")
                 continue
             _check_alike(fitted, exchanged[0])
-            choice = _candidate(fitted, exchanged, plan, epochs, "direct" in ways)
+            choice = _candidate(fitted, exchanged, plan, epochs, DIRECT in ways)
             choices.reached.append(replace(choice, settings=settings))
         except UserError as error:
             choices.left_out.append(f"{name}: {error}")
@@ -355,7 +363,7 @@ def _candidate(
 
 
 def _check_reach(links: Iterable[Wire], wire: Wire) -> None:
-    """UserError for a link that is much slower than all of these."""
+    """UserError for a link that is much slower than all of these, as far as they have a rate."""
     known = list(links)
     longest_s = max((link.delay_s for link in known), default=math.inf)
     least = min((link.bytes_per_s for link in known), default=0.0)
@@ -400,7 +408,7 @@ def _direct_s(
     plan = prediction.plan
     if not chooses_exchange({**vars(plan), "setup": str(plan.shape)}):
         return None
-    direct = predict(fitted.model, replace(plan, exchange="direct"))
+    direct = predict(fitted.model, replace(plan, exchange=DIRECT))
     saved_s = _steps_s(fitted, prediction, updates) - _steps_s(fitted, direct, updates)
     return sum(parts.values()) - longer * saved_s
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from harness.core.collectives import Wire
+from harness.core.collectives import BACKEND, Wire
 from harness.core.settings import UserError
 from harness.read.grouping import by_key
 from harness.read.predict.basis import PREDICTED_OVER
@@ -198,7 +198,7 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
     return Scenario(
         shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
         emulated=first.launch.get("launcher") == "netns",
-        exchange=settings["exchange"] or "backend",
+        exchange=settings["exchange"] or BACKEND,
         epoch_updates=_epoch_updates(first),
         updates=int(first.measures["updates"]) if "updates" in first.measures else None,
         **{name: value for name, value in own.items() if value is not None},

@@ -89,8 +89,8 @@ def slowdown(sharing: float, processes: int, own_cores: int | None) -> float:
     """How many times as long processes of a machine compute, if each further one that computes at
     once slows all by the share `sharing`.
     """
-    alone, times = crowd(processes, own_cores)
-    return (1 + sharing * (alone - 1)) * times
+    cores, turns = crowd(processes, own_cores)
+    return (1 + sharing * (cores - 1)) * turns
 
 
 def fit_sharing(slower: Mapping[int, Sequence[float]]) -> float:

@@ -298,8 +298,8 @@ def _sharing(
         # Without a measured exchange, its time counts as slowdown by sharing the machine.
         share = run.measures.get("comm_exposed_share", run.measures.get("comm_share", 0.0))
         exposed_s = took_s * min(1.0, max(0.0, share))
-        alone, times = crowd(count, own_cores)
-        slower.setdefault(alone, []).append((took_s - exposed_s) / line.step_s(batch) / times)
+        cores, turns = crowd(count, own_cores)
+        slower.setdefault(cores, []).append((took_s - exposed_s) / line.step_s(batch) / turns)
         by_run.append(count)
         inside.append(exposed_s * count / (2 * (count - 1)))
     if not slower:

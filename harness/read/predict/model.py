@@ -193,8 +193,8 @@ def check(model: Model, plan: Scenario) -> None:
     if plan.strategy not in EXPOSED:
         known = ", ".join(EXPOSED)
         raise UserError(f"--strategy {plan.strategy}: not modelled; there is {known}")
-    if plan.exchange not in ("backend", *MEANS):
-        there = ", ".join(("backend", *MEANS))
+    if plan.exchange not in (BACKEND, *MEANS):
+        there = ", ".join((BACKEND, *MEANS))
         raise UserError(f"--exchange {plan.exchange} is not modelled; there is {there}")
     own = STRATEGIES[plan.strategy].own.keys() & vars(plan).keys()
     settings = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
@@ -370,7 +370,7 @@ def _on_machine(model: Model, plan: Scenario) -> float:
     return model.hosts.get(plan.compress, model.inside_s) * ring_share(plan.shape.per_node)
 
 
-def sends_for_node(plan: Scenario) -> bool:
+def _one_sends(plan: Scenario) -> bool:
     """Whether one process of a node sends for all: gradients of ddp, unless they are codes."""
     return plan.strategy not in APART and plan.compress not in GRADIENT_CODES
 
@@ -408,7 +408,7 @@ def _relay_s(model: Model, plan: Scenario, shape: Shape) -> float:
     cores, turns = crowd(neighbours(plan), model.own_cores)
     if plan.exchange not in MEANS or turns == 1:
         return 0.0
-    sending = Shape(shape.nodes) if sends_for_node(plan) else shape
+    sending = Shape(shape.nodes) if _one_sends(plan) else shape
     all_cores_s = exchange.relay_s(
         model.payload(plan), sending, plan.wire, plan.exchange == ALL_TO_ALL
     )
@@ -455,9 +455,9 @@ def _half(
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
     errors = [(parts[COMPUTE], model.line.spread_at(plan.batch), model.line.freedom)]
-    alone, times = crowd(neighbours(plan), model.own_cores)
-    if alone > 1:
-        shared_s = parts[COMPUTE] * _shared(model, plan) * (alone - 1) * times
+    cores, turns = crowd(neighbours(plan), model.own_cores)
+    if cores > 1:
+        shared_s = parts[COMPUTE] * _shared(model, plan) * (cores - 1) * turns
         errors.append((shared_s, model.sharing_spread, model.sharing_freedom))
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and is_allreduce(plan):

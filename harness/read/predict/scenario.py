@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.collectives import Shape, Wire
+from harness.core.collectives import BACKEND, Shape, Wire
 from harness.core.strategies import STRATEGIES, usual_scope
 from harness.read.predict.exchange import rests_after_s
 
@@ -27,7 +27,7 @@ class Scenario:
     overlap: int = 0
     blocks: int | None = None  # layers that fsdp gathers one at a time
     emulated: bool = False  # its nodes share one machine, and have a link for each pair
-    exchange: str = "backend"
+    exchange: str = BACKEND
     epoch_updates: int | None = None  # connections rest after each epoch
     updates: int | None = None  # of the run; after the last one, replicas exchange once more
     untimed: int = 0  # first updates, which are not in the mean that is predicted
@@ -46,7 +46,7 @@ class Scenario:
         compress = "" if self.compress == "none" else f" {self.compress}"
         every = f" every {self.sync_every}" if self.strategy in APART else ""
         every += f" after {self.sync_first} together" if self.sync_first else ""
-        way = "" if self.exchange == "backend" else f" {self.exchange}"
+        way = "" if self.exchange == BACKEND else f" {self.exchange}"
         return f"{self.strategy}{compress}{every}{way}"
 
     @property

@@ -45,13 +45,14 @@ def without_copies(
 ) -> tuple[list[RunFolder], list[str]]:
     """The folders, each run once, in their order; and one line about those left out, if any.
 
-    known: the first start of each run, where its attempts have been read already.
+    known: the first start of each of `folders`, where attempts have been read already.
     counted: runs that already count elsewhere; every copy of one of these is left out. Of other
     copies, one is kept: a readable one before others, then a finished one, then the one with the
     most attempts, then the first.
     """
     counted = [*counted] if folders else []
-    begun = known or {f: first_start(attempts_of(f)[0]) for f in (*folders, *counted)}
+    begun = dict(known or {})
+    begun |= {f: first_start(attempts_of(f)[0]) for f in (*folders, *counted) if f not in begun}
     shared = Counter(begun.values())
     # Most runs differ in their first start already, so no further key is computed for them.
     keys = {f: run_key(f) if shared[unix] > 1 or unix is None else f for f, unix in begun.items()}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
+from harness.core.collectives import BACKEND
 from harness.core.identity import EVAL_BATCH, REPETITIONS, SHOWN_ONLY
 from harness.core.links import rate_of
 from harness.core.records import (
@@ -378,7 +379,7 @@ def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         named["eval_batch"] = named["eval_batch"] or EVAL_BATCH
         named["augment"] = named["augment"] or "none"
         if named["exchange"] == "auto":  # an older record, or a run that has not begun
-            named["exchange"] = "backend"
+            named["exchange"] = BACKEND
         if named["validation_split"] is not None:  # which weights the test set was measured on
             best = settings.get("best_metric") or flag_fields()["best_metric"].default
             named["tested"] = best if settings.get("save") == "best" else "last epoch"

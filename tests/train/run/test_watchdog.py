@@ -300,6 +300,9 @@ class Asked:
         self.times += 1  # by one thread after the other
         self.lock.acquire()
 
+    def release(self) -> None:
+        self.lock.release()
+
 
 @pytest.mark.parametrize("first", ["watchdog", "main"])
 def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
@@ -329,7 +332,7 @@ def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str)
     life.ending = asked  # type: ignore[assignment]
     error = RuntimeError("main")
     ends = {
-        "watchdog": lambda: life._end_hung(Hung("watchdog", records=True, settle_s=0.2)),
+        "watchdog": lambda: life._end_hung(Hung("watchdog", records=True, settle_s=0.0)),
         "main": lambda: life.__exit__(RuntimeError, error, None),
     }
     threads = []
@@ -342,7 +345,7 @@ def test_one_thread_records_the_end(monkeypatch: pytest.MonkeyPatch, first: str)
         one.join()
     else:
         assert exits.wait(60)
-    other.join(0.2)  # it has time to record, too
+    other.join(1)  # it has time to record, too
     assert other.is_alive() and records == [first]
     assert exits.is_set() == (first == "watchdog")
     gone.set()
