@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
@@ -150,17 +150,18 @@ def measure_allreduce(
     at once where it is known to fit into its time often enough, or to take hardly longer than the
     smallest.
     """
-    channel = TensorChannel(device, dtype)
+    reductions = Reductions(TensorChannel(device, dtype))
     if world.rank != 0:
-        while _reduce(channel, 0) is not None:
+        while reductions.make(0):
             pass
         return []
-    rows = []
+    made: list[int] = []  # the size of each
+    taken: list[tuple[int | None, slice]] = []  # of each size asked for: what was made, its samples
 
     def once(size: int) -> float:
-        seconds = _reduce(channel, channel.count_of(size))
-        assert seconds is not None
-        return seconds
+        reductions.make(size)
+        made.append(size)
+        return reductions.times[-1]
 
     for number, target in enumerate(sizes):
         now_s = time.perf_counter()
@@ -168,32 +169,61 @@ def measure_allreduce(
         expected_s, least_s = takes_s(target), takes_s(SMALLEST)
         longest_s = max(share_s / ENOUGH, NEARLY * (least_s or 0.0))
         first = target if expected_s is not None and expected_s < longest_s else SMALLEST
+        before = len(made)
         climbed = climb(once, target, now_s + share_s, first=first, latency_s=takes_s(1) or 0.0)
-        size, seconds = climbed or (None, None)
-        algbw = size * 8 / seconds / 1e6 if size and seconds else None
-        rows.append({
-            "asked_bytes": target,
-            "bytes": size,
-            "s": seconds,
-            "algbw_mbit": algbw,
-            "busbw_mbit": None if algbw is None else busbw(algbw, world.size),
-        })  # fmt: skip
-    _reduce(channel, 0)
-    return rows
+        size = climbed[0] if climbed else None
+        # The first of a size does not count.
+        taken.append((size, slice(len(made) + 1 - made[before:].count(size or 0), len(made))))
+    reductions.make(0)
+    return [
+        _allreduce_row(asked, size, reductions.times[samples], world.size)
+        for asked, (size, samples) in zip(sizes, taken, strict=True)
+    ]
 
 
-def _reduce(channel: TensorChannel, count: int) -> float | None:
-    """Seconds of an all-reduce of as many elements as rank 0 announces; None: it was the last."""
-    # The sum is what rank 0 gives, as the others give 0; it also lets all ranks begin together.
-    announced = torch.tensor([count], dtype=torch.int64, device=channel.device)
-    dist.all_reduce(announced)
-    if (size := int(announced.item())) == 0:
-        return None
-    tensor = channel.elements(size)
-    began_s = time.perf_counter()
-    dist.all_reduce(tensor)
-    channel.finish()
-    return time.perf_counter() - began_s
+def _allreduce_row(
+    asked: int, size: int | None, times_s: Sequence[float], ranks: int
+) -> dict[str, Any]:
+    seconds = statistics.median(times_s) if size else None
+    algbw = size * 8 / seconds / 1e6 if size and seconds else None
+    return {
+        "asked_bytes": asked,
+        "bytes": size,
+        "s": seconds,
+        "algbw_mbit": algbw,
+        "busbw_mbit": None if algbw is None else busbw(algbw, ranks),
+    }
+
+
+class Reductions:
+    """All-reduces of as many bytes as rank 0 announces, timed on all ranks.
+
+    The announcement is an all-reduce, which the ranks leave up to a round trip apart. A rank that
+    begins before others waits for them, so the least time of all ranks counts. Each announcement
+    carries the latest times.
+    """
+
+    def __init__(self, channel: TensorChannel) -> None:
+        self.channel = channel
+        self.times: list[float] = []  # of each all-reduce; the last one is this rank's own yet
+
+    def make(self, size: int) -> bool:
+        """Make and time one of this size, which rank 0 knows; False if it is 0: it was the last."""
+        channel, latest = self.channel, self.times[-SAMPLES:]
+        # Of the sizes and of the negative times, all ranks get the largest.
+        values = [float(channel.count_of(size) if size else 0), *(-each for each in latest)]
+        announced = torch.tensor(values, dtype=torch.float64, device=channel.device)
+        dist.all_reduce(announced, op=dist.ReduceOp.MAX)  # it also lets all ranks begin together
+        count, *negative = announced.tolist()
+        self.times[len(self.times) - len(latest) :] = [-each for each in negative]
+        if not count:
+            return False
+        tensor = channel.elements(int(count))
+        began_s = time.perf_counter()
+        dist.all_reduce(tensor)
+        channel.finish()
+        self.times.append(time.perf_counter() - began_s)
+        return True
 
 
 def pairs_of(nodes: int) -> list[Pair]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from harness.core.topology import World
+from harness.core.topology import World, world_of
 from harness.train.measure import link_probe
-from harness.train.measure.link_probe import SMALLEST, pairs_of, rounds_of, turns_of
+from harness.train.measure.link_probe import SMALLEST, Reductions, pairs_of, rounds_of, turns_of
 from tests.support.probed import MIB, Link
+from tests.support.ranks import ranks
 
 
 class Window(Link):
@@ -72,11 +75,11 @@ def test_an_all_reduce_that_takes_as_long_as_the_smallest_is_not_approached(
     """Eight nodes over 80 ms: 3 s for any size up to some MB, of which a quarter has no time."""
     counts: list[int] = []
 
-    def reduce(_: Any, count: int) -> float:
-        counts.append(count)
-        return 3.0
+    def make(reductions: Reductions, size: int) -> None:
+        counts.append(size // 4)
+        reductions.times.append(3.0)
 
-    monkeypatch.setattr(link_probe, "_reduce", reduce)
+    monkeypatch.setattr(Reductions, "make", make)
 
     def bytes_of(takes_s: Any) -> int:
         until_s = time.perf_counter() + 2.5
@@ -93,6 +96,39 @@ def test_an_all_reduce_that_takes_as_long_as_the_smallest_is_not_approached(
     assert bytes_of(lambda size: size * 1e-5) and counts[0] == SMALLEST // 4
     counts.clear()
     assert bytes_of(lambda size: None) and counts[0] == SMALLEST // 4
+
+
+LATE_S = 0.5
+
+
+def reduced(sizes: list[int]) -> tuple[list[dict[str, Any]], float]:
+    """What is measured where rank 1 leaves each announcement late, and rank 0's last own time."""
+    dist.init_process_group("gloo")
+    real, own_s = dist.all_reduce, [0.0]
+
+    def late(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        began_s = time.perf_counter()
+        real(tensor, op)
+        own_s[0] = time.perf_counter() - began_s if len(tensor) > 100 else own_s[0]
+        if op == dist.ReduceOp.MAX and dist.get_rank() == 1:
+            time.sleep(LATE_S)
+
+    dist.all_reduce = late  # type: ignore[assignment]
+    until_s = time.perf_counter() + 60
+    rows = link_probe.measure_allreduce(
+        world_of(os.environ), torch.device("cpu"), torch.float32, sizes, until_s
+    )
+    dist.destroy_process_group()
+    return rows, own_s[0]
+
+
+@pytest.mark.process
+def test_a_rank_that_waits_for_others_is_not_the_time_of_an_all_reduce() -> None:
+    sizes = [1000, SMALLEST, MIB]
+    (rows, own_s), (none, _) = ranks(2, reduced, sizes)
+    assert none == [] and own_s > LATE_S / 2
+    assert [row["bytes"] for row in rows] == sizes
+    assert all(0 < row["s"] < LATE_S / 2 for row in rows)
 
 
 @pytest.mark.parametrize("nodes", range(2, 12))
