@@ -35,6 +35,7 @@ DRAWN = (
     "records/xeon_predicted",
     "records/xeon_seeds",
     "records/four",
+    "records/four_next",
     "records/xeon_steps",
 )
 PUBLISHED = "records/xeon/sweeps/propagation-tiny"
@@ -58,6 +59,7 @@ FIGURES = {
     "precision-tiny": "frontier.png",
     "prediction-tiny": "prediction.png",
     "prediction_four-tiny": "prediction.png",
+    "prediction_four_next-tiny": "prediction.png",
     "prediction_same_hour-tiny": "prediction.png",
     "prediction_next-tiny": "prediction.png",
     "prediction_seeds-tiny": "prediction.png",
