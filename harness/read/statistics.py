@@ -19,6 +19,7 @@ from harness.read.labels import UNKNOWN
 
 TIMED = re.compile(r"(_s|_ms|_j|_w|_share|_skew|utilisation_percent)$|joules_per")
 
+Error = tuple[float, float]  # squared standard error, and its degrees of freedom
 Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them, such as the seed
 
 # Intervals of differences, of shares or of logarithms, below this are rounding errors.
@@ -225,15 +226,20 @@ def _geometric_mean(values: Collection[float]) -> float:
     return statistics.geometric_mean(values) if others else first
 
 
-def welch_half(*errors: tuple[float, int]) -> float:
-    """Half of the interval of a sum or a difference, from the squared standard error and the
-    degrees of freedom of each of its parts.
+def welch_sum(*errors: Error) -> Error:
+    """The error of a sum or a difference of independent parts, from the errors of its parts: the
+    degrees of freedom are those of Welch and Satterthwaite. The order of adding does not matter.
     """
     total = math.fsum(square for square, _ in errors)
     if total == 0:
-        return 0.0
-    freedom = total**2 / math.fsum(square**2 / freedom for square, freedom in errors)
-    return student_t(freedom) * math.sqrt(total)
+        return 0.0, math.inf
+    return total, total**2 / math.fsum(square**2 / freedom for square, freedom in errors)
+
+
+def welch_half(*errors: Error) -> float:
+    """Half of the interval of a sum or a difference, from the errors of its parts."""
+    square, freedom = welch_sum(*errors)
+    return student_t(freedom) * math.sqrt(square) if square else 0.0
 
 
 def student_t(freedom: float) -> float:

@@ -17,6 +17,7 @@ from harness.read.predict.candidates import (
     Candidate,
     OverLinks,
     _check_alike,
+    _half,
     distinguishing,
     trainings_of,
 )
@@ -32,6 +33,7 @@ from harness.read.predict.model import (
     over_nodes,
     predict,
 )
+from harness.read.predict.phases import EVALUATION, START, PhaseFit
 from harness.read.predict.plan import alone_text, on_one_machine
 from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Target
@@ -302,6 +304,34 @@ def test_a_way_of_exchanging_that_no_run_took_is_named(records: Path, predicted:
     assert "note: predicted with" not in predicted(*to_ask, *by_backend)
     out = predicted.in_one_line(*to_ask, *by_backend, "--strategy", "diloco")
     assert "--exchange backend, while 1 run of diloco on several nodes exchanged by direct:" in out
+
+
+def test_a_plan_combines_errors_as_a_prediction_does() -> None:
+    """Of seeds, steps and phases; of steps that of recorded links, or else that of the model."""
+    line = fit_line([(8, 0.018), (16, 0.0265), (32, 0.0415), (16, 0.0255)])
+    step = predict(Model(line, 0.1, 0.03, 0.0, 1000, GLOO, shared_by=2, sharing_freedom=1),
+                   Scenario(Shape(1, 2), 16))  # fmt: skip
+    assert step.error is not None and step.high_s is not None
+    square, freedom = step.error
+    assert welch_half(step.error) == pytest.approx(step.high_s - step.step_s)
+    logs = {0.001: 0.0, 0.01: 0.3, 0.1: 0.1}
+    links = OverLinks({Wire(delay_s, 1e6): log for delay_s, log in logs.items()})
+    phases = {START: PhaseFit(2.0, 0.0, 0.25, 3), EVALUATION: PhaseFit(1.0, 0.0)}
+    parts = {STEPS: 100 * step.step_s, START: 0.4, EVALUATION: 0.02}
+    of_seeds, of_start = (0.02, 2), (0.1**2, 3)
+    off, of_links = links.spread
+    assert off is not None
+    assert _half(step, links, phases, parts, of_seeds) == pytest.approx(
+        welch_half(of_seeds, ((off * parts[STEPS]) ** 2, of_links), of_start)
+    )
+    few = OverLinks({})
+    assert _half(step, few, phases, parts, of_seeds) == pytest.approx(
+        welch_half(of_seeds, (100**2 * square, freedom), of_start)
+    )
+    # None where a part that counts has an unknown error.
+    assert _half(replace(step, error=None), few, phases, parts, of_seeds) is None
+    assert _half(step, few, phases, parts, None) is None
+    assert _half(step, few, phases, parts | {EVALUATION: 2.0}, of_seeds) is None
 
 
 def test_what_links_say_of_another_by_hand() -> None:

@@ -18,6 +18,8 @@ from harness.read.statistics import (
     ratio,
     spread,
     student_t,
+    welch_half,
+    welch_sum,
 )
 
 
@@ -216,6 +218,17 @@ def test_intervals_are_those_of_scipy(one: np.ndarray, other: np.ndarray) -> Non
     of_ratio = ratio(*apart)
     assert (of_ratio.low, of_ratio.high) == pytest.approx(tuple(np.exp(logs)))
     assert of_ratio.value == pytest.approx(stats.gmean(one) / stats.gmean(other))
+
+
+def test_errors_add_up_in_any_order() -> None:
+    """A sum of sums has the error of all parts: 13**2 / (4**2 / 2 + 9**2 / 3) = 169 / 35."""
+    one, two, three = (4.0, 2), (9.0, 3), (1.0, 1)
+    assert welch_sum(one, two) == (13.0, pytest.approx(169 / 35))
+    assert welch_sum(welch_sum(one, two), three) == pytest.approx(welch_sum(three, two, one))
+    assert welch_sum(one) == one and welch_half(one) == pytest.approx(4.302653 * 2)
+    exact = welch_sum((0.0, 1))
+    assert exact == (0.0, math.inf) and welch_half(exact) == 0
+    assert welch_sum(one, exact) == one
 
 
 def test_pairs_are_those_of_scipy() -> None:

@@ -47,7 +47,7 @@ from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import by_seed, with_times_that_count
 from harness.read.records.runs import Run, Target, check_target, time_to_target
 from harness.read.records.selection import command_on
-from harness.read.statistics import spread, student_t
+from harness.read.statistics import Error, spread, welch_half
 
 STEPS = "steps"
 # Outcomes that count as missing the target; a run stopped from outside says nothing about it.
@@ -413,33 +413,34 @@ def _direct_s(
     return sum(parts.values()) - longer * saved_s
 
 
-def _of_epochs(epochs: Sequence[float], epoch_s: float) -> float | None:
-    """Half of the interval over seeds, in seconds; None for a single seed."""
-    mean = spread(epochs)
-    return None if mean.high is None or mean.mean is None else (mean.high - mean.mean) * epoch_s
+def _of_epochs(epochs: Sequence[float], epoch_s: float) -> Error | None:
+    """The error of the mean over seeds, in seconds; None for a single seed."""
+    known = spread(epochs)
+    return None if known.sd is None else ((known.sd * epoch_s) ** 2 / known.n, known.n - 1)
 
 
 def _half(
     prediction: Prediction, ratios: OverLinks, phases: Mapping[str, PhaseFit],
-    parts: Mapping[str, float], seeds_s: float | None,
+    parts: Mapping[str, float], of_seeds: Error | None,
 ) -> float | None:  # fmt: skip
     """Half of the interval, from independent errors of parts. Steps: how far each recorded link is
-    from its estimate by the others, or else the interval of the prediction. Phases: how far links
-    are from the line.
+    from its estimate by the others, or else the error of the prediction. Phases: how far links are
+    from the line.
     """
-    if seeds_s is None:
+    if of_seeds is None:
         return None
-    squares = [seeds_s**2]
+    errors = [of_seeds]
     off, freedom = ratios.spread
     if off is not None:
-        squares.append((student_t(freedom) * off * parts[STEPS]) ** 2)
-    elif prediction.high_s is not None:
-        squares.append(((prediction.high_s / prediction.step_s - 1) * parts[STEPS]) ** 2)
+        errors.append(((off * parts[STEPS]) ** 2, freedom))
+    elif prediction.error is not None:
+        square, of_step = prediction.error
+        errors.append((square * (parts[STEPS] / prediction.step_s) ** 2, of_step))
     else:
         return None
     for name, phase in phases.items():
         if phase.spread is not None and phase.freedom > 0:
-            squares.append((student_t(phase.freedom) * phase.spread * parts[name]) ** 2)
+            errors.append(((phase.spread * parts[name]) ** 2, phase.freedom))
         elif parts[name] > MINOR * sum(parts.values()):
             return None
-    return math.sqrt(sum(squares))
+    return welch_half(*errors)

@@ -42,7 +42,7 @@ from harness.read.predict.scenario import (
     trains_apart,
     units_of,
 )
-from harness.read.statistics import welch_half
+from harness.read.statistics import Error, welch_half, welch_sum
 
 # Bytes per number on the wire as a share of four, where no record says what was sent: int8 adds a
 # scale of four bytes per block of 1024 numbers, int4 one per block of 256.
@@ -121,6 +121,7 @@ class Prediction:
     samples: int  # of an update
     alone_s: float  # a step of one process
     correction: Correction
+    error: Error | None  # of step_s; None: too little is known
 
     @property
     def samples_per_s(self) -> float:
@@ -153,10 +154,14 @@ def predict(model: Model, plan: Scenario) -> Prediction:
     parts = {COMPUTE: alone_s, SHARING: alone_s * (slower - 1), EXCHANGE: exposed_s}
     step_s = sum(parts.values())
     baseline_s = alone_s * slower + _textbook(model, plan)
-    half_s = _half(model, plan, parts, factors)
-    low_s, high_s = (None, None) if half_s is None else (max(0.0, step_s - half_s), step_s + half_s)
+    low_s, high_s, error = None, None, _error(model, plan, parts, factors)
+    if error is not None:
+        half_s = welch_half(error)
+        low_s, high_s = max(0.0, step_s - half_s), step_s + half_s
     samples = effective_batch(plan.batch, model.grad_acc, plan.shape.ranks)
-    return Prediction(plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, factors)
+    return Prediction(
+        plan, step_s, parts, low_s, high_s, baseline_s, samples, alone_s, factors, error
+    )
 
 
 def _shared(model: Model, plan: Scenario) -> float:
@@ -444,13 +449,11 @@ def spread_of_form(model: Model, plan: Scenario) -> float | None:
 EXPOSED = {"ddp": _ddp, "fsdp": _fsdp, "local_sgd": _apart, "diloco": _apart}
 
 
-def _half(
+def _error(
     model: Model, plan: Scenario, parts: dict[str, float], factors: Correction
-) -> float | None:
-    """Half of the 95 % interval; None where one of its parts has an unknown spread.
-
-    Errors of the parts are independent. The error is also unknown for more processes of a machine
-    than were measured, and for a batch outside those that were measured.
+) -> Error | None:
+    """The error of a step, whose parts err independently; None where one has an unknown spread, for
+    more processes of a machine than were measured, and for a batch outside the measured ones.
     """
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
@@ -468,7 +471,7 @@ def _half(
         ((size * spread) ** 2, freedom) for size, spread, freedom in errors
         if spread is not None and freedom > 0
     ]  # fmt: skip
-    return welch_half(*known) if len(known) == len(errors) else None
+    return welch_sum(*known) if len(known) == len(errors) else None
 
 
 def over_nodes(
