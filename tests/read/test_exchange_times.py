@@ -25,6 +25,7 @@ from harness.core.collectives import (
 )
 from harness.core.links import Link
 from harness.core.settings import UserError
+from harness.read.labels import strategy_text
 from harness.read.predict.computing import fit_line
 from harness.read.predict.exchange import alpha_beta, buckets, last_end, ready_times, slow_start_s
 from harness.read.predict.model import EXCHANGE, SHARING, WIRE_SHARES, Model, predict
@@ -257,7 +258,17 @@ def test_a_start_together_by_hand() -> None:
     together_s, part_s = 0.16 + 0.02 + HOST_S, 0.08 + 0.02 + LATER_S + HOST_S / 2
     assert half_s == pytest.approx((40 * together_s + 13 * part_s) / 100)
     plan = Scenario(Shape(2), 16, FAR, "diloco", updates=100, sync_first=40)
-    assert plan.label == "diloco every 10 after 40 together"
+    assert plan.label == "diloco h10 first40"
+
+
+def test_a_scenario_has_the_name_that_tables_give_a_strategy() -> None:
+    plan = Scenario(Shape(2), 16, FAR, "local_sgd", compress="int8", sync_every=50)
+    flags = {"strategy": "local_sgd", "compress": "int8", "sync_every": 50}
+    assert plan.label == strategy_text(flags) == "local_sgd int8 h50"
+    assert replace(plan, exchange="direct").label == "local_sgd int8 h50 direct"
+    # Flags without a meaning for a strategy are not in its name.
+    assert replace(plan, strategy="ddp", compress="none").label == "ddp"
+    assert replace(plan, shape=Shape(1)).label == "single"
 
 
 @pytest.mark.parametrize(("updates", "there"), [(40, "40"), (None, "an unknown number of")])

@@ -152,7 +152,7 @@ def test_a_run_that_ended_inside_its_first_epoch(records: Path, plan: Verb) -> N
 
 def test_the_choice_in_words(planted: Path, plan: Verb) -> None:
     text = plan.in_one_line(planted, *TO_ASK)
-    assert "take diloco every 10, batch 16 on 4_1, --exchange backend: " in text
+    assert "take diloco h10, batch 16 on 4_1, --exchange backend: " in text
     times = wall_s("ddp", 40.0, 2.5) / wall_s("diloco", 40.0, 3.5)
     assert f"ddp, batch 16 on 4_1 takes {times:.3g} times as long (2.5 epochs instead of" in text
     assert "their intervals overlap" in text and "extrapolated" not in text
@@ -227,7 +227,7 @@ def test_deadlines_and_budgets(planted: Path, plan: Verb) -> None:
     only = plan.in_one_line(planted, *TO_ASK, "--deadline", 1.01 * hours)
     assert "nothing else is within the limit" in only and "nothing else reached" not in only
     text = plan.in_one_line(planted, *TO_ASK, "--deadline", f"{0.9 * hours}", code=1)
-    assert "nothing is within the limit: the fastest, diloco every 10, batch 16 on 4_1" in text
+    assert "nothing is within the limit: the fastest, diloco h10, batch 16 on 4_1" in text
     money = ("--budget", f"{4 * hours}", "--cost_per_gpu_hour", "2", "--json")
     assert json.loads(plan(planted, *TO_ASK, *money, code=1))["choices"] == []
 
@@ -280,7 +280,7 @@ def test_what_missed_or_cannot_be_predicted_is_named(records: Path, plan: Verb) 
     timed(records, 16, 4, 1, "--strategy", "hivemind")
     text = plan.in_one_line(records, *TO_ASK)
     assert (
-        "missed the target in some run: diloco every 10, batch 16, on 4_1 (reached by 2 of 3 seeds)"
+        "missed the target in some run: diloco h10, batch 16, on 4_1 (reached by 2 of 3 seeds)"
         in text
     )
     assert "hivemind on 4_1: hivemind is not modelled" in text
@@ -294,7 +294,7 @@ def test_a_run_that_failed_missed_the_target(
 ) -> None:
     """Though it reached it before, and whatever its seed did over other links."""
     ended(reaching(records / "again", "diloco", 20.0, 3, seed), outcome)
-    said = f"diloco every 10, batch 16, on 4_1 (reached {reached}; 1 run: {outcome})"
+    said = f"diloco h10, batch 16, on 4_1 (reached {reached}; 1 run: {outcome})"
     for more in ((), ("--effective_batch", "64")):
         found = json.loads(plan(records, *TO_ASK, *more, "--json"))
         assert [each["strategy"] for each in found["choices"]] == ["ddp"]
@@ -377,9 +377,9 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     for seed in (1, 2):
         reaching(records, "diloco", 80.0, EPOCHS + 1, seed, flags=("--outer_lr", "0.3"))
     text = plan.in_one_line(records, *TO_ASK)
-    missed = "diloco every 10, batch 16, on 4_1, outer_lr 0.3 (reached by 0 of 2 seeds)"
+    missed = "diloco h10, batch 16, on 4_1, outer_lr 0.3 (reached by 0 of 2 seeds)"
     assert f"missed the target in some run: {missed}" in text and "most settings" in text
-    assert "diloco every 10, batch 16 on 4_1 (outer_lr 0.7)" in text
+    assert "diloco h10, batch 16 on 4_1 (outer_lr 0.7)" in text
     choices = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
     told = {each["strategy"]: each["settings"] for each in choices}
     assert told == {"diloco": "outer_lr 0.7", "ddp": ""}
@@ -414,7 +414,7 @@ def test_each_recorded_way_of_exchange_has_its_steps_and_the_epochs_of_all(
     assert [each["epochs"] for each in found.values()] == pytest.approx([11 / 3] * 2)
     assert found["all_to_all"]["extrapolated"] and not found["backend"]["extrapolated"]
     text = plan.in_one_line(records, *TO_ASK)
-    assert "diloco every 10 all_to_all" in text and "with --exchange direct, of which" in text
+    assert "diloco h10 all_to_all" in text and "with --exchange direct, of which" in text
     reaching(records, "diloco", 80.0, 4, seed=3, way="direct")
     assert "of which no run tells" not in plan.in_one_line(records, *TO_ASK)
 
@@ -426,7 +426,7 @@ def test_what_it_advises_can_be_typed(records: Path, plan: Verb) -> None:
     told = plan.refused(records, *TO_ASK, "--emulated")
     assert "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)" in told
     text = plan.in_one_line(records, *TO_ASK, "--emulated", "--sharing", "0.1")
-    assert "take diloco every 10" in text
+    assert "take diloco h10" in text
     assert "assumed: processes of a machine slow each other by 10% each (--sharing)" in text
 
 

@@ -319,7 +319,7 @@ def test_which_published_intervals_do_not_hold(root: Path) -> None:
         if low_s is not None and high_s is not None and not low_s <= case.mean_s <= high_s:
             outside.add((case.prediction.plan.label, case.runs[0].identity["link"]))
     assert outside == {
-        ("ddp int8 direct", "80ms/50mbit"), ("diloco every 50 direct", "80ms/50mbit"),
+        ("ddp int8 direct", "80ms/50mbit"), ("diloco h50 direct", "80ms/50mbit"),
     }  # fmt: skip
 
 

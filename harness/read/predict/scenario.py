@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.core.collectives import BACKEND, Shape, Wire
 from harness.core.strategies import STRATEGIES, usual_scope
+from harness.read.labels import STRATEGY, strategy_text
 from harness.read.predict.exchange import rests_after_s
 
 APART = tuple(name for name, strategy in STRATEGIES.items() if strategy.apart)
@@ -40,14 +41,14 @@ class Scenario:
 
     @property
     def label(self) -> str:
-        """The strategy as tables name it."""
+        """The strategy as tables name it, and how it exchanges where not by the backend."""
         if self.shape.ranks == 1:
             return "single"
-        compress = "" if self.compress == "none" else f" {self.compress}"
-        every = f" every {self.sync_every}" if self.strategy in APART else ""
-        every += f" after {self.sync_first} together" if self.sync_first else ""
+        flags: dict[str, Any] = {STRATEGY: self.strategy, "compress": self.compress}
+        if self.strategy in APART:
+            flags |= {"sync_every": self.sync_every, "sync_first": self.sync_first or None}
         way = "" if self.exchange == BACKEND else f" {self.exchange}"
-        return f"{self.strategy}{compress}{every}{way}"
+        return f"{strategy_text(flags)}{way}"
 
     @property
     def fields(self) -> dict[str, Any]:
