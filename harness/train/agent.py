@@ -11,7 +11,7 @@ import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
-from harness.core.settings import UserError
+from harness.train.patches import check_patched
 from harness.train.stopped import StoppedRanks
 
 
@@ -34,14 +34,10 @@ def ending_stopped_ranks(
     """Inside, the launcher's agents are EndingAgents with these arguments.
 
     LaunchConfig has no field for it, and its launcher makes the agent itself: the name under which
-    it finds the class is replaced, as checked with torch 2.13.
+    it finds the class is replaced.
     """
-    for owner, name in ((api, "LocalElasticAgent"), (LocalElasticAgent, "_monitor_workers")):
-        if not hasattr(owner, name):
-            raise UserError(
-                f"torch {torch.__version__}: {owner.__name__} has no {name}, by which ranks that "
-                "are stopped are ended: pip install -r requirements.txt"
-            )
+    replaced = [(api, "LocalElasticAgent"), (LocalElasticAgent, "_monitor_workers")]
+    check_patched(torch, "so that stopped ranks are ended", replaced)
     before, stopped = api.LocalElasticAgent, StoppedRanks(hang_after_s, later_s=later_s)
     api.LocalElasticAgent = functools.partial(EndingAgent, stopped=stopped, **of_agent)
     try:

@@ -2,8 +2,8 @@
 
 torch's store listens on every address, asks for no password and lists its keys to whoever connects,
 so that a secret run id alone keeps nobody out; and a c10d rendezvous unpickles what it finds there.
-harden() changes both in torch's modules, as checked with torch 2.13 and 2.15: a store listens on
-the address at which it is reached, and what is read from it cannot run code.
+harden() changes both in torch's modules (also checked with torch 2.15): a store listens on the
+address at which it is reached, and what is read from it cannot run code.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from harness.core.settings import UserError
+from harness.train.patches import check_patched
 
 # By its name: the package has a function of the same name.
 of_ranks = import_module("torch.distributed.rendezvous")
@@ -62,12 +63,7 @@ def harden() -> None:
     stores = (c10d_rendezvous_backend, static_tcp_rendezvous, of_ranks)
     replaced = [*((module, "TCPStore") for module in stores), (dynamic_rendezvous, "pickle"),
                 (handler, "_create_tcp_store_server")]  # fmt: skip
-    for owner, name in replaced:
-        if not hasattr(owner, name):
-            raise UserError(
-                f"torch {torch.__version__}: {owner.__name__} has no {name}, which must be "
-                "replaced so that nobody else reaches the run: pip install -r requirements.txt"
-            )
+    check_patched(torch, "so that nobody else reaches the run", replaced)
     for module in stores:
         new = store_of_ranks if module is of_ranks else store
         setattr(module, "TCPStore", new)  # noqa: B010 - mypy: a function for a class

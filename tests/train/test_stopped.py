@@ -96,8 +96,8 @@ def test_a_torch_whose_agent_cannot_be_replaced_is_refused(
         monkeypatch.setattr(Bare, attribute, None, raising=False)
     Bare.__name__ = owner.__name__
     monkeypatch.setattr(agent, "api" if owner is api else "LocalElasticAgent", Bare)
-    refused = pytest.raises(UserError, match=f"{owner.__name__} has no {name}, by which ranks")
-    with refused, ending_stopped_ranks(1.0):
+    said = f"{owner.__name__} has no {name}, which must be replaced so that stopped ranks are ended"
+    with pytest.raises(UserError, match=said), ending_stopped_ranks(1.0):
         raise AssertionError("not reached")
 
 

@@ -19,21 +19,13 @@ from accelerate.utils import is_lomo_available
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from harness.core.settings import UserError
-
-# Private methods are overridden and a function is replaced: checked with these versions alone.
-CHECKED = {"transformers": "5.23", "accelerate": "1.15"}
+from harness.train.patches import check_patched
 
 
 def patch_libraries() -> None:
     """Patch the Trainer's libraries, here alone; fails with versions that were not checked."""
-    for library in (transformers, accelerate):
-        name, version = library.__name__, library.__version__
-        if version.split(".")[:2] != CHECKED[name].split("."):
-            raise UserError(
-                f"{name} {version} is installed, but the Trainer's private methods were checked "
-                f"with {CHECKED[name]} only: pip install '{name}=={CHECKED[name]}.*'"
-            )
+    check_patched(transformers, "for training")  # private methods, in subclasses
+    check_patched(accelerate, "for training", [(accelerate.optimizer, "is_lomo_available")])
     # accelerate looks for the lomo package on the disk, twice a step.
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
     # The manifest of a checkpoint has a checksum of each file, made in a tenth of the time.

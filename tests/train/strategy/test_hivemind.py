@@ -20,13 +20,13 @@ from harness.core.settings import UserError
 from tests.support.ranks import ROOT, ranks
 from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, weights
 
-pytest.importorskip("hivemind")
+hivemind = pytest.importorskip("hivemind")
 from hivemind.compression import CompressionInfo, serialization
 from hivemind.p2p import P2P
 
 from harness.train.measure import telemetry
+from harness.train.patches import CHECKED
 from harness.train.strategy.hivemind import (
-    VERSION,
     Int8,
     optimizer,
     patch_hivemind,
@@ -398,12 +398,16 @@ def test_sockets_lie_where_nobody_else_may_enter(
         assert not Path(folder).exists()
 
 
-def test_another_version_of_the_library_is_refused() -> None:
+def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is patched, and its private methods are overridden: as they are in the pinned version."""
-    assert f"hivemind=={VERSION}\n" in (ROOT / "constraints.txt").read_text()
-    assert INSTALL.endswith(f" hivemind=={VERSION}")
-    with pytest.raises(UserError, match=rf"hivemind {VERSION}, and 1.2.0 is installed: {INSTALL}"):
-        patch_hivemind("1.2.0")
+    version = CHECKED["hivemind"].version
+    assert f"hivemind=={version}\n" in (ROOT / "constraints.txt").read_text()
+    assert INSTALL.endswith(f" hivemind=={version}")
+    monkeypatch.setattr(hivemind, "__version__", "1.2.0")
+    refused = rf"hivemind 1.2.0 is installed, .* were checked with {version}: {INSTALL}$"
+    for patch in (patch_hivemind, private_sockets):
+        with pytest.raises(UserError, match=refused):
+            patch()
 
 
 def test_what_fails_while_a_peer_closes_keeps_none_of_its_processes(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ import torch
 from harness.core import process
 from harness.core.rules import INSTALL
 from harness.core.settings import UserError
-
-VERSION = "1.1.12"  # with which everything here, private methods included, was checked
+from harness.train.patches import CHECKED, check_patched
 
 # These messages would bury the one line that matters: those of hivemind and of its daemon, which
 # reads the same variable, and those of asyncio about connections that a killed peer leaves behind.
@@ -38,22 +37,27 @@ try:
     from hivemind.p2p import P2P
 except ImportError:
     raise UserError(
-        f"--strategy hivemind needs hivemind {VERSION}, which is not installed: {INSTALL}"
+        f"--strategy hivemind needs hivemind {CHECKED['hivemind'].version}, which is not "
+        f"installed: {INSTALL}"
     ) from None
 
 
-def patch_hivemind(version: str = hivemind.__version__) -> None:
+def _check_version() -> None:
+    replaced = [
+        (P2P, "_make_process_args"), (P2P, "_UNIX_SOCKET_PREFIX"),
+        (serialization, "_BASE_COMPRESSION_TYPES"),
+    ]  # fmt: skip
+    check_patched(hivemind, "for --strategy hivemind", replaced)
+
+
+def patch_hivemind() -> None:
     """Patch the library, except for private_sockets(), in this process and those it forks.
 
     The p2p daemon is started so that it does not outlive a peer that is killed: P2P.create() builds
     the command line itself. Tensors in 8 bits are decoded by Int8: receivers find a decoder in a
     table of the library, whose own decoder does not work with today's numpy.
     """
-    if version != VERSION:
-        raise UserError(
-            f"--strategy hivemind is written for hivemind {VERSION}, and {version} is installed: "
-            f"{INSTALL}"
-        )
+    _check_version()
     P2P._make_process_args = staticmethod(_daemon_command)
     serialization._BASE_COMPRESSION_TYPES["UNIFORM_8BIT"] = Int8()
 
@@ -67,6 +71,7 @@ def private_sockets() -> tempfile.TemporaryDirectory[str]:
 
     The library itself puts them into /tmp, and leaves those of its forked processes there.
     """
+    _check_version()
     at = tempfile.gettempdir()
     if len(at) > LONGEST_TMPDIR:
         at = "/tmp"  # noqa: S108 - a new folder in it, of mode 700
