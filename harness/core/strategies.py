@@ -28,11 +28,32 @@ class Strategy:
     # Its own flags with their defaults; fit_to_world() derives those that are None.
     own: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False  # weights differ between processes from one exchange to the next
+    can_pad: bool = True  # the last batch of an epoch may be filled up (--tail pad)
     package: str | None = None  # that it needs beside those that are always installed
 
     @property
     def survives_node_loss(self) -> bool:
         """Whether a run continues by itself when it loses any node but the first."""
+        return self.processes == "peers"
+
+    @property
+    def needs_launcher(self) -> bool:
+        """Whether its processes find each other only through a launcher, such as torchrun."""
+        return self.processes == "many"
+
+    @property
+    def meets_by_itself(self) -> bool:
+        """Whether processes that are started one by one find each other."""
+        return self.processes == "peers"
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether other processes may join, so that a single one is not alone for sure."""
+        return self.processes == "peers"
+
+    @property
+    def may_miss_epochs(self) -> bool:
+        """Whether a process may miss epochs, of which its record then has no row."""
         return self.processes == "peers"
 
 
@@ -66,7 +87,7 @@ STRATEGIES = _Strategies({
     "single": Strategy("single", "one process on one device", "nothing", "one"),
     "dp": Strategy(
         "dp", "nn.DataParallel: one process, the batch split over the GPUs of one machine",
-        "weights and outputs, every step", "one", needs_gpu=True),
+        "weights and outputs, every step", "one", needs_gpu=True, can_pad=False),
     "ddp": Strategy(
         "ddp", "DistributedDataParallel: a whole model per process",
         "gradients, every step, while the backward pass runs", "many",
@@ -90,12 +111,9 @@ STRATEGIES = _Strategies({
         "hivemind", "peers that come and go, over the internet; together they fill one batch",
         "gradients, every target_batch samples of all peers", "peers", compress=("fp16", "int8"),
         own={"target_batch": None, "local_updates": False, "initial_peers": None},
-        package="hivemind"),
+        can_pad=False, package="hivemind"),
 })  # fmt: skip
 
-
-# Strategies whose processes find each other without a launcher, may miss epochs and have no group.
-OF_PEERS = frozenset(name for name, each in STRATEGIES.items() if each.processes == "peers")
 
 # Strategies whose processes exchange at every update, all of them together.
 EACH_UPDATE = ("ddp", "fsdp")
@@ -118,6 +136,12 @@ OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for
 def is_off(value: Any) -> bool:
     """Whether a strategy's flag has its off value; 0, such as a momentum, is a value in use."""
     return value is None or value is False or value == "none"
+
+
+def recorded_strategy(settings: Mapping[str, Any]) -> Strategy:
+    """The strategy of a record. Of one that is not ours the file need not be here."""
+    name = str(settings.get("strategy"))
+    return STRATEGIES.get(name) or Strategy(name, "another one", "what it says", "many")
 
 
 def strategy_of(settings: Settings) -> Strategy:

@@ -35,7 +35,7 @@ def choose_gpus(settings: Settings, world: World) -> int:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mig = gpus > 0 and " MIG " in torch.cuda.get_device_name(0)
     gpus = min(gpus, 1) if mig else gpus
-    if gpus and strategy_of(settings).processes == "many" and world.per_node > gpus:
+    if gpus and strategy_of(settings).needs_launcher and world.per_node > gpus:
         what = "1 GPU (CUDA shows a process only one MIG slice)" if mig else f"{gpus} GPU(s)"
         raise UserError(
             f"{world.per_node} processes on this machine and {what}, and NCCL needs one for each: "

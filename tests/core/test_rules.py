@@ -11,7 +11,8 @@ from harness.core import rules
 from harness.core.command_line import parse
 from harness.core.rules import Combination, broken, refuse
 from harness.core.settings import UserError
-from harness.core.topology import asked_batch, batch_of, batch_of_trainer, effective_batch
+from harness.core.strategies import STRATEGIES, recorded_strategy
+from harness.core.topology import World, asked_batch, batch_of, batch_of_trainer, effective_batch
 
 TABLES = {n: t for n, t in vars(rules).items() if isinstance(t, tuple) and t and len(t[0]) == 2}
 
@@ -40,6 +41,25 @@ def test_half_a_batch_does_not_go_with_a_padded_tail() -> None:
     assert parse("bert", ["--auto_batch"], {}).tail == "cut"
     with pytest.raises(UserError, match="--auto_batch does not go with --tail pad: half of the ba"):
         parse("bert", ["--auto_batch", "--tail", "pad"], {})
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_that_cannot_pad_the_last_batch_refuses_it(name: str) -> None:
+    settings = replace(parse("bert", ["--tail", "pad"], {}), strategy=name)
+    table = rules.PEERS if STRATEGIES[name].processes == "peers" else rules.PROCESSES
+    alone = World(launched=STRATEGIES[name].needs_launcher)
+    refused = broken(table, Combination(settings, alone)) or ""
+    assert ("--tail pad does not go with" in refused) is not STRATEGIES[name].can_pad
+
+
+def test_a_recorded_strategy_need_not_be_here() -> None:
+    """An imported run, or a user's own strategy, whose file lies elsewhere."""
+    assert recorded_strategy({"strategy": "hivemind"}) is STRATEGIES["hivemind"]
+    for name in (None, "gone.py:Mine", "pipeline"):
+        other = recorded_strategy({"strategy": name})
+        assert other.can_pad and not other.may_miss_epochs and not other.may_be_joined
+        assert not other.meets_by_itself
+    assert recorded_strategy({}).can_pad
 
 
 def test_the_effective_batch_is_that_of_all_devices() -> None:

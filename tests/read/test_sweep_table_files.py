@@ -229,6 +229,15 @@ def test_many_samples_that_fill_no_batch_are_told(plan: Plan, table: Verb) -> No
     assert f"{text}: --tail pad trains on them" in table(plan.write())
 
 
+@pytest.mark.parametrize("strategy", ["hivemind", "dp"])
+def test_padding_is_no_advice_where_it_is_refused(plan: Plan, table: Verb, strategy: str) -> None:
+    many = {"data": {"train_samples": 192, "left_out_samples": 43}}
+    folder = plan.run("1_1", environment=many)
+    (folder / "settings.json").write_text(json.dumps({"schema": 1, "strategy": strategy}))
+    said = table(plan.write())
+    assert "fill no batch, up to 43 of 235" in said and "--tail pad" not in said
+
+
 def test_the_file_itself_will_do(small: Path, table: Verb) -> None:
     assert table(small / "sweep.json") == table(small)
     assert len(load_sweep(small / "sweep.json")) == 3

@@ -22,7 +22,7 @@ from harness.core.links import Link, Network, link_of
 from harness.core.process import GRACE_S, ending_signals
 from harness.core.provenance import NODES_LINK, SHARED_GPUS
 from harness.core.settings import UserError
-from harness.core.strategies import OF_PEERS
+from harness.core.strategies import STRATEGIES
 from harness.core.tasks import TASKS
 from harness.launch.agents import Node
 from harness.launch.netns.emulation import EmulatedNodes
@@ -194,8 +194,8 @@ def refuse_apart(command: list[str]) -> None:
     script = next((word for word in command[1:] if not word.startswith("-")), "")
     is_ours = Path(command[0]).name.startswith("python") and Path(script).name in OUR_SCRIPTS
     words = {*command, *map("=".join, pairwise(command))}
-    peers = any(f"--strategy={name}" in words for name in OF_PEERS)
-    if is_ours and not peers:
+    meeting = (name for name, each in STRATEGIES.items() if each.meets_by_itself)
+    if is_ours and not any(f"--strategy={name}" in words for name in meeting):
         line = shlex.join(["torchrun", *command[command.index(script) :]])
         raise UserError(f"each node would train alone: did you mean -- {line}?")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.core.records.summary import mean_of, total_of
 from harness.core.settings import UserError
-from harness.core.strategies import OF_PEERS, SENT_DIRECTLY
+from harness.core.strategies import SENT_DIRECTLY, recorded_strategy
 from harness.read.records.runs import Run
 from harness.read.statistics import SampleStatistics, spread
 
@@ -141,7 +141,7 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
         data_s, communication_s = data_s * fits, communication_s * fits
     left_s = max(step_s - (data_s or 0.0) - (communication_s or 0.0), 0.0)
     parts = dict.fromkeys(IN_STEP) | {DATA: data_s}
-    if run.devices == 1 and run.identity["strategy"] not in OF_PEERS:
+    if run.devices == 1 and not recorded_strategy(run.identity).may_be_joined:
         # One device has no other parts.
         return parts | {
             COMPUTE: left_s,

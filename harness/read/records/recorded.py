@@ -32,7 +32,7 @@ from harness.core.schema.fields import LARGEST
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import SETUP, Settings, UserError, flag_fields, nearest
-from harness.core.strategies import OF_PEERS, SENT_DIRECTLY
+from harness.core.strategies import SENT_DIRECTLY, recorded_strategy
 
 # The outcome of a record that is not believed; no file holds this value.
 UNREADABLE = "unreadable"
@@ -275,8 +275,8 @@ def check_links(environment: Mapping[str, Any], where: object) -> None:
 def _check_epochs(record: Recorded) -> None:
     """One row for each epoch, in order. The last may end inside an epoch (--max_steps)."""
     before = 0.0
-    # Peers skip epochs that they missed; scripts of users evaluate when they want.
-    in_steps = is_ours(record.settings) and record.settings.get("strategy") not in OF_PEERS
+    # Scripts of users evaluate when they want.
+    in_steps = is_ours(record.settings) and not recorded_strategy(record.settings).may_miss_epochs
     for n, row in enumerate(record.epochs):
         epoch = row.get("epoch")
         if epoch is None:

@@ -45,7 +45,7 @@ from harness.core.schema.environment import (
 )
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields, nearest
-from harness.core.strategies import OF_PEERS
+from harness.core.strategies import recorded_strategy
 from harness.read.labels import counted, machine_kind
 from harness.read.records.recorded import (
     UNFINISHED,
@@ -440,8 +440,8 @@ def _derived(
 ) -> dict[str, float]:
     rows, environment, derived = record.epochs, record.environment, {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
-    of_peers = record.settings.get("strategy") in OF_PEERS  # rows of epochs may be missing
-    if rows and not of_peers and not record.settings.get("imported"):
+    strategy = recorded_strategy(record.settings)
+    if rows and not strategy.may_miss_epochs and not record.settings.get("imported"):
         epochs = rows[-1]["epoch"]  # the last may be a part of one (--max_steps)
     if epochs and is_number(train_s):
         derived["epoch_time_s"] = train_s / epochs

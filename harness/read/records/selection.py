@@ -20,7 +20,7 @@ from harness.core.identity import number
 from harness.core.process import working
 from harness.core.records import find_runs, without_collecting
 from harness.core.settings import UserError
-from harness.core.strategies import OF_PEERS
+from harness.core.strategies import recorded_strategy
 from harness.read.labels import counted, listed
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
@@ -348,7 +348,7 @@ def without_flags(words: Iterable[str], flags: Collection[str]) -> list[str]:
 def _launcher(run: Run) -> list[str]:
     environment = run.environment
     nodes, per_node = environment.get("nodes") or 1, environment.get("processes_per_node") or 1
-    if run.identity["strategy"] in OF_PEERS or nodes * per_node == 1:
+    if recorded_strategy(run.identity).meets_by_itself or nodes * per_node == 1:
         return ["python"]
     if nodes == 1:
         return ["torchrun", "--standalone", f"--nproc_per_node={per_node}"]

@@ -21,7 +21,7 @@ from harness.core.records import SKIPPED, SWEEP, WAITING, RunFolder, find_folder
 from harness.core.records.archives import is_archive
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
-from harness.core.strategies import OF_ONE_STRATEGY, OF_PEERS
+from harness.core.strategies import OF_ONE_STRATEGY, recorded_strategy
 from harness.read.labels import STRATEGY, counted, group_text, short_text
 from harness.read.records.copies import run_key, without_copies
 from harness.read.records.groups import Group, group_key, make_groups
@@ -212,7 +212,7 @@ class SweepResults:
         if not (many := [run for run, (out, used) in counts.items() if out > LEFT_OUT * used]):
             return []
         out, used = max((counts[run] for run in many), key=lambda pair: pair[0] / (pair[1] or 1))
-        padded = all(run.settings.get("strategy") not in OF_PEERS for run in many)
+        padded = all(recorded_strategy(run.settings).can_pad for run in many)
         return [
             f"{len(many)} of {len(counts)} runs left out training samples that fill no batch, "
             f"up to {out:,} of {out + used:,}{': --tail pad trains on them' if padded else ''}"

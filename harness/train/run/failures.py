@@ -30,7 +30,6 @@ from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
 from harness.core.schema.rows import FailureRecord
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import OF_PEERS
 from harness.train.context import Context, Launch
 from harness.train.measure.environment import environment
 from harness.train.measure.resources import CpuTime
@@ -290,8 +289,8 @@ class Preemption(TrainerCallback):
 
 def preemption(settings: Settings, exchange: Exchange) -> Preemption | None:
     """The callback; None if no file announces preemptions, or if the run does not save inside an
-    epoch: peers have equal weights only at its end, and one of them saves.
+    epoch.
     """
     file = os.environ.get(PREEMPTION)
-    saves = settings.save != "none" and settings.strategy not in OF_PEERS
+    saves = settings.save != "none" and exchange.saves_inside_epoch
     return Preemption(Path(file), exchange) if file and saves else None

@@ -78,7 +78,7 @@ def leave(code: int) -> NoReturn:
 
 def arguments_of(settings: Settings, folder: Path, session: Session) -> TrainingArguments:
     """The TrainingArguments of this process."""
-    if strategy_of(settings).processes != "many":
+    if not strategy_of(settings).needs_launcher:
         # Hide torchrun with one process: the Trainer would wrap the model in DDP all the same.
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)

@@ -27,6 +27,8 @@ class Exchange:
     # needed to go on, optimizer and schedule (self.states) included. False: the harness keeps
     # these, and takes every update's gradient to be the same on all ranks.
     apart = False
+    # Whether a checkpoint may be written before the end of an epoch.
+    saves_inside_epoch = True
     # Printed beside a loss or a gradient that is not finite.
     caution = ""
 

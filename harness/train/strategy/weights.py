@@ -32,7 +32,7 @@ class EqualStart(DistributedDataParallelKwargs):
 
 def is_wrapped(settings: Settings) -> bool:
     """Whether DDP wraps the model."""
-    return not is_sharded(settings) and strategy_of(settings).processes == "many"
+    return not is_sharded(settings) and strategy_of(settings).needs_launcher
 
 
 def settle_unused(

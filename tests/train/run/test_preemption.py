@@ -122,6 +122,20 @@ def test_a_rank_that_may_be_anywhere_is_not_called(tmp_path: Path) -> None:
     assert preemption.announced and not control.should_save
 
 
+def test_runs_that_save_at_the_end_of_epochs_alone_are_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: Any = SimpleNamespace(strategy="mine", save="last")
+    exchange = Exchange(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
+    assert failures.preemption(settings, exchange) is None  # nobody calls
+    monkeypatch.setenv("HARNESS_PREEMPTION", str(tmp_path / "call"))
+    assert failures.preemption(settings, exchange) is not None
+    exchange.saves_inside_epoch = False
+    assert failures.preemption(settings, exchange) is None
+    exchange.saves_inside_epoch, settings.save = True, "none"
+    assert failures.preemption(settings, exchange) is None
+
+
 def test_a_host_waits_for_its_device_before_it_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
