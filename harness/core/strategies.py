@@ -23,6 +23,7 @@ class Strategy:
     exchanges: str  # what goes over the wire, and when
     processes: str  # one | many | peers (many that need no launcher: they find each other)
     needs_gpu: bool = False
+    splits_batch: bool = False  # in one process, over all GPUs that it sees
     compress: tuple[str, ...] = ()  # compressions of what it sends, besides none
     direct: bool = False  # parts may be sent straight to those who add them (--exchange)
     # Its own flags with their defaults; fit_to_world() derives those that are None.
@@ -87,7 +88,8 @@ STRATEGIES = _Strategies({
     "single": Strategy("single", "one process on one device", "nothing", "one"),
     "dp": Strategy(
         "dp", "nn.DataParallel: one process, the batch split over the GPUs of one machine",
-        "weights and outputs, every step", "one", needs_gpu=True, can_pad=False),
+        "weights and outputs, every step", "one",
+        needs_gpu=True, splits_batch=True, can_pad=False),
     "ddp": Strategy(
         "ddp", "DistributedDataParallel: a whole model per process",
         "gradients, every step, while the backward pass runs", "many",

@@ -51,9 +51,10 @@ def uses_cpu(settings: Settings) -> bool:
 def trains_on_one(settings: Settings) -> bool:
     """Whether a process trains on one of the GPUs: the Trainer would use DataParallel.
 
-    Ranks get their GPU from torchrun, and --strategy dp is to use all GPUs.
+    Ranks get their GPU from torchrun, and a batch that is split is to use all GPUs.
     """
-    return strategy_of(settings).processes != "many" and settings.strategy != "dp"
+    strategy = strategy_of(settings)
+    return not (strategy.needs_launcher or strategy.splits_batch)
 
 
 def _pin(settings: Settings, local_rank: int) -> None:

@@ -35,7 +35,7 @@ from transformers.masking_utils import sdpa_mask
 
 from harness.core.records.redact import first_line
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import is_sharded
+from harness.core.strategies import is_sharded, strategy_of
 from harness.core.topology import world_of
 from harness.train.context import HALF_PRECISION
 from harness.train.data import models, probes
@@ -215,7 +215,7 @@ def _why_padded(model: nn.Module, settings: Settings, args: TrainingArguments) -
     """Why the texts of a batch have to stay together, padded; None if they need not."""
     if settings.padding == "batch":
         return "asked for"
-    if settings.strategy == "dp":
+    if strategy_of(settings).splits_batch:
         return "nn.DataParallel splits batches by rows"
     if args.neftune_noise_alpha is not None:
         return "the noise of --neftune_noise_alpha depends on the size of a padded batch"

@@ -20,8 +20,8 @@ from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
 from harness.core.records.disk import writing_to
-from harness.core.strategies import is_apart, is_sharded
-from harness.train.context import HALF_PRECISION, Context, autocast
+from harness.core.strategies import is_apart
+from harness.train.context import Context, autocast
 from harness.train.data import text_layout
 from harness.train.data.samples import EpochOrder, check_model
 from harness.train.data.texts import join_predictions, parts_of
@@ -95,11 +95,8 @@ class ExactTrainer(Trainer):
             self.laid_out = text_layout.arrange(
                 self.model, self.data_collator, settings, self.args, text_layout.has_own_loss(self)
             )
-            if is_sharded(settings):
-                with autocast(settings, args.device):
-                    sharding.refuse_skipped_layers(self.model, self._samples(), settings)
-        if is_sharded(settings):
-            sharding.shard(self.model, settings, self.args.device)
+            is_spread = self.exchange.spread(self.model, self._samples)
+        if is_spread:
             # The Trainer's flag for a model that manages its own placement and gradients: it is
             # neither wrapped in DDP nor moved. Set after __init__, which would refuse to save.
             self.is_distributed_loading_by_transformers = True
@@ -168,10 +165,9 @@ class ExactTrainer(Trainer):
         return self._prepare_inputs(self.data_collator([self.train_dataset[i] for i in first]))
 
     def compute_loss_context_manager(self) -> Any:
-        # accelerate adds autocast to the models that it prepares; it does not prepare DataParallel.
+        # accelerate adds autocast to no model that it has not wrapped itself.
         stack = super().compute_loss_context_manager()
-        if self.settings.strategy == "dp":
-            stack.enter_context(autocast(self.settings, self.args.device))
+        stack.enter_context(self.exchange.computing())
         return stack
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -245,16 +241,9 @@ class ExactTrainer(Trainer):
         """Count nothing: no collective and no waiting at each log entry."""
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-        # The Trainer would not use DataParallel for --strategy dp on one GPU. And the threads of
-        # several GPUs enter autocast without its dtype.
+        # nn.DataParallel also on one GPU, where the Trainer would not use it.
         wrapped = super()._wrap_model(model, training, dataloader)
-        dtype = HALF_PRECISION.get(self.settings.precision)
-        if self.settings.strategy == "dp" and training and dtype is not None:
-            device = self.args.device.type
-            self.model.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype(device, dtype))
-        if self.settings.strategy == "dp" and training and wrapped is self.model:
-            return torch.nn.DataParallel(wrapped)
-        return wrapped
+        return self.exchange.wrap(self.model, wrapped) if training else wrapped
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if is_wrapped(self.settings):
@@ -263,7 +252,6 @@ class ExactTrainer(Trainer):
                 handler, sample = self.accelerator.ddp_handler, self._samples(count)
                 if settle_unused(handler, self.model, sample, self.settings):
                     self.comm_probe.missing = "layers are skipped at random: passes differ"
-        if not is_sharded(self.settings):  # its weights are in shards
             arrange_ddp(self.accelerator, self.model, self.context.world)
         # From here on the model is as it will be trained: the strategy attaches; all is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
@@ -460,8 +448,7 @@ class ExactTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         # Every rank takes part in gathering the shards, and one rank writes them.
-        sharded = is_sharded(self.settings)
-        weights = sharding.full_weights(self.model) if sharded else None
+        weights = self.exchange.whole_weights(self.model)
         if self.args.should_save:
             self._save(output_dir, state_dict=weights)
 
@@ -484,16 +471,11 @@ class ExactTrainer(Trainer):
             sharding.load_weights(self.model, self.best_weights(), self.settings)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # Replicas that train apart save their own (exchange.save); shards are put together.
-        if is_sharded(self.settings):
-            sharding.save_optimizer(self, Path(output_dir))
-        elif not self.is_apart:
+        # Replicas that train apart save their own, and shards are put together.
+        if not self.exchange.save_optimizer(self, Path(output_dir)):
             super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # The counterpart of _save_optimizer_and_scheduler().
-        if is_sharded(self.settings):
-            if checkpoint is not None:
-                sharding.load_optimizer(self, Path(checkpoint))
-        elif not self.is_apart:
+        if checkpoint is None or not self.exchange.load_optimizer(self, Path(checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)

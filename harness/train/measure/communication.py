@@ -30,7 +30,7 @@ from transformers import TrainerCallback
 
 from harness.core.attempts import probe_of
 from harness.core.settings import Settings
-from harness.core.strategies import EACH_UPDATE, is_sharded
+from harness.core.strategies import EACH_UPDATE, is_sharded, strategy_of
 from harness.train.context import Context
 from harness.train.measure.clock import MEASURING, seconds_between, stamp
 from harness.train.measure.rows import GIB, EpochMeasure
@@ -126,9 +126,14 @@ class Exposure(EpochMeasure):
             if split is not None:
                 exposed, waited = split
                 fields = dict(zip(FIELDS, (own - exposed, exposed, waited), strict=True))
-        elif steps and self.context.session.is_single and self.context.settings.strategy != "dp":
-            fields["compute_s"] = own  # nothing is exchanged between processes or devices
+        elif steps and self._is_alone():
+            fields["compute_s"] = own
         return fields
+
+    def _is_alone(self) -> bool:
+        """Whether nothing is exchanged between processes or devices."""
+        splits = strategy_of(self.context.settings).splits_batch
+        return self.context.session.is_single and not splits
 
     def _split(self, exposed: list[float], count: int) -> tuple[float, float] | None:
         """Exposed seconds of so many updates, and those of them spent waiting for other ranks."""

@@ -14,13 +14,16 @@ from harness.core.topology import World
 from harness.train.context import Context
 from harness.train.session import Session
 from harness.train.strategy.base import Exchange
+from harness.train.strategy.builtin import DataParallelExchange, FsdpExchange
 from harness.train.strategy.compress import DdpExchange
 from harness.train.strategy.diloco import Diloco
 from harness.train.strategy.local_sgd import LocalSgd
 
-# A strategy that is not listed exchanges nothing besides what torch does by itself.
+# A strategy that is not listed exchanges nothing.
 EXCHANGES: dict[str, type[Exchange]] = {
+    "dp": DataParallelExchange,
     "ddp": DdpExchange,
+    "fsdp": FsdpExchange,
     "local_sgd": LocalSgd,
     "diloco": Diloco,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from harness.train.strategy import verify
 class Exchange:
     """What processes exchange in training, besides what DDP and FSDP do by themselves.
 
-    This one adds nothing: it serves FSDP, DataParallel and a single process.
+    This one adds nothing: it serves a single process.
     """
 
     # True: weights differ between processes from one exchange to the next, and save() keeps what is
@@ -52,6 +52,20 @@ class Exchange:
     def count_sent(self, count: int) -> None:
         """Add to the payload; what a backend adds on the wire is not part of it."""
         self.payload_bytes = (self.payload_bytes or 0) + count
+
+    def spread(self, model: nn.Module, batch: Callable[[], dict[str, Any]]) -> bool:
+        """Before the model is wrapped: place its weights; False: each rank has all, as they are.
+        batch: makes a batch of one sample, to try the model out.
+        """
+        return False
+
+    def wrap(self, model: nn.Module, wrapped: nn.Module) -> nn.Module:
+        """The model for training, instead of what the Trainer has wrapped it in."""
+        return wrapped
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Entered around each forward pass and its loss, besides what the Trainer enters."""
+        return nullcontext()
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         """What the model that training uses really is; raises if it is not what was asked for."""
@@ -117,6 +131,18 @@ class Exchange:
     def shared(self) -> Iterator[None]:
         """Inside, the model holds the weights that all ranks share, to be evaluated or saved."""
         yield
+
+    def whole_weights(self, model: nn.Module) -> dict[str, Any] | None:
+        """The weights to save, put together on rank 0 (a collective); None: the model has them."""
+        return None
+
+    def save_optimizer(self, trainer: Any, folder: Path) -> bool:
+        """Save optimizer and schedule for all ranks; False: the Trainer does, from rank 0."""
+        return self.apart  # then save() keeps those of each rank
+
+    def load_optimizer(self, trainer: Any, folder: Path) -> bool:
+        """Restore what save_optimizer() wrote; False: the Trainer does."""
+        return self.apart
 
     def save(self, folder: Path) -> Sequence[Path]:
         """Write to a checkpoint what this rank needs beside the shared weights; returns files."""
