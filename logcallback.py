@@ -17,17 +17,18 @@ import time
 import weakref
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
-from harness.core.records import FINISHED, RunFolder, write_json
+from harness.core.records import FINISHED, RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.records.summary import sum_of
 from harness.core.schema.checks import believable
+from harness.core.schema.environment import KnownRecord, MeasuredRecord, environment_record
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
@@ -165,8 +166,6 @@ class LogCallback(Recorder):
                 self.began_s, self.measured_s, self.cpu, args.per_device_train_batch_size,
             )  # fmt: skip
         self.machine = environment(args.device.type == "cuda")
-        if self.context is not None:
-            self.machine["inputs"] = self.context.inputs
         if self.first_update:
             before = believable("environment", self.folder.read_environment() or {})
             self.first_learning_rate = before.get("first_learning_rate")
@@ -220,19 +219,21 @@ class LogCallback(Recorder):
 
     def _write_environment(self, state: TrainerState) -> None:
         """Write where the run takes place, and what was checked or derived at its start."""
-        facts: dict[str, Any] = {"nodes": self.world.nodes}
-        facts["processes_per_node"] = self.world.per_node
+        opened = built = KnownRecord()
         if self.context is not None:
-            facts["observed"] = self.observed_before | self.observations.observed
-            facts |= {"link": self.observations.link, "data": self.context.data_facts}
-        facts |= {
-            "effective_batch": self.batch,
-            "updates": state.max_steps,
+            observed = self.observed_before | self.observations.observed
+            link, data = self.observations.link, self.context.data_facts
+            opened = cast(KnownRecord, {"inputs": self.context.inputs})
+            built = cast(KnownRecord, {"observed": observed, "link": link, "data": data})
+        nodes, per_node = self.world.nodes, self.world.per_node
+        measured: MeasuredRecord = {
             "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.clock.untimed,
-            **rows.merged(measure.facts() for measure in self.measures),
+            **rows.facts_of(self.measures),
         }
-        write_json(self.folder.environment, {**self.machine, **facts})
+        self.folder.write_environment(environment_record(
+            self.machine, nodes, per_node, self.batch, state.max_steps, opened, built, measured
+        ))  # fmt: skip
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self._write_row(state)

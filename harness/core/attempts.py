@@ -22,9 +22,7 @@ from harness.core.records import (
     RunFolder,
     append_row,
     plain,
-    read_json,
     total,
-    write_json,
 )
 from harness.core.records.checksums import vouched
 from harness.core.records.disk import DiskError
@@ -32,7 +30,13 @@ from harness.core.records.redact import settings_of
 from harness.core.records.summary import Rows, best_of, of_rows, own_metrics, sum_of
 from harness.core.schema.checks import believable, fields
 from harness.core.schema.environment import CommProbeRecord
-from harness.core.schema.rows import AttemptEnd, AttemptStart, FailureRecord
+from harness.core.schema.rows import (
+    AttemptEnd,
+    AttemptStart,
+    FailureRecord,
+    ProgressRecord,
+    SummaryRecord,
+)
 from harness.core.settings import Settings
 from harness.core.topology import accumulated, own_batch
 
@@ -431,7 +435,7 @@ def total_cpu_time(rows: Attempts) -> dict[str, Any]:
 def write_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     """Write how far the attempt is, for whoever watches, and for its times if it is killed."""
     require(folder)
-    write_json(folder.progress, vouched(plain({**facts, "unix": time.time()})), durable=False)
+    folder.write_progress(cast(ProgressRecord, {**facts, "unix": time.time()}))
 
 
 def write_summary(
@@ -442,7 +446,7 @@ def write_summary(
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Write summary.json, with the same fields whether or not the run finished."""
-    own = "script" not in (read_json(folder.settings) or {"script"})  # LogCallback alone recorded
+    own = "script" not in (folder.read_settings() or {"script"})  # LogCallback alone recorded
     rows = [believable("epochs", row, own) for row in folder.read_epochs()[0]]
     known, probe = of_rows(rows), probe_of(folder)
     content = {
@@ -456,7 +460,7 @@ def write_summary(
         "comm_share": probe.get("comm_share") if probe is not None else None,
         **(facts or {}),
     }
-    write_json(folder.summary, vouched(plain(content)))
+    folder.write_summary(cast(SummaryRecord, content))
 
 
 def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float | None:

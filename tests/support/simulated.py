@@ -254,7 +254,7 @@ class SimulatedWorld:
             write(path, content, durable)
             os.utime(path, (time.time(), time.time()))
 
-        patch.setattr(attempts, "write_json", write_now)
+        patch.setattr(records, "write_json", write_now)
         patch.setattr(SimulatedAgent, "world", self, raising=False)
         assert locks.time is time
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.core.records.archives import (
+    RANKS,
     SUFFIX,
     Files,
     archived,
@@ -38,7 +39,8 @@ from harness.core.records.archives import (
     same_files,
     unpacked,
 )
-from harness.core.records.checksums import OWN, is_changed, without_changed
+from harness.core.records.archives import TELEMETRY as TELEMETRY
+from harness.core.records.checksums import OWN, is_changed, vouched, without_changed
 from harness.core.records.disk import draft_of, make_folder, sync, unused, writing_to
 from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
@@ -48,6 +50,7 @@ from harness.core.schema.rows import (
     AttemptStart,
     EpochRow,
     FailureRecord,
+    PeerRecord,
     ProgressRecord,
     RankRow,
     SummaryRecord,
@@ -71,7 +74,8 @@ DISTURBING_SHARE = 0.25
 SERVER_KILLED = 255
 
 # File names that are also needed without a folder object: in a run's folder, in a sweep's folder.
-ATTEMPTS, SUMMARY, FAILURE_OF_RANK = "attempts.jsonl", "summary.json", "ranks/failure_"
+SETTINGS, ATTEMPTS, SUMMARY = "settings.json", "attempts.jsonl", "summary.json"
+FAILURE_OF_RANK = f"{RANKS}/failure_"
 SWEEP, LOGS = "sweep.json", "logs"  # LOGS: the folder of its runs' output
 # Prefix of a checkpoint folder, as the Trainer names it; the number of the update follows.
 CHECKPOINT = "checkpoint-"
@@ -113,7 +117,7 @@ class RunFolder:
     archived: Files | None = field(default=None, compare=False, repr=False)
     problem: str | None = field(default=None, compare=False)  # why an archive cannot be read
 
-    settings = File("settings.json")
+    settings = File(SETTINGS)
     environment = File("environment.json")
     attempts = File(ATTEMPTS)
     epochs = File("epochs.jsonl")
@@ -136,10 +140,10 @@ class RunFolder:
         return str(file)[len(str(self.path)) + 1 :]  # relative_to() takes as long as reading
 
     def telemetry(self, node: int) -> Path:
-        return self.path / "telemetry" / f"node_{node}.jsonl"
+        return self.path / TELEMETRY / f"node_{node}.jsonl"
 
     def rank(self, rank: int) -> Path:
-        return self.path / "ranks" / f"rank_{rank}.jsonl"
+        return self.path / RANKS / f"rank_{rank}.jsonl"
 
     def failure(self, rank: int) -> Path:
         return self.path / f"{FAILURE_OF_RANK}{rank}.json"
@@ -174,6 +178,10 @@ class RunFolder:
         last = self.read_json(self.progress)
         changed = last is None or (OWN in last and is_changed(last))
         return None if changed else cast(ProgressRecord, last)
+
+    def read_peers(self) -> dict[str, PeerRecord]:
+        """What each process of a hivemind run has contributed, by its name."""
+        return cast(dict[str, PeerRecord], self.read_json(self.peers) or {})
 
     def read_failure(self, rank: int) -> FailureRecord | None:
         return cast(FailureRecord | None, self.read_json(self.failure(rank)))
@@ -230,6 +238,23 @@ class RunFolder:
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         write_json(self.settings, {"schema": SCHEMA, **settings})
+
+    def write_environment(self, record: EnvironmentRecord) -> None:
+        write_json(self.environment, record)
+
+    def write_failure(self, record: FailureRecord) -> None:
+        write_json(self.failure(record["rank"]), record)
+
+    def write_peers(self, peers: Mapping[str, PeerRecord]) -> None:
+        write_json(self.peers, peers)
+
+    def write_progress(self, record: ProgressRecord) -> None:
+        """With a checksum, and not durable, because the next one follows in a second."""
+        write_json(self.progress, vouched(plain(record)), durable=False)
+
+    def write_summary(self, record: SummaryRecord) -> None:
+        """With a checksum."""
+        write_json(self.summary, vouched(plain(record)))
 
     def outcome(self) -> str | None:
         """The outcome of the run; None while it has none.
@@ -395,7 +420,7 @@ def find_runs(root: Path) -> list[RunFolder]:
     """Every run at or below a folder or in an archive, in a stable order, except runs set aside,
     and except published ones unless the root is their folder.
     """
-    return find_folders("settings.json", root)
+    return find_folders(SETTINGS, root)
 
 
 def find_folders(name: str, root: Path) -> list[RunFolder]:

@@ -24,7 +24,8 @@ HEADER = '{"archive": "harness", "schema": 1}'
 LARGEST = 2**30  # bytes, unpacked: a small file may unpack to any size
 DEEPEST_RUN = 3  # levels of folders between an archive and a run: script, set-up, run
 # A file from elsewhere must not point outside the folder, nor hold anything but records.
-RECORD_FILE = re.compile(r"((ranks|telemetry)/)?\w[\w.-]*\.jsonl?")
+RANKS, TELEMETRY = "ranks", "telemetry"  # the folders inside a run's folder
+RECORD_FILE = re.compile(rf"(({RANKS}|{TELEMETRY})/)?\w[\w.-]*\.jsonl?")
 LINE = re.compile(
     rf'\{{"file": "(?P<folder>[^"\\]+?)/(?P<name>{RECORD_FILE.pattern})", '
     r'"content": (?P<json>.*)\}'
@@ -101,7 +102,7 @@ def write_archive(file: Path, folders: Mapping[str, Files]) -> None:
 
 def files_of(path: Path) -> Files:
     """The files of a record on disk, without checkpoints and unrelated files."""
-    below = (file for part in ("", "ranks", "telemetry") for file in (path / part).glob("*"))
+    below = (file for part in ("", RANKS, TELEMETRY) for file in (path / part).glob("*"))
     named = {file.relative_to(path).as_posix(): file for file in sorted(below)}
     return {
         name: packed(name, file.read_bytes())

@@ -14,7 +14,6 @@ from harness.core.schema.fields import (
     Count,
     Field,
     Gain,
-    Gib,
     GigabytePerSecond,
     Kind,
     Mbit,
@@ -29,33 +28,8 @@ from harness.core.schema.fields import (
     Value,
     Watts,
 )
+from harness.core.schema.machine import MachineRecord
 from harness.core.settings import UNRECORDED, flag_fields
-
-
-class LaunchRecord(TypedDict):
-    sweep: Annotated[str | None, "name of the sweep; null for `harness nodes`"]
-    launcher: Annotated[str, Value(choices=("local", "netns", "ssh", "slurm")),
-        "`netns` runs emulated nodes"]
-    emulator: Annotated[str | None, Value(choices=("relay",)),
-        "what carries the packets between emulated nodes: `relay`, a process of this project; null "
-        "between real ones"]
-    link: Annotated[Any, "the link asked for between the nodes; null without one"]
-    processes_per_core: Annotated[Amount | None,
-        "processes of all nodes / cores of the machine that they share; above 1 they slow each "
-        "other down; null on GPUs and on machines elsewhere"]
-    processes_per_gpu: NotRequired[Annotated[Amount,
-        "of `harness nodes --oversubscribe` where nodes share GPUs: processes of all nodes / GPUs"]]
-    start: Annotated[str, Value(choices=("warm", "cold", "slurm")),
-        "`warm`: in processes forked from one that had loaded everything; `cold`: by torchrun; "
-        "`slurm`: by torchrun in a job of a cluster"]
-    packed: Annotated[bool,
-        "whether other runs of the sweep were allowed on other devices at the same time, which "
-        "disturbs"]
-    cpu_busy_share: Annotated[Share | None,
-        "what others used shortly before: share of all cores; null with `--isolation off`, and "
-        "over ssh, where the hosts are asked once, before the first run"]
-    gpu_processes: Annotated[Count | None,
-        "what others used shortly before: processes on the GPUs; null likewise"]
 
 
 class CommProbeRecord(TypedDict):
@@ -328,45 +302,18 @@ class InputsRecord(TypedDict):
         "between the nodes of `python -m harness nodes`; null for a run outside them"]]
 
 
-class TcpRecord(TypedDict):
-    """TCP settings of rank 0's node; if nodes are emulated, of the emulated node."""
+class SetupRecord(TypedDict):
+    """Who takes part, and what is planned."""
 
-    congestion_control: Annotated[str, "how TCP finds its rate, such as `cubic` or `bbr`"]
-    slow_start_after_idle: Annotated[bool,
-        "whether a connection that has rested begins with ten segments again "
-        "(`net.ipv4.tcp_slow_start_after_idle`); `bbr` does not, whatever this is"]
-
-
-class EnvironmentRecord(TypedDict):
-    """Where the run took place and what was checked at its start."""
-
-    machine: Annotated[str,
-        "a label for this kind of machine; results of unlike machines are never averaged"]
-    cpu: Annotated[str | None, "processor"]
-    cpu_cores: Annotated[Positive | None, "logical cores"]
-    memory_gib: Annotated[Gib | None, "memory"]
-    gpus: Annotated[list[str] | None, "names of the visible GPUs; empty without any"]
-    driver: Annotated[str | None, "version of the NVIDIA driver; null without one"]
-    cuda: Annotated[str | None, "version; null without it"]
-    nccl: Annotated[str | None, "version; null without it"]
-    threads: Annotated[Positive | None, "torch's threads per process"]
-    python: Annotated[str | None, "version of the interpreter"]
-    system: Annotated[str | None, "kernel"]
-    tcp: NotRequired[Annotated[TcpRecord | None,
-        "settings of the kernel for exchanges between nodes; null where it does not say"]]
-    versions: Annotated[dict[str, str | None] | None, "versions of packages"]
-    commit: Annotated[str | None, "of this project's checkout; null outside one"]
-    dirty: Annotated[bool | None, "whether its files differ from the commit; null outside one"]
-    command: Annotated[str | None,
-        "the command line, with the home folder written as ~, hosts and secrets as \\*\\*\\*"]
-    launch: Annotated[LaunchRecord | None,
-        "how `python -m harness sweep` or `nodes` started the run; null for a run started alone"]
-    variables: Annotated[dict[str, str] | None,
-        "those environment variables, of a fixed list, that change what is measured"]
     nodes: Annotated[Positive, "nodes that really took part"]
     processes_per_node: Annotated[Positive, "processes on each of them"]
     effective_batch: Annotated[Positive | None, "as in epochs.jsonl, planned"]
     updates: Annotated[Count | None, "as in epochs.jsonl, planned"]
+
+
+class MeasuredRecord(TypedDict):
+    """What training and its measures find out beside the rows of epochs."""
+
     first_learning_rate: NotRequired[Annotated[Amount | None,
         "of the first update: 0 where there is a warm-up"]]
     timing_warmup_steps: NotRequired[Annotated[Count,
@@ -381,15 +328,48 @@ class EnvironmentRecord(TypedDict):
     idle_power_w: NotRequired[Annotated[Watts | None,
         "what all devices of the run together draw before training: the smallest reading since "
         "the run was opened, before anything is on them; null where unknown"]]
-    observed: NotRequired[Annotated[ObservedRecord, "what was really built, seen on rank 0"]]
     cpu_calibration: NotRequired[Annotated[CalibrationRecord | None,
         "what the processor can do at most; null where a GPU trains"]]
     flops: NotRequired[Annotated[FlopsRecord, "operations of a sample, and peak of a device"]]
+
+
+class KnownRecord(TypedDict):
+    """What is known of model, links, data and files, each as soon as it is."""
+
+    observed: NotRequired[Annotated[ObservedRecord, "what was really built, seen on rank 0"]]
     link: NotRequired[Annotated[LinkRecord | None,
         "what the links between nodes carry, measured before the first step (below); null for one "
         "node"]]
     data: NotRequired[Annotated[DataRecord, "the samples"]]
     inputs: NotRequired[Annotated[InputsRecord, "local files and code that the numbers come from"]]
+
+
+class EnvironmentRecord(MachineRecord, SetupRecord, MeasuredRecord, KnownRecord):
+    """Where the run took place and what was checked at its start."""
+
+
+NOTHING, UNMEASURED = KnownRecord(), MeasuredRecord()
+
+
+def environment_record(
+    machine: MachineRecord, nodes: int, processes_per_node: int, effective_batch: int | None,
+    updates: int | None, opened: KnownRecord = NOTHING, built: KnownRecord = NOTHING,
+    measured: MeasuredRecord = UNMEASURED,
+) -> EnvironmentRecord:
+    """The content of environment.json, for all that write one.
+
+    opened: what is known when the run is opened; built: once the model is made; measured: later.
+    """
+    return {
+        **machine,
+        **opened,
+        "nodes": nodes,
+        "processes_per_node": processes_per_node,
+        **built,
+        "effective_batch": effective_batch,
+        "updates": updates,
+        **measured,
+    }
 
 
 class ImportedRecord(TypedDict):

@@ -31,8 +31,8 @@ from harness.core.records import (
     CHECKPOINT,
     FAILURE_OF_RANK,
     SUMMARY,
+    TELEMETRY,
     RunFolder,
-    read_rows,
     rows_in,
 )
 from harness.core.records.disk import draft_of
@@ -221,7 +221,7 @@ def merged(by_node: Mapping[int, Mapping[str, Fetched]], processes: int) -> dict
         for name, sent in files.items():
             inside = "/" in name
             match = OF_RANK.search(name) if inside else None
-            of_node = name.startswith("telemetry/")  # then the number is a node's, not a rank's
+            of_node = name.startswith(f"{TELEMETRY}/")  # then the number is a node's, not a rank's
             owner = int(match[1]) // (1 if of_node else processes) if match else None
             if owner == node or (owner is None and (node == 0 or (inside and name not in record))):
                 record[name] = sent
@@ -233,7 +233,7 @@ def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None
 
     clock_s: how far the host's clock is ahead of ours. Identical files are not rewritten.
     """
-    here, _ = read_rows(folder.attempts)
+    here = folder.read_attempts()
     there, _ = rows_in(files[ATTEMPTS].content if ATTEMPTS in files else b"")
     if _latest(here) > _latest(there) + max(-clock_s, 0.0):
         # Failures of ranks are still news: rank 0 may not have had time to record them.
@@ -257,12 +257,12 @@ def _write(path: Path, sent: Fetched, clock_s: float) -> None:
         os.utime(draft, (written_unix, written_unix))
 
 
-def _latest(rows: list[dict[str, Any]]) -> float:
+def _latest(rows: Sequence[Mapping[str, Any]]) -> float:
     """When an attempt was last started or ended; 0 if there is none."""
     return max((row.get("unix") or 0.0 for row in rows), default=0.0)
 
 
-def _began(rows: list[dict[str, Any]]) -> float | None:
+def _began(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """When the run was first started, which identifies the run; None if never."""
     return next((row.get("unix") for row in rows if row.get("event") == "start"), None)
 

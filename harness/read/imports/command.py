@@ -13,14 +13,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.records import SCHEMA, RunFolder, append_row, find_runs, plain, write_json
-from harness.core.records.checksums import vouched
+from harness.core.records import SCHEMA, RunFolder, append_row, find_runs
 from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, best_of, total_of
+from harness.core.schema.environment import EnvironmentRecord, environment_record
+from harness.core.schema.machine import MachineRecord
+from harness.core.schema.rows import SummaryRecord
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import (
@@ -191,17 +193,16 @@ def _write_record(foreign: Foreign, source: str, path: Path) -> None:
     with draft_or_refusal(path) as draft:
         folder = RunFolder(draft)
         # The file that makes a folder a run comes first, as in a run.
-        write_json(folder.settings, _settings(foreign, source))
-        write_json(folder.environment, environment)
+        folder.write_settings(_settings(foreign, source))
+        folder.write_environment(environment)
         for row in rows:
             append_row(folder.epochs, row)
-        write_json(folder.summary, vouched(plain(_summary(foreign, rows))))
+        folder.write_summary(cast(SummaryRecord, _summary(foreign, rows)))
 
 
 def _settings(foreign: Foreign, source: str) -> dict[str, Any]:
     names = [name for name in flag_fields() if name not in UNRECORDED]
     return {
-        "schema": SCHEMA,
         "script": foreign.settings["script"],
         **{name: foreign.settings.get(name) for name in names},
         "trainer": {},
@@ -219,25 +220,21 @@ def _settings(foreign: Foreign, source: str) -> dict[str, Any]:
 
 def _environment(
     foreign: Foreign, source: str, setup: tuple[int, int], batch: int | None
-) -> dict[str, Any]:
+) -> EnvironmentRecord:
     sizes = [foreign.settings.get(name) for name in ("train_size", "test_size")]
     train_samples, test_samples = (None if size == "all" else size for size in sizes)
-    return {
-        # A machine of its own: nothing imported is ever averaged with what was measured here.
-        "machine": f"imported:{source}",
-        **dict.fromkeys(UNKNOWN_OF_MACHINE),
-        "nodes": setup[0],
-        "processes_per_node": setup[1],
-        "effective_batch": batch,
-        "updates": foreign.updates,
-        "link": None,
-        "data": {
-            "dataset": foreign.settings.get("dataset"),
-            "train_samples": train_samples,
-            "test_samples": test_samples,
-            "data_checksum": None,
-        },
+    # A machine of its own: nothing imported is ever averaged with what was measured here.
+    unknown = dict.fromkeys(UNKNOWN_OF_MACHINE)
+    machine = cast(MachineRecord, {"machine": f"imported:{source}", **unknown})
+    record = environment_record(machine, *setup, batch, foreign.updates)
+    record["link"] = None
+    record["data"] = {
+        "dataset": foreign.settings.get("dataset"),
+        "train_samples": train_samples,
+        "test_samples": test_samples,
+        "data_checksum": None,
     }
+    return record
 
 
 def _full_row(foreign: Foreign, row: Mapping[str, Any], batch: int | None) -> dict[str, Any]:

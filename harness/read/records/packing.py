@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness.core.command_line import print_json
-from harness.core.records import SWEEP, RunFolder, find_folders, find_runs
+from harness.core.records import SETTINGS, SWEEP, RunFolder, find_folders, find_runs
 from harness.core.records.archives import (
     SUFFIX,
     Files,
@@ -55,7 +55,7 @@ def pack_into(folder: Path, file: Path) -> int:
 
 
 def runs_in(folders: Iterable[Files]) -> int:
-    return sum("settings.json" in files for files in folders)
+    return sum(SETTINGS in files for files in folders)
 
 
 def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:

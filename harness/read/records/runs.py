@@ -39,10 +39,10 @@ from harness.core.schema.checks import check_fields
 from harness.core.schema.environment import (
     CalibrationRecord,
     DataRecord,
-    LaunchRecord,
     LinkRecord,
     ObservedRecord,
 )
+from harness.core.schema.machine import LaunchRecord
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields, nearest
 from harness.core.strategies import recorded_strategy

@@ -369,7 +369,8 @@ def _without_plan(
 
 def _requested_link(folder: RunFolder) -> str | None:
     """The link that was requested: a fact of the launch, not a setting of the run."""
-    launch = (folder.read_json(folder.environment) or {}).get("launch")
+    environment: Mapping[str, Any] = folder.read_environment() or {}
+    launch = environment.get("launch")
     return link_text(launch.get("link")) if isinstance(launch, dict) else None
 
 

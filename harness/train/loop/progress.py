@@ -179,8 +179,8 @@ class Console(TrainerCallback):
 
     def _bf16_gain(self) -> float:
         measures = self.recorder.observations.measures
-        tried = (each.facts().get("cpu_calibration") or {} for each in measures)
-        return max((each.get("bf16_gain") or 0.0 for each in tried), default=0.0)
+        tried = (each.facts().get("cpu_calibration") for each in measures)
+        return max((known["bf16_gain"] or 0.0 for known in tried if known), default=0.0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
 from harness.core.attempts import probe_of
+from harness.core.schema.environment import CommProbeRecord, MeasuredRecord
 from harness.core.settings import Settings
 from harness.core.strategies import EACH_UPDATE, is_sharded, strategy_of
 from harness.train.context import Context
@@ -188,7 +189,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
         self.trainer = trainer
         self.context: Context = trainer.context
         self.missing: str | None = why_not(self.context)
-        self.result: dict[str, Any] | None = None
+        self.result: CommProbeRecord | None = None
         self.model: Any = None
         self.batch: Any = None
         self.updates = 0  # of this process
@@ -288,12 +289,11 @@ class CommProbe(EpochMeasure, TrainerCallback):
             exposed_s = statistics.median(with_s - without_s for with_s, without_s in pairs)
             # More than a whole step: something disturbed the machine, and nothing is known.
             share = exposed_s / step_s if exposed_s < step_s else None
-            self.result |= {"step_s": step_s, "comm_share": share}
+            self.result["step_s"], self.result["comm_share"] = step_s, share
         return {}
 
-    def facts(self) -> dict[str, Any]:
-        result: Mapping[str, Any] | None = self.result
-        missing = self.missing
+    def facts(self) -> MeasuredRecord:
+        result, missing = self.result, self.missing
         if result is None and missing == NOT_YET:
             # An earlier attempt may have got as far as the probe.
             result = probe_of(self.context.folder)

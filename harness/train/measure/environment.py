@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -20,6 +20,7 @@ from harness.core.identity import SHOWN_ONLY
 from harness.core.process import text_of, usable_cores
 from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
 from harness.core.records.redact import redacted, redacted_command, settings_of
+from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
 from harness.core.topology import World
 from harness.train.measure.rows import GIB
@@ -38,12 +39,12 @@ VARIABLES = (
 HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from")
 
 
-def environment(cuda: bool = True) -> dict[str, Any]:
+def environment(cuda: bool = True) -> MachineRecord:
     """Everything a reader needs to judge a number, and nothing that names a person or a host.
 
     cuda: whether the GPUs, where there are any, are what is measured.
     """
-    driver = nvidia_driver()
+    driver, code = nvidia_driver(), commit()
     gpus = torch.cuda.device_count() if cuda and torch.cuda.is_available() else 0
     return {
         "machine": machine_label(max(gpus, driver.gpus if driver else 0) if gpus else 0),
@@ -59,14 +60,15 @@ def environment(cuda: bool = True) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "tcp": tcp(),
         "versions": versions(),
-        **commit(),
+        "commit": code["commit"],
+        "dirty": code["dirty"],
         "command": redacted_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "launch": _recorded_launch(gpus),
         "variables": {k: os.environ[k] for k in VARIABLES if k in os.environ},
     }
 
 
-def tcp() -> dict[str, Any] | None:
+def tcp() -> TcpRecord | None:
     """What decides whether an idle TCP connection starts slowly again; None if no file tells."""
     folder = Path("/proc/sys/net/ipv4")
     try:
@@ -83,7 +85,7 @@ def launch() -> dict[str, Any]:
     return facts
 
 
-def _recorded_launch(gpus: int) -> dict[str, Any] | None:
+def _recorded_launch(gpus: int) -> LaunchRecord | None:
     """How the run was launched, with numbers that `harness nodes` cannot know beforehand."""
     facts = launch()
     if facts.get("sweep", "") is None and "WORLD_SIZE" in os.environ and not gpus:
@@ -91,7 +93,7 @@ def _recorded_launch(gpus: int) -> dict[str, Any] | None:
         facts["processes_per_core"] = round(processes / len(usable_cores()), 3)
     if gpus and (shared := processes_per_gpu()) is not None:
         facts["processes_per_gpu"] = shared
-    return facts or None
+    return cast(LaunchRecord, facts) if facts else None
 
 
 def processes_per_gpu() -> float | None:
@@ -103,9 +105,8 @@ def processes_per_gpu() -> float | None:
 
 def run(options: argparse.Namespace) -> int:
     """python -m harness env"""
-    facts = environment()
-    del facts["command"], facts["launch"]
-    print_json(facts)
+    of_runs = ("command", "launch")
+    print_json({name: fact for name, fact in environment().items() if name not in of_runs})
     return 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import reduce
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from harness.core.records import total
 from harness.core.records.redact import first_line
+from harness.core.schema.environment import CalibrationRecord, MeasuredRecord
 from harness.core.settings import Settings
 from harness.train.context import Context
 from harness.train.data import lora, probes
@@ -370,7 +371,7 @@ class Utilisation(EpochMeasure):
         numbers, self.missing = broadcast((own and astuple(own), why))
         self.work = Work(*numbers) if numbers else None
         nodes = _processors(context, model, one_batch)
-        self.processor = nodes[0] if nodes else None
+        self.processor = cast(CalibrationRecord, nodes[0]) if nodes else None
         self.peak, self.peak_from = peak_of(context.settings, nodes)
         self.sharing = processes_per_gpu() or 1.0 if context.args.device.type == "cuda" else 1.0
         self.updates: dict[int, BatchShape] = {}  # of this epoch
@@ -408,16 +409,16 @@ class Utilisation(EpochMeasure):
         peak = self.peak * self.devices() / self.sharing if self.peak is not None else None
         return rates(sums, row["timed_s"], peak)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> MeasuredRecord:
         work = self.work
         return {
             "cpu_calibration": self.processor,
             "flops": {
-                "how": work and work.how,
+                "how": work.how if work else None,
                 "missing": self.missing,
-                "per_sample": work and work.fixed,
-                "per_token": work and work.per_token,
-                "per_pair_of_tokens": work and work.per_pair,
+                "per_sample": work.fixed if work else None,
+                "per_token": work.per_token if work else None,
+                "per_pair_of_tokens": work.per_pair if work else None,
                 "peak_tflops_per_gpu": self.peak,
                 "peak_from": self.peak_from,
             },

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.core.records import append_row, plain, read_rows, total
 from harness.core.records.checksums import vouched
+from harness.core.schema.environment import MeasuredRecord
 
 GIB = 2**30  # bytes
 # Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
@@ -47,7 +48,7 @@ class EpochMeasure:
         """Fields of the run's row, from the rows of all ranks and the row so far; on rank 0."""
         return {}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> MeasuredRecord:
         """For the record of the environment; on rank 0."""
         return {}
 
@@ -69,6 +70,14 @@ def excluded(clock: Any, measures: Sequence[EpochMeasure]) -> Iterator[None]:
 def merged(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The fields of all measures as one row."""
     return {name: value for of_measure in fields for name, value in of_measure.items()}
+
+
+def facts_of(measures: Iterable[EpochMeasure]) -> MeasuredRecord:
+    """What all measures tell for the record of the environment."""
+    facts: MeasuredRecord = {}
+    for measure in measures:
+        facts = {**facts, **measure.facts()}
+    return facts
 
 
 class Pending:

@@ -27,7 +27,7 @@ import pynvml
 
 from harness.core import attempts
 from harness.core.process import end_with_parent, is_stopped, report_to_torchrun
-from harness.core.records import RunFolder, write_json
+from harness.core.records import RunFolder
 from harness.train.measure.processors import Processors
 from harness.train.measure.rows import GIB, quantile
 from harness.train.stopped import StoppedRanks
@@ -356,9 +356,10 @@ class OnlyRank:
         report_to_torchrun(line)
         if attempts.unended(folder) is None:
             return  # stopped before there was anything to record
-        row = {"rank": 0, "outcome": "failed", "reason": reason, "unix": time.time()}
         with suppress(OSError):
-            write_json(folder.failure(0), row)
+            folder.write_failure(
+                {"rank": 0, "outcome": "failed", "reason": reason, "unix": time.time()}
+            )
             if not self.resumes:
                 wall_s = time.monotonic() - self.began_s
                 attempts.end_from_outside(folder, "failed", reason, wall_s)

@@ -17,6 +17,7 @@ import torch
 
 from harness.core.provenance import RELAY, ROOT
 from harness.core.records import RunFolder, total
+from harness.core.schema.environment import MeasuredRecord
 from harness.core.topology import World
 from harness.train import session
 from harness.train.context import Context
@@ -194,7 +195,7 @@ class Telemetry(EpochMeasure):
         """Whether all ranks have reported. Peers do not, and one cannot stand for all."""
         return len(self.before_training) == self.world.size
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> MeasuredRecord:
         """The sampling rate, what could not be read, and the power of idle devices."""
         missing = {"all": OFF} if not self.hz else {}
         for row in self.before_training:

@@ -14,7 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,9 +25,10 @@ from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.collectives import GLOO
 from harness.core.process import causes_of, is_without_reason, lacks_memory, report_to_torchrun
-from harness.core.records import RunFolder, write_json
+from harness.core.records import RunFolder
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
+from harness.core.schema.environment import DataRecord, KnownRecord, environment_record
 from harness.core.schema.rows import FailureRecord
 from harness.core.settings import Settings, UserError
 from harness.train.context import Context, Launch
@@ -137,13 +138,15 @@ def record_failure(context: Context, recorder: Recorder, error: BaseException) -
 def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
     outcome, reason = outcome_of(error)
     folder, rank, many = context.folder, context.world.rank, context.world.size > 1
-    row = {"rank": rank, "outcome": outcome, "reason": reason, "unix": time.time()}
-    row["in_step"] = in_step = was_at_step(error)
+    now_unix, in_step = time.time(), was_at_step(error)
     begun = bool(recorder.attempt)
     if begun:
         attempts.require(folder)
     if outcome != "interrupted":
-        write_json(folder.failure(rank), row)
+        folder.write_failure(
+            {"rank": rank, "outcome": outcome, "reason": reason, "unix": now_unix,
+             "in_step": in_step}
+        )  # fmt: skip
         report_to_torchrun(f"{outcome}: {reason}")
     restarts = _restarts(context.launch, error)
     hang = error if isinstance(error, Hung) else None
@@ -186,12 +189,13 @@ def _record(context: Context, recorder: Recorder, error: BaseException) -> None:
 def _write_environment(context: Context) -> None:
     """What is known of a run that failed before its first step."""
     world, data = context.recorded_world, context.data_facts
-    facts: dict[str, Any] = {"inputs": context.inputs, "observed": context.observed}
-    facts |= {"nodes": world.nodes, "processes_per_node": world.per_node}
-    facts |= {"effective_batch": context.effective_batch, "updates": None}
-    facts |= {"data": data} if data else {}
     machine = environment(context.args.device.type == "cuda")
-    write_json(context.folder.environment, {**machine, **facts})
+    opened = cast(KnownRecord, {"inputs": context.inputs, "observed": context.observed})
+    batch = context.effective_batch
+    record = environment_record(machine, world.nodes, world.per_node, batch, None, opened)
+    if data:
+        record["data"] = cast(DataRecord, data)
+    context.folder.write_environment(record)
 
 
 def _restarts(launch: Launch | None, error: BaseException) -> bool:

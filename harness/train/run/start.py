@@ -29,7 +29,7 @@ from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
 from harness.core.process import end_at_once, end_work
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
-from harness.core.records import FINISHED, RunFolder, read_json
+from harness.core.records import FINISHED, RunFolder
 from harness.core.records.disk import check_writable
 from harness.core.records.locks import Lock
 from harness.core.records.summary import larger_is_better, metric_name
@@ -278,16 +278,17 @@ def _refuse_changed_inputs(context: Context) -> None:
     """A finished run is only reused with the inputs that it was measured with."""
     folder, change, unlike = context.folder, "", ""
     if context.is_rank0:
-        earlier, now = recorded_inputs(RunFolder.at(folder.path)), context.inputs
+        run = RunFolder.at(folder.path)  # it may be in an archive
+        earlier, now = recorded_inputs(run), context.inputs
         change = changed_inputs(earlier, now)
         if earlier.get("code", now["code"]) != now["code"]:
             unlike = "with other code than now, "
-        environment: Mapping[str, Any] = folder.read_environment() or {}
+        environment: Mapping[str, Any] = run.read_environment() or {}
         threads = environment.get("threads")
         of_cpu = context.args.device.type == "cpu"
         if of_cpu and threads not in (None, torch.get_num_threads()):
             unlike += f"measured with OMP_NUM_THREADS={threads}, "
-        asked, recorded = context.settings, read_json(folder.settings) or {}
+        asked, recorded = context.settings, run.read_settings() or {}
         # Both are part of a run's name only if they choose the weights that are tested.
         if (metric := recorded.get("best_metric", asked.best_metric)) != asked.best_metric:
             unlike += f"its best epoch is by --best_metric {metric}, "

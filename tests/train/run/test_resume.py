@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification, TrainerCallback
 
 from harness.core.records import RunFolder, read_rows
+from harness.read.records.packing import pack_into
 from harness.train.run.failures import Diverged
 from tests.support.broken_runs import (
     ARGV,
@@ -210,6 +211,13 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     unlike = "its best epoch is by --best_metric accuracy, without --save best"
     assert f"({unlike}, --rerun measures again)" in other
     assert {p: p.read_bytes() for p in folder.path.rglob("*.json*")} == first
+    # Likewise of a record in an archive.
+    pack_into(tmp_path, tmp_path / "packed.jsonl.gz")
+    away = folder.path.rename(tmp_path / ".away")
+    packed = script("vit", *argv, "--best_metric", "f1_macro", "--save", "best").out
+    assert f"({unlike}, --rerun measures again)" in packed and not folder.path.exists()
+    away.rename(folder.path)
+    (tmp_path / "packed.jsonl.gz").unlink()
 
     assert script("vit", *argv, "--rerun").code == 0
     aside = folder.path.with_name(folder.path.name + ".earlier-1")

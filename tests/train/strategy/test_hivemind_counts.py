@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.core.command_line import parse
-from harness.core.records import read_json
+from harness.core.records import RunFolder, read_json
 from harness.core.rules import fit_to_world
 from harness.core.topology import World
 
@@ -69,12 +69,17 @@ def recorder(folder: Path, checkpoint: int = 0, rows: Any = None) -> PeersExchan
     session._state, session.own, session.number = Network(), {}, 0  # type: ignore[assignment]
     session.launched_world = session.world = session.recorded_world = World()
     session.publish(number=0, update=0, samples=0, fed=0, loss=0.0, edges=[])
+    own = RunFolder(folder)
     context: Any = SimpleNamespace(
         settings=fit_to_world(parse("vit", FLAGS, {}), World()),
         session=session,
         data_facts={"train_samples": 64},
         position=SimpleNamespace(update=checkpoint),
-        folder=SimpleNamespace(peers=folder / "peers.json", read_epochs=lambda: (rows or [], 0)),
+        folder=SimpleNamespace(
+            read_peers=own.read_peers,
+            write_peers=own.write_peers,
+            read_epochs=lambda: (rows or [], 0),
+        ),
         args=SimpleNamespace(device=torch.device("cpu")),
         sampler=None,
         cpu_began=None,

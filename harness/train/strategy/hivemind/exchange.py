@@ -7,7 +7,7 @@ the updates that all peers have made together: an epoch ends when they make its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ EPOCH_END_S = 10.0  # for all peers to publish what they have done in an epoch
 # A peer publishes COUNTS (kept in peers.json) and RESOURCES (for rows) at the end of an epoch.
 # Between two ends it publishes how much it has fed; its loss is of the `loss_samples` only.
 COUNTS = ("samples", "fed", "loss", "loss_samples", "payload", "network", "failed_averages")
+OF_PEER = "peer.json"  # in a checkpoint: where in the order of samples the peer was
 RESOURCES = ("peak_memory_gib", "reserved_memory_gib", "user_s", "system_s", "telemetry")
 # Fields of a row that are unknown if this process was away for a part of it.
 NOT_SEEN = (
@@ -290,7 +291,7 @@ class PeersExchange(Exchange):
                 "to_epoch": epoch,
                 **dict(zip(COUNTS, values, strict=True)),
             }
-        write_json(self.context.folder.peers, recorded)
+        self.context.folder.write_peers(recorded)
         took_part = {name for name, kept in recorded.items() if kept["to_epoch"] == epoch}
         self.all_reported = all(
             _counts_at(epoch, peer) for name, peer in state.known.items() if name in took_part
@@ -308,7 +309,7 @@ class PeersExchange(Exchange):
         counted by the next row, unless this peer trains it again.
         """
         folder = self.context.folder
-        kept: dict[str, Any] = read_json(folder.peers) or {}
+        kept: Mapping[str, Any] = folder.read_peers()
         last = max((row.get("epoch") or 0.0 for row in folder.read_epochs()[0]), default=0.0)
         late = {name: peer for name, peer in kept.items() if peer["to_epoch"] > last + 1e-6}
         if self.away:
@@ -326,12 +327,12 @@ class PeersExchange(Exchange):
         return [row, *self.other_rows]
 
     def save(self, folder: Path) -> Sequence[Path]:
-        write_json(folder / "peer.json", {"position": self.order_began_at + self.fed})
+        write_json(folder / OF_PEER, {"position": self.order_began_at + self.fed})
         return ()  # each peer keeps a folder of its own
 
     def load(self, folder: Path) -> None:
         """Restore the position in the order of samples; counts are those of a new peer."""
-        saved = read_json(folder / "peer.json") or {}
+        saved = read_json(folder / OF_PEER) or {}
         self.order_began_at = int(saved.get("position", 0))
 
 

@@ -1,0 +1,91 @@
+"""Each record file has one writer and one reader, and its name stands in one place."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from harness.core.records import SCHEMA, RunFolder
+from harness.core.records.checksums import is_changed
+from harness.core.schema.environment import EnvironmentRecord, environment_record
+from harness.core.schema.machine import MachineRecord
+from harness.core.schema.rows import FailureRecord, PeerRecord, ProgressRecord, SummaryRecord
+
+NAMES = ("settings.json", "environment.json", "attempts.jsonl", "epochs.jsonl", "summary.json",
+         "progress.json", "peers.json", "peer.json", "telemetry/")  # fmt: skip
+FAILURE: FailureRecord = {"rank": 2, "outcome": "oom", "reason": "memory", "unix": 1.5}
+PEER = cast(PeerRecord, {"rank": 0, "fed": 8.0})
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.write_settings({"lr": 0.5})
+    folder.write_environment(cast(EnvironmentRecord, {"machine": "cpux2", "memory_gib": 1.5}))
+    folder.write_failure(FAILURE)
+    folder.write_peers({"a": PEER})
+    assert folder.read_settings() == {"schema": SCHEMA, "lr": 0.5}
+    assert folder.read_environment() == {"machine": "cpux2", "memory_gib": 1.5}
+    assert folder.read_failure(2) == FAILURE and folder.read_failures() == [FAILURE]
+    assert folder.read_peers() == {"a": PEER}
+    assert folder.environment.read_text() == '{\n  "machine": "cpux2",\n  "memory_gib": 1.5\n}\n'
+    assert RunFolder(tmp_path / "none").read_peers() == {}
+
+
+def test_summary_and_progress_have_a_checksum_of_what_is_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_summary(cast(SummaryRecord, {"outcome": "failed", "wall_s": float("nan")}))
+    folder.write_progress(cast(ProgressRecord, {"attempt": 1, "loss": float("inf")}))
+    summary, progress = folder.read_summary(), folder.read_progress()
+    assert summary is not None and summary["wall_s"] is None and not is_changed(summary)
+    assert progress is not None and progress["loss"] is None and not is_changed(progress)
+
+
+def test_an_environment_is_in_the_order_in_which_it_becomes_known() -> None:
+    machine = cast(MachineRecord, {"machine": "cpux2"})
+    record = environment_record(
+        machine, 1, 2, 16, None, {"observed": {}}, {"link": None}, {"first_learning_rate": 0.1}
+    )
+    assert [*record] == [
+        "machine", "observed", "nodes", "processes_per_node", "link", "effective_batch", "updates",
+        "first_learning_rate",
+    ]  # fmt: skip
+    assert [record["nodes"], record["processes_per_node"], record["effective_batch"]] == [1, 2, 16]
+
+
+def parts(tree: ast.Module) -> tuple[list[str], list[str]]:
+    """The texts in code, without docstrings, and the calls of write_json, read_json, read_rows."""
+    texts, calls = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and name in ("write_json", "read_json", "read_rows"):
+            calls.append(ast.unparse(node.args[0]))
+    return texts, calls
+
+
+def test_a_name_stands_once(root: Path) -> None:
+    found: dict[str, list[str]] = {name: [] for name in NAMES}
+    # The schema names files for the dictionary.
+    files = [f for f in (root / "harness").rglob("*.py") if f.name != "checks.py"]
+    for file in (*files, root / "logcallback.py"):
+        texts, _ = parts(ast.parse(file.read_text("utf-8")))
+        for text in texts:
+            if text in found:
+                found[text].append(str(file.relative_to(root)))
+    assert found.pop("peer.json") == ["harness/train/strategy/hivemind/exchange.py"]
+    assert found.pop("telemetry/") == []
+    assert found == {name: ["harness/core/records/__init__.py"] for name in found}
+
+
+@pytest.mark.parametrize("attribute", ["settings", "environment", "summary", "progress", "peers"])
+def test_only_the_folder_opens_its_files(root: Path, attribute: str) -> None:
+    own = root / "harness" / "core" / "records"
+    files = [f for f in (root / "harness").rglob("*.py") if own not in f.parents]
+    for file in (*files, root / "logcallback.py"):
+        _, calls = parts(ast.parse(file.read_text("utf-8")))
+        around = [call for call in calls if call.endswith((f"folder.{attribute}", ".failure(0)"))]
+        assert around == [], file
