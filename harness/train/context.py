@@ -76,8 +76,6 @@ class Context:
     earlier_failures: Sequence[Mapping[str, Any]] = ()  # in the folder before the ranks met
     # Known once the data are loaded.
     data_facts: dict[str, Any] = field(default_factory=dict)
-    # Filled once the model is made.
-    observed: dict[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None
     position: Position = field(default_factory=Position)
     epoch_so_far: dict[str, Any] = field(default_factory=dict)  # of the checkpoint's epoch

@@ -8,6 +8,8 @@ all others (direct.py).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ class Session:
     """
 
     ends_when_silent = True  # a process that does not answer is hung, and ends the run
+
+    observed: Mapping[str, Any] = MappingProxyType({})  # of the model, once it is made
 
     def __init__(self, world: World) -> None:
         self.world = world  # the processes that the Trainer sees
@@ -56,6 +60,10 @@ class Session:
 
     def check_data(self, checksum: str | None) -> None:
         """The data are loaded; raises if they are not those of the run."""
+
+    def model_made(self, observed: Mapping[str, Any]) -> None:
+        """The model is made: what is recorded of it, also of a run that fails from here on."""
+        self.observed = observed
 
     def finish(self) -> None:
         """The record is complete."""

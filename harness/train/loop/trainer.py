@@ -65,8 +65,7 @@ class ExactTrainer(Trainer):
         self.test_dataset = test_dataset
         self.is_apart = is_apart(context.settings)
         args, model, settings = kwargs["args"], kwargs["model"], context.settings
-        # Also of a run that fails from here on.
-        context.observed.update(verify.own_model(model, str(settings.model)))
+        context.session.model_made(verify.own_model(model, str(settings.model)))
         # The models' heads take **kwargs but ignore num_items_in_batch. The Trainer relies on it:
         # it would multiply loss and gradient by the number of ranks and of accumulation steps.
         model.accepts_loss_kwargs = False
@@ -257,7 +256,7 @@ class ExactTrainer(Trainer):
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
         checked |= verify.observe_decay(self.optimizer) | self.laid_out
-        checked |= self.context.observed | self.balance.observed
+        checked |= {**self.context.session.observed, **self.balance.observed}
         self.exchange.states = {
             "optimizer": self.optimizer, "schedule": self.lr_scheduler,
             "scaler": self.accelerator.scaler,

@@ -190,7 +190,7 @@ def _write_environment(context: Context) -> None:
     """What is known of a run that failed before its first step."""
     world, data = context.recorded_world, context.data_facts
     machine = environment(context.args.device.type == "cuda")
-    opened = cast(KnownRecord, {"inputs": context.inputs, "observed": context.observed})
+    opened = cast(KnownRecord, {"inputs": context.inputs, "observed": context.session.observed})
     batch = context.effective_batch
     record = environment_record(machine, world.nodes, world.per_node, batch, None, opened)
     if data:
