@@ -189,15 +189,24 @@ def is_leader() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def complain(program: str, error: Exception, leader: bool = True) -> int:
+def complain(program: str, error: Exception | str, leader: bool = True) -> int:
     """Print one line on stderr, on the leader only; returns the exit code for a mistake."""
-    line = f"{program}: error: {' '.join(printable(str(error)).splitlines())}"
+    line = f"{program}: error: {_in_one_line(str(error))}"
     if leader:
         print(line, file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # the launcher stops all ranks when one exits: let the leader print first
     report_to_torchrun(line)
     return 2
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr, in one line."""
+    print(f"warning: {_in_one_line(text)}", file=sys.stderr, flush=True)
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(printable(text).splitlines())
 
 
 def printable(text: str) -> str:

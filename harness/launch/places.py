@@ -110,7 +110,7 @@ def disturbed_by(others: dict[str, Any]) -> str | None:
 def warning_of(others: dict[str, Any]) -> str | None:
     """A warning for the user if others would disturb the measurement; else None."""
     busy = disturbed_by(others)
-    return busy and f"warning: {busy}: this disturbs what is measured now"
+    return busy and f"{busy}: this disturbs what is measured now"
 
 
 def _gpus() -> tuple[str, ...]:

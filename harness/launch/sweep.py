@@ -28,7 +28,7 @@ from typing import Any
 from harness.core.command_line import field_of, print_json, typed
 from harness.core.identity import number
 from harness.core.links import link_of
-from harness.core.process import ending_signals, print_if_possible, working
+from harness.core.process import ending_signals, print_if_possible, warn, working
 from harness.core.records import (
     ASIDE,
     FINISHED,
@@ -139,7 +139,7 @@ def run(flags: argparse.Namespace) -> int:
         _describe(sweep, states, folder, command)
         check_start(sweep, states, chosen, place, flags.yes, changed=bool(flags.set))
         refuse_if_nothing_starts(chosen)
-        return _work(sweep, chosen, place, folder, command, *["--json"] * flags.json)
+        return _work(sweep, chosen, place, folder, command, flags.json)
 
 
 def _for_people(to_stderr: bool) -> AbstractContextManager[object]:
@@ -208,7 +208,7 @@ def _with_values(sweep: Sweep, name: str, texts: list[str]) -> Sweep:
         expect = [e for e in expect if all(key not in (e[side] or ()) for side in sides)]
         if left := len(sweep.expect) - len(expect):
             text = f"{left} of {len(sweep.expect)} entries of expect are left out"
-            print(f"--set {name}: {text}", file=sys.stderr)
+            warn(f"--set {name}: {text}")
     else:
         grid[key] = values
     return replace(
@@ -258,9 +258,9 @@ def _matches(job: Job, condition: dict[str, str]) -> bool:
 
 
 def _work(
-    sweep: Sweep, chosen: list[State], place: Place, folder: Path, command: str, *table: str
+    sweep: Sweep, chosen: list[State], place: Place, folder: Path, command: str, json: bool
 ) -> int:
-    """Measure the missing runs and show the table (with these flags); returns the exit code."""
+    """Measure the missing runs and show the table (as JSON if asked); returns the exit code."""
     if sweep.columns:
         _check_columns(folder, sweep.file)
     screen = Screen(sweep.header.get("question", sweep.name), chosen, place.in_turn)
@@ -279,7 +279,8 @@ def _work(
             if done := sum(state.known for state in chosen):
                 screen.print(f"{done} of {len(chosen)} runs had been done before")
             # Signals are still caught here, so that a late second Ctrl-C causes no traceback.
-            shown = worker.stops < 2 and _table(folder, "--write", *table, start_new_session=True)
+            table = ["--write", *(["--json"] if json else [])]
+            shown = worker.stops < 2 and _table(folder, *table, start_new_session=True)
     if signals:
         to_go = (WAITING, RUNNING, ELSEWHERE, "interrupted")
         left = sum(state.state in to_go for state in chosen)

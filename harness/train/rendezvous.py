@@ -14,7 +14,6 @@ import os
 import pickle  # noqa: TID251 - to read less than it would
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterable, MutableMapping
@@ -34,6 +33,7 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 
+from harness.core.process import warn
 from harness.core.settings import UserError
 from harness.train.patches import check_patched
 
@@ -146,8 +146,8 @@ def _name_the_missing(made: TCPStore, ranks: Iterable[int], per_node: int) -> No
             names = ", ".join(f"rank {rank} (node {rank // per_node})" for rank in missing[:NAMED])
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             if missing:
-                missed = f"harness: not in the run after {waited_s:g} s: {names}{more}"
-                print(missed, file=sys.stderr, flush=True)
+                missed = f"not in the run after {waited_s:g} s: {names}{more}"
+                warn(missed)
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
@@ -178,12 +178,10 @@ def _listen(host: str, port: int) -> socket.socket | None:
         listening.close()
         raise UserError(f"this machine does not reach itself at {host}: {reason}")
     if everywhere:
-        print(
-            f"harness: warning: {host} is not an address that this machine alone has, so the "
-            f"rendezvous listens on all of its addresses (port {own_port}): let only the nodes "
-            "reach them",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        warn(
+            f"{host} is not an address that this machine alone has, so the rendezvous listens on "
+            f"all of its addresses (port {own_port}): let only the nodes reach them"
+        )
     return listening
 
 
@@ -212,8 +210,8 @@ def unreachable(host: str, port: int, within_s: float = REACH_S) -> str | None:
             )
         if now_s - reported_s > REPORT_EVERY_S:
             reported_s = now_s
-            waited = f"harness: waiting for {host}:{port} for {now_s - began_s:.0f} s"
-            print(f"{waited} ({reason})", file=sys.stderr, flush=True)
+            waited = f"waiting for {host}:{port} for {now_s - began_s:.0f} s"
+            warn(f"{waited} ({reason})")
         time.sleep(0.1)
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from functools import partial
 
-from harness.core.process import install_quit_handlers
+from harness.core.process import complain, install_quit_handlers
 from harness.core.settings import UserError
 
 REFUSED = 2  # how a script ends whose command cannot run; it has said why, in one line
@@ -52,11 +52,10 @@ def main() -> int:
         with ending_stopped_ranks(hang_after_of(sys.argv), SAMPLER_FIRST_S):
             run.main()
     except UserError as error:
-        print(f"torchrun: error: {error}", file=sys.stderr)
-        return 2
+        return complain("torchrun", error)
     except RendezvousError as error:
         why = " ".join(f"{error} {error.__cause__ or ''}".split())
-        print(f"torchrun: error: the processes cannot meet: {why:.400}", file=sys.stderr)
+        complain("torchrun", f"the processes cannot meet: {why:.400}")
         return 1
     except ChildFailedError as failed:
         launched = json.loads(os.environ.get("HARNESS_LAUNCH") or "{}")

@@ -264,3 +264,10 @@ def test_what_lacks_memory_is_told_from_what_fails(
     monkeypatch.setattr(sys, "excepthook", parent._tell_lack_of_memory)
     parent.restore_excepthook()
     assert sys.excepthook is sys.__excepthook__
+
+
+def test_errors_and_warnings_are_one_escaped_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parent.complain("harness", "red \x1b[31m\nand more") == 2
+    parent.warn("red \x1b[31m\nand more")
+    text = r"red \x1b[31m and more"
+    assert capsys.readouterr().err == f"harness: error: {text}\nwarning: {text}\n"

@@ -272,7 +272,7 @@ def test_who_else_is_at_work() -> None:
     assert busy == "2 other process(es) use the GPUs and others use 50% of the cores"
     assert warning_of({"cpu_busy_share": 0.2, "gpu_processes": 0}) is None
     warning = warning_of({"cpu_busy_share": 0.5, "gpu_processes": 0})
-    assert warning == "warning: others use 50% of the cores: this disturbs what is measured now"
+    assert warning == "others use 50% of the cores: this disturbs what is measured now"
 
 
 def test_what_a_command_leaves_that_has_just_ended_is_no_other_program(

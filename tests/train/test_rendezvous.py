@@ -227,12 +227,12 @@ def test_ranks_that_have_not_come_are_named(
 
     server = rendezvous.store(HERE, is_master=True, wait_for_workers=False)
     one = comes(1, port=server.port)
-    assert wait_for(lambda: says(r"harness: not in the run after 0\.5 s: rank 0 \(node 0\)\n"))
+    assert wait_for(lambda: says(r"warning: not in the run after 0\.5 s: rank 0 \(node 0\)\n"))
     zero = comes(0, port=server.port)
     late = "rank 2 (node 1), rank 3 (node 1), rank 4 (node 2), rank 5 (node 2) and 2 more"
-    assert wait_for(lambda: says(re.escape(f"harness: not in the run after 1 s: {late}\n")))
+    assert wait_for(lambda: says(re.escape(f"warning: not in the run after 1 s: {late}\n")))
     others = [comes(rank, port=server.port) for rank in range(2, 7)]
-    assert wait_for(lambda: says(r"harness: not in the run after [\d.]+ s: rank 7 \(node 3\)\n"))
+    assert wait_for(lambda: says(r"warning: not in the run after [\d.]+ s: rank 7 \(node 3\)\n"))
     others.append(comes(7, port=server.port))
     naming = "_name_the_missing"
     assert wait_for(lambda: not any(naming in t.name for t in threading.enumerate()))

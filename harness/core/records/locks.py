@@ -11,11 +11,11 @@ import fcntl
 import os
 import re
 import stat
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from harness.core.process import warn
 from harness.core.settings import UserError
 
 
@@ -128,10 +128,9 @@ class Lock:
             os.close(file)
             return False
         except OSError as error:
-            print(
-                f"harness: warning: {self.path.parent} is on a file system without locks "
-                f"({error.strerror}): let only one process at a time write there",
-                file=sys.stderr,
+            warn(
+                f"{self.path.parent} is on a file system without locks ({error.strerror}): let "
+                "only one process at a time write there"
             )
         if not self._is_at_its_place(file):
             os.close(file)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.links import Link, Network, link_of
-from harness.core.process import GRACE_S, ending_signals
+from harness.core.process import GRACE_S, ending_signals, warn
 from harness.core.provenance import NODES_LINK, SHARED_GPUS
 from harness.core.settings import UserError
 from harness.core.strategies import STRATEGIES
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
             if not options.command:
                 return show(emulated.nodes)
             if warning := warning_of(use):
-                print(warning, file=sys.stderr, flush=True)
+                warn(warning)
             threads = threads_variable(machine.threads)
             return run_on(emulated.nodes, options.command, gpus, threads)
     finally:

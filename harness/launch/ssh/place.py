@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.links import Link
-from harness.core.process import last_line
+from harness.core.process import last_line, warn
 from harness.core.provenance import commit, source_checksum
 from harness.core.records import rows_in
 from harness.core.rules import why_a_gpu
@@ -151,7 +150,7 @@ class Ssh(Machines):
         if self.options.isolation != "off":
             lines += [f"{line}: this disturbs what is measured now" for line in busy]
         for line in lines:
-            print(f"harness sweep: warning: {line}", file=sys.stderr)
+            warn(line)
 
     def nodes(self) -> list[Node]:
         first = self.remote.hosts[0]
@@ -177,7 +176,7 @@ class Ssh(Machines):
         answers = self._at_all(hosts, lambda host: self._fetch(host, job))
         errors = {host: text for host, text in answers.items() if isinstance(text, str)}
         for line in (text for host, text in errors.items() if host != hosts[0]):
-            print(f"harness sweep: warning: files were not fetched: {line}", file=sys.stderr)
+            warn(f"files were not fetched: {line}")
         by_node = {n: a for n, h in enumerate(hosts) if not isinstance(a := answers[h], str)}
         put(merged(by_node, job.processes), job.folder, self.clocks[hosts[0]])
         return errors.get(hosts[0])

@@ -13,7 +13,7 @@ from harness.read.grouping import by_key
 from harness.read.records.comparable import LOAD, SPEED, judge
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
-from harness.read.records.recorded import UNREADABLE, warn
+from harness.read.records.recorded import UNREADABLE, warn_not_read
 from harness.read.records.runs import Run, read_run
 
 # What may differ in a baseline that was not named: how work is split and exchanged, and settings
@@ -41,7 +41,7 @@ def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:
     folders = (folder for folder in folders if folder.path.parent.name.startswith("1_"))
     runs = [read_run(folder, {}, str(folder.path), None) for folder in folders]
     # Name the unreadable ones, as they might have been the runs to compare with.
-    warn([f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE])
+    warn_not_read([f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE])
     return [run for run in runs if may_be_baseline(run)]
 
 

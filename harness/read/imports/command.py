@@ -9,7 +9,6 @@ import argparse
 import math
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
+from harness.core.process import complain
 from harness.core.records import SCHEMA, RunFolder, append_row, find_runs
 from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, best_of, total_of
@@ -73,14 +73,16 @@ def import_files(
     files: list[Path], flags: dict[str, Any], source: str | None, output_dir: Path
 ) -> list[str]:
     """Import all files, or none if one is wrong; return a line for each file."""
-    read, errors = [], []
+    read: list[Foreign] = []
+    errors: list[UserError] = []
     for file in files:
         try:
             read.append(_complete(read_foreign(file), flags))
         except UserError as error:
-            errors.append(f"harness import: error: {error}")
+            errors.append(error)
     if errors:
-        print(*errors, sep="\n", file=sys.stderr)
+        for mistake in errors:
+            complain("harness import", mistake)
         raise UserError("nothing was imported")
     # The imported runs of the folder, each with what its settings say of where it comes from.
     known = {

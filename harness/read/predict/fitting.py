@@ -43,7 +43,7 @@ from harness.read.predict.phases import Phases, fit_phases
 from harness.read.predict.scenario import APART
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.processors import spread_of
-from harness.read.records.recorded import check_links, is_number, uniform_link, warn
+from harness.read.records.recorded import check_links, is_number, uniform_link, warn_not_read
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
     parse_selector,
@@ -113,7 +113,7 @@ def measured_beside(selector: str) -> Iterator[Reduction]:
                 continue  # not ours
             rows = _checked_link(link, file)
         except UserError as error:
-            warn([str(error)])
+            warn_not_read([str(error)])
             continue
         shape = Shape(int(link["nodes"]), int(link["processes_per_node"]))
         yield from _reductions(link, rows, shape, link["backend"])
@@ -375,11 +375,11 @@ def _slow_start_after_idle(runs: Iterable[Run]) -> bool:
     """Whether TCP repeats its slow start after a rest: yes, unless the records say no kernel did.
     Runs on several nodes decide; those on one node only where no others record it.
     """
-    told = [(shape_of(run).nodes, tcp) for run in runs if (tcp := run.environment.get("tcp"))]
-    known = [tcp for nodes, tcp in told if nodes > 1] or [tcp for _, tcp in told]
-    return not known or any(
+    recorded = [(shape_of(run).nodes, tcp) for run in runs if (tcp := run.environment.get("tcp"))]
+    decisive = [tcp for nodes, tcp in recorded if nodes > 1] or [tcp for _, tcp in recorded]
+    return not decisive or any(
         tcp["slow_start_after_idle"] and not tcp["congestion_control"].startswith("bbr")
-        for tcp in known
+        for tcp in decisive
     )
 
 

@@ -16,7 +16,7 @@ from harness.read.records.recorded import (
     none_readable,
     processes_of,
     recorded,
-    warn,
+    warn_not_read,
 )
 from harness.read.records.runs import Run, link_numbers, run_of
 from harness.read.records.selection import parse_selector, select
@@ -89,7 +89,7 @@ def _recorded_below(root: str | Path) -> Iterator[Recorded]:
     yield from once
     if bad and len(bad) == len(once):
         raise none_readable(bad)
-    warn([*bad, *copies])
+    warn_not_read([*bad, *copies])
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from harness.core.attempts import ends_of, first_start, starts_of, times_of_atte
 from harness.core.identity import stem
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
-from harness.core.process import printable
+from harness.core.process import warn
 from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import OWN, changed_row, is_changed
@@ -105,12 +104,12 @@ def none_readable(lines: Sequence[str]) -> UserError:
     return UserError(f"no run can be read: {lines[0]}{more}")
 
 
-def warn(lines: Sequence[str]) -> None:
+def warn_not_read(lines: Sequence[str]) -> None:
     """Warn of records that are left out, a line each: what is printed lacks them."""
     for line in lines[:MOST_NAMED]:
-        print(f"warning: not read: {printable(line)}", file=sys.stderr)
+        warn(f"not read: {line}")
     if (more := len(lines) - MOST_NAMED) > 0:
-        print(f"warning: not read: {more} more", file=sys.stderr)
+        warn(f"not read: {more} more")
 
 
 def _read(record: Recorded, with_ranks: bool) -> None:
@@ -477,7 +476,7 @@ def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
         try:
             _check_rows("telemetry", rows, folder.telemetry(node), {})
         except UserError as error:
-            warn([f"{folder.path}: {error}"])
+            warn_not_read([f"{folder.path}: {error}"])
             continue
         believed[node] = [row for row in rows if row.get("unix") is not None]
     return believed

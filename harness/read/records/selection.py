@@ -24,7 +24,13 @@ from harness.core.strategies import recorded_strategy
 from harness.read.labels import counted, listed
 from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
-from harness.read.records.recorded import UNREADABLE, existing, is_ours, none_readable, warn
+from harness.read.records.recorded import (
+    UNREADABLE,
+    existing,
+    is_ours,
+    none_readable,
+    warn_not_read,
+)
 from harness.read.records.runs import Run, Target, read_run
 from harness.read.records.sweeps import SweepResults, read_all, read_results, read_sweep, sweep_file
 
@@ -126,7 +132,7 @@ def read_selected(selector: str, target: Target | None) -> Selected:
     if len(not_read) == len(runs):
         raise none_readable(not_read)
     not_read = (*not_read, *copies)
-    warn(not_read)
+    warn_not_read(not_read)
     runs = [run for run in runs if run.state != UNREADABLE]
     return Selected(select(path, runs, conditions), target, not_read)
 

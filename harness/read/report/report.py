@@ -32,7 +32,7 @@ from harness.read.files import for_page, save
 from harness.read.labels import file_name, label_text, plain_text, shown_axes
 from harness.read.records.baseline import baseline_of, run_row
 from harness.read.records.comparable import all_beside_others
-from harness.read.records.recorded import warn
+from harness.read.records.recorded import warn_not_read
 from harness.read.records.selection import read_all_parts, refuse_part, without_flags
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 def make_report(folder: Path, out: Path) -> list[Path]:
     """Write everything below `out`, the page and its text last; return what was written."""
     sweeps, problems = read_all_parts(str(folder))
-    warn([*problems, *(line for sweep in sweeps for line in sweep.problems)])
+    warn_not_read([*problems, *(line for sweep in sweeps for line in sweep.problems)])
     sweeps.sort(key=_last_unix, reverse=True)  # the latest measurements come first
     names = list[str]()
     for sweep in sweeps:
@@ -74,7 +74,7 @@ def make_report(folder: Path, out: Path) -> list[Path]:
             sections.append(made)
         else:  # the rest of the page is whole
             problems.append(f"{sweep.name} is not shown: {made}")
-            warn(problems[-1:])
+            warn_not_read(problems[-1:])
     page_file, text_file = out / "report.html", out / "report.md"
     write_whole(page_file, page(str(folder), sections, problems))
     write_whole(text_file, markdown_report(str(folder), sections, problems))

@@ -31,7 +31,7 @@ from harness.read.labels import (
 from harness.read.records.baseline import run_row
 from harness.read.records.comparable import disturbed, learned_nothing
 from harness.read.records.frames import frame_with_runs
-from harness.read.records.recorded import none_readable, warn
+from harness.read.records.recorded import none_readable, warn_not_read
 from harness.read.records.runs import Run, identity_settings, own_metrics_of
 from harness.read.records.selection import parse_selector, read_sweep_part, refuse_part
 from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
@@ -268,7 +268,7 @@ def _show_sweep(selector: str, options: argparse.Namespace) -> None:
     if (bad := [*sweep.not_read]) and len(bad) == sum(run.folder is not None for run in sweep.runs):
         raise none_readable(bad)
     _, shown, rows = table_of_begun(sweep)
-    warn(sweep.problems)
+    warn_not_read(sweep.problems)
     files = write_files(sweep, shown, rows) if options.write else []
     table = chosen(shown.table, options.columns) if options.columns else shown.table
     if options.latex:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from harness.core.process import warn
 from harness.core.provenance import cache_root
 from harness.core.records.disk import DiskError, sync, writing_to
 from harness.core.records.redact import redacted
@@ -48,7 +48,7 @@ def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:
         problem = damage(folder / KEY, contents=world_of(os.environ).local_rank == 0)
         if problem is None:
             return folder
-        print(f"harness: {folder} is damaged and prepared again ({problem})", file=sys.stderr)
+        warn(f"{folder} is damaged and prepared again ({problem})")
     _remove_drafts(root)
     draft = root / f".draft-{uuid.uuid4().hex}"
     try:

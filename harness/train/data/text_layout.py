@@ -19,7 +19,6 @@ on texts of one length together.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,6 +32,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, TrainingArg
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from harness.core.process import warn
 from harness.core.records.redact import first_line
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import is_sharded, strategy_of
@@ -110,7 +110,7 @@ def _of_batches(
         quality = quality if by_length else "quality depends on --eval_batch, too"
         lines.append(f"{reads} ({quality})")
     for line in lines if world_of(os.environ).rank == 0 else ():
-        print(f"harness: {line}: to split a batch otherwise is another training", file=sys.stderr)
+        warn(f"{line}: to split a batch otherwise is another training")
     return found
 
 

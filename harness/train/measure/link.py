@@ -23,7 +23,7 @@ from harness.core import collectives
 from harness.core.collectives import GLOO, NCCL
 from harness.core.command_line import print_json
 from harness.core.links import least_rate_of, rate_of, tells_rate
-from harness.core.process import end_with_parent
+from harness.core.process import end_with_parent, warn
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
 from harness.train.measure.clock import MEASURING
@@ -71,9 +71,9 @@ def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[st
     if result is None:
         return None
     if result["warning"]:
-        print(f"warning: {result['warning']}", file=sys.stderr, flush=True)
+        warn(result["warning"])
     if line := without_rate(result, BUDGET_S):
-        print(f"warning: {line}: estimates count delays alone", file=sys.stderr, flush=True)
+        warn(f"{line}: estimates count delays alone")
     (allreduce,) = result.pop("allreduce")
     del allreduce["asked_bytes"]
     more = {f"allreduce_{name}": value for name, value in allreduce.items()}
@@ -204,9 +204,9 @@ def run(options: argparse.Namespace) -> int:
     if result is not None:
         print_json(result) if options.json else _show(result, world)
         if line := without_rate(result, options.seconds) or unknown_pairs(result, options.seconds):
-            print(f"{line}: give more with --seconds", file=sys.stderr)
+            warn(f"{line}: give more with --seconds")
         if line := without_time(result["allreduce"], options.seconds):
-            print(line, file=sys.stderr)
+            warn(line)
     return 0
 
 
@@ -291,7 +291,7 @@ def _show(result: dict[str, Any], world: World) -> None:
     screen.print(sizes)
     screen.print(LEGEND, style="dim")
     if result["warning"]:
-        print(f"warning: {result['warning']}", file=sys.stderr)
+        warn(result["warning"])
 
 
 def _table(*headings: str) -> Table:

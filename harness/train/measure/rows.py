@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.core.process import warn
 from harness.core.records import append_row, plain, read_rows, total
 from harness.core.records.checksums import vouched
 from harness.core.schema.environment import MeasuredRecord
@@ -203,10 +203,7 @@ class NoNumbers:
         new = [f"{name} ({kind})" for name, kind in kinds.items() if name not in self.named]
         self.named |= kinds
         if new and aloud:
-            print(
-                f"harness: metrics that are no numbers are not recorded: {', '.join(new)}",
-                file=sys.stderr,
-            )
+            warn(f"metrics that are no numbers are not recorded: {', '.join(new)}")
 
 
 def over_sets(sets: Collection[tuple[int | None, float]]) -> tuple[int | None, float]:
@@ -262,7 +259,7 @@ def size_of(loader: Any) -> int | None:
 
 
 def quantile(values: Sequence[float], fraction: float) -> float | None:
-    """The smallest value that this share of all values does not exceed; None without values."""
+    """The smallest value that this fraction of all values does not exceed; None without values."""
     if not values:
         return None
     return sorted(values)[max(math.ceil(len(values) * fraction) - 1, 0)]

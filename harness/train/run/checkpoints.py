@@ -12,7 +12,6 @@ import errno
 import os
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -23,6 +22,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerState
 
+from harness.core.process import warn
 from harness.core.records import COMPLETE, RunFolder, update_of
 from harness.core.records.checksums import OWN, changed_row
 from harness.core.records.disk import DiskError, draft_of, sync
@@ -68,10 +68,10 @@ def sound_checkpoints(folder: Path) -> list[Path]:
         else:
             sound.append(path)
             continue
-        print(f"harness: {problem}", file=sys.stderr)
+        warn(problem)
         shutil.rmtree(path, ignore_errors=True)
     if checkpoints and not sound:
-        print("harness: no checkpoint is left: training starts from the beginning", file=sys.stderr)
+        warn("no checkpoint is left: training starts from the beginning")
     return sound
 
 
@@ -111,10 +111,9 @@ def usable_checkpoint(folder: Path, world: World) -> Path | None:
         if world.local_rank == 0:
             shutil.rmtree(last, ignore_errors=True)
         if world.rank == 0:
-            print(
-                f"harness: {last.name} is damaged and not used ({damaged[0]} has changed on the "
-                "disk of another node)",
-                file=sys.stderr,
+            warn(
+                f"{last.name} is damaged and not used ({damaged[0]} has changed on the disk of "
+                "another node)"
             )
     return None
 
@@ -264,7 +263,7 @@ def keep_model(folder: RunFolder, context: Context, state: TrainerState) -> Path
         return None
     last = checkpoints[-1]
     if not on_own and (problem := damage(last / COMPLETE)):
-        print(f"harness: {last.name} is damaged ({problem})", file=sys.stderr)
+        warn(f"{last.name} is damaged ({problem})")
         return None  # and keep the one before it
     best = _best(state)
     _keep(last, 1, best)

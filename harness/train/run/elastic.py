@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 from datetime import timedelta
 
 import psutil
@@ -18,6 +17,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from harness.core import topology
 from harness.core.collectives import GLOO
+from harness.core.process import warn
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train import rendezvous
@@ -35,7 +35,7 @@ def launch_of(world: World) -> Launch | None:
     return Launch(min(unix for unix, _ in of_ranks), min(left for _, left in of_ranks))
 
 
-def warn(settings: Settings) -> None:
+def warn_of_restarts(settings: Settings) -> None:
     """Warn of what would go wrong only once a node is lost."""
     warnings = [topology.warning(settings)]
     if launcher_has_store() and dist.is_initialized() and dist.get_backend() == GLOO:
@@ -44,7 +44,7 @@ def warn(settings: Settings) -> None:
             "before: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on every node"
         )
     for text in filter(None, warnings):
-        print(f"harness: warning: {text}", file=sys.stderr)
+        warn(text)
 
 
 def limit_collectives(settings: Settings, elastic: bool) -> None:

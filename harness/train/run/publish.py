@@ -16,6 +16,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, HfApi, ModelCardData, constants, get_token
 
+from harness.core.process import complain
 from harness.core.records import COMPLETE, RunFolder, update_of
 from harness.core.records.archives import SUFFIX, Files, files_of, write_archive
 from harness.core.records.redact import first_line, redacted
@@ -85,10 +86,10 @@ def publish(context: Context) -> None:
         reason = first_line(error)
         if status in (401, 403, 404):
             reason = f"the Hub answers {status}: check the name and the token"
-        print(
-            f"harness: --push_to_hub: nothing was uploaded ({reason}); the run is finished and "
-            "recorded, and the same command uploads it",
-            file=sys.stderr,
+        complain(
+            "harness",
+            f"--push_to_hub: nothing was uploaded ({reason}); the run is finished and recorded, "
+            "and the same command uploads it",
         )
         sys.exit(1)
     print(f"  the model, its card and its record are in {constants.ENDPOINT}/{repo}")

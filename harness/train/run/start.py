@@ -27,7 +27,7 @@ from transformers.trainer_utils import enable_full_determinism
 from harness.core import attempts
 from harness.core.command_line import refuse, trainer_argv
 from harness.core.identity import EVAL_BATCH, number, run_path
-from harness.core.process import end_at_once, end_work
+from harness.core.process import end_at_once, end_work, warn
 from harness.core.provenance import changed_inputs, inputs, recorded_inputs, strategy_code
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.disk import check_writable
@@ -43,7 +43,7 @@ from harness.train.measure.environment import launch
 from harness.train.measure.telemetry import start_sampler, uuids
 from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
-from harness.train.run.elastic import launch_of, warn
+from harness.train.run.elastic import launch_of, warn_of_restarts
 from harness.train.run.lifecycle import Lifecycle
 from harness.train.run.publish import check_hub, publish
 from harness.train.session import Session, broadcast, end_group, gather
@@ -252,7 +252,7 @@ def _finished_or_set_aside(context: Context) -> bool:
         folder, elastic.unix if elastic else None
     )
     if elastic is not None:
-        warn(context.settings)
+        warn_of_restarts(context.settings)
     if context.settings.rerun and not resumes:
         if folder.path.exists():
             print(f"the earlier record is kept in {folder.set_aside()}")
@@ -372,11 +372,10 @@ def _take_smaller_batch(context: Context) -> None:
     own = effective_batch(args.per_device_train_batch_size, args.gradient_accumulation_steps, 1)
     args.per_device_train_batch_size, args.gradient_accumulation_steps = accumulated(own, batch)
     if context.is_rank0:
-        print(
-            f"harness: --auto_batch: --per_gpu_batch {args.per_device_train_batch_size} "
+        warn(
+            f"--auto_batch: --per_gpu_batch {args.per_device_train_batch_size} "
             f"--grad_acc {args.gradient_accumulation_steps} instead of {settings.per_gpu_batch} "
-            f"and {settings.grad_acc}, which ran out of memory",
-            file=sys.stderr,
+            f"and {settings.grad_acc}, which ran out of memory"
         )
 
 

@@ -13,7 +13,6 @@ then, the anchor is the weights that all replicas have in common.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.core.collectives import ALL_TO_ALL, BACKEND
+from harness.core.process import warn
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
 from harness.train.direct import Units
@@ -324,7 +324,7 @@ class ReplicaExchange(Exchange):
             )
         warning = self._warning(updates - self.first)
         if warning is not None and self.context.is_rank0:
-            print(f"warning: {warning}", file=sys.stderr, flush=True)
+            warn(warning)
 
     def _warning(self, updates: int) -> str | None:
         """A warning if a run exchanges otherwise than its flags suggest; updates: updates apart."""

@@ -5,7 +5,6 @@ and after the last one.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 
 from harness.core.collectives import GLOO
+from harness.core.process import warn
 from harness.core.settings import Settings
 from harness.core.strategies import is_apart, is_sharded, strategy_of
 from harness.core.topology import World
@@ -57,10 +57,7 @@ def settle_unused(
             model.get_parameter(name).requires_grad_(False)
         if unused and dist.get_rank() == 0:
             what = f"{len(unused)} tensors, such as {unused[0]}"
-            print(
-                f"harness: the loss does not depend on {what}: they are not trained",
-                file=sys.stderr,
-            )
+            warn(f"the loss does not depend on {what}: they are not trained")
         return False
     skipped = probes.unused_parameters(model, batch, skipping=True)
     arguments.find_unused_parameters = bool(skipped)

@@ -108,7 +108,7 @@ def test_what_a_model_that_reads_padding_is_told(
         return
     assert seen["padding"] == "batch" and batches.layout.by_length == by_length
     assert seen["reads_padding"] == {"train_batch": 6, "eval_batch": None if by_length else 9}
-    assert told.startswith("harness: the scores of fnet depend on padding (") and by_length == (
+    assert told.startswith("warning: the scores of fnet depend on padding (") and by_length == (
         "as texts are evaluated unpadded, quality does not depend on --eval_batch" in told
     )
     assert by_length != ("(quality depends on --eval_batch, too)" in told)

@@ -319,7 +319,7 @@ def test_metrics_that_are_no_numbers_are_left_out(
     counted = BatchMetrics(2, lambda p: odd)
     check_before(counted, "mcc")
     assert capsys.readouterr().err == (
-        "harness: metrics that are no numbers are not recorded: conf (ndarray), name (str), "
+        "warning: metrics that are no numbers are not recorded: conf (ndarray), name (str), "
         "ragged (list)\n"
     )
     found = counted(EvalPrediction(np.eye(2), np.array([1, 0])))

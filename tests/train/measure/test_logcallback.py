@@ -405,7 +405,7 @@ def test_metrics_that_are_no_numbers_are_named_once(capsys: pytest.CaptureFixtur
     others.name(no_numbers(values), aloud=True)
     others.name(no_numbers({"matrix": [[1, 2]], "loss": 0.5}), aloud=True)
     assert capsys.readouterr().err == (
-        "harness: metrics that are no numbers are not recorded: matrix (list), best (str)\n"
+        "warning: metrics that are no numbers are not recorded: matrix (list), best (str)\n"
     )
     others.name({"other": "x"}, aloud=False)
     assert capsys.readouterr().err == ""

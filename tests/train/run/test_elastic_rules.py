@@ -265,7 +265,7 @@ def test_restarts_that_would_fail_are_announced(
     monkeypatch.setattr(restarts.dist, "get_backend", lambda: "gloo")
     for shared, expected in (("True", 1), ("False", 0)):
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
-        restarts.warn(settings("--setup", "2_1"))
+        restarts.warn_of_restarts(settings("--setup", "2_1"))
         warning = capsys.readouterr().err
         assert warning.count("\n") == expected
         assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in warning) is bool(expected)

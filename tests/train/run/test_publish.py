@@ -42,7 +42,7 @@ def test_a_refused_upload_loses_nothing_and_the_same_command_uploads(tmp_path: P
     argv = [*SMALL, *PUSH, "--o", str(tmp_path / "out")]
     with Hub() as hub, Client(CLIENT, hub.env(tmp_path / "cache")) as client:
         code, out, err = client("hf_" + "x" * 20, *argv)
-        (line,) = (line for line in err.splitlines() if line.startswith("harness: "))
+        (line,) = (line for line in err.splitlines() if line.startswith("harness: error: "))
         assert code == 1 and "--push_to_hub: nothing was uploaded (" in line, err
         assert "the Hub answers 401: check the name and the token" in line
         assert "Traceback" not in out + err

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from transformers import IntervalStrategy, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
+from harness.core.process import complain, warn
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.locks import is_free
 from harness.core.rules import addresses_to_join
@@ -185,10 +185,9 @@ class Peers(Session):
             who = "another process of this machine (--setup 2_1 or more: another machine)"
         print(f"{who} joins with\n  {join_command(self.settings, at)}", flush=True)
         if asked_processes(self.settings) == 1:
-            print(
-                "harness: warning: one peer alone shares nothing: until another joins, this is "
-                "training in one process, only slower",
-                file=sys.stderr,
+            warn(
+                "one peer alone shares nothing: until another joins, this is training in one "
+                "process, only slower"
             )
 
     def check_data(self, checksum: str | None) -> None:
@@ -224,10 +223,9 @@ class Peers(Session):
             return sum(bool(p.get("ready")) for p in self.state.alive.values())
 
         if not self.state.wait(lambda: ready() >= expected, START_S):
-            print(
-                f"harness: warning: {ready()} of {expected} peers are there after {START_S:g} s; "
-                "training begins without the others",
-                file=sys.stderr,
+            warn(
+                f"{ready()} of {expected} peers are there after {START_S:g} s; training begins "
+                "without the others"
             )
 
     def begin_epoch(self, epoch: int) -> None:
@@ -267,14 +265,14 @@ class Peers(Session):
         outcome = state.outcome
         self.close()
         if outcome is None:
-            print(
-                "harness: the peer that records the run is gone; what was trained since then is "
-                "not recorded. The same command, started where that peer ran, continues the run",
-                file=sys.stderr,
+            complain(
+                "harness",
+                "the peer that records the run is gone; what was trained since then is not "
+                "recorded. The same command, started where that peer ran, continues the run",
             )
             raise SystemExit(1)
         if outcome["outcome"] != FINISHED:
-            print(f"harness: the run has ended: {outcome['outcome']}", file=sys.stderr)
+            complain("harness", f"the run has ended: {outcome['outcome']}")
             raise SystemExit(1)
 
     def fail(self, outcome: str, interrupted: bool) -> None:
