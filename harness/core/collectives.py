@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from harness.core.links import PACKET, Link
 
 MIB = 2**20
-# The share of a rate left for payload: IP packets of 1500 bytes carry 1448 bytes of TCP's data.
-TCP_SEGMENT = 1448
-TCP_SHARE = TCP_SEGMENT / PACKET
+TCP_SEGMENT = 1448  # bytes of TCP's data in an IP packet of 1500 bytes
+TCP_SHARE = TCP_SEGMENT / PACKET  # of a link's rate: what is left for payload
 
 # gloo: a ring passes pieces of at most 1 MiB, at least two per rank, of which two are in flight at
 # a time.

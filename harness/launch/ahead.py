@@ -164,8 +164,8 @@ def links_apart(sweep: Sweep, states: list[State]) -> list[str]:
     if len(links) < 2 or "link" in base or any("link" not in label for label in bases):
         return []
     entry = ", ".join(f"{n}: {value}" for n, value in {**base, "link": next(iter(links))}.items())
-    said = "links are not compared with each other: that takes a baseline with a link, as"
-    return [f"{said} {{{entry}}}"]
+    warning = "links are not compared with each other: that takes a baseline with a link, as"
+    return [f"{warning} {{{entry}}}"]
 
 
 def repeating(states: list[State]) -> list[str]:
@@ -182,10 +182,10 @@ def repeating(states: list[State]) -> list[str]:
     if not again:
         return []
     (one, other), count = again[0], len(again)
-    said = "1 run trains exactly as another does"
+    equal_runs = "1 run trains exactly as another does"
     if count > 1:
-        said = f"{count} runs train exactly as others do"
-    return [f"on one process local_sgd exchanges nothing: {said} ({one.job} as {other.job})"]
+        equal_runs = f"{count} runs train exactly as others do"
+    return [f"on one process local_sgd exchanges nothing: {equal_runs} ({one.job} as {other.job})"]
 
 
 def _trained(settings: Settings) -> Settings:

@@ -67,10 +67,10 @@ def chosen(table: Table, names: Sequence[str]) -> Table:
     named = [n for n in at if n in keys]
     known = [heading_of(name) for name in ("effective_batch", "updates")]
     telling = [n for n in at if n in keys or table.headings[n] in known]
-    told, tellable = (
+    distinct, most_distinct = (
         len({*zip(*table.select(of).columns, strict=True)}) for of in (telling, [*keys, *telling])
     )
-    if named and told == tellable:
+    if named and distinct == most_distinct:
         return replace(table.select(at), keys=1)
     lacking = [n for n in range(table.keys) if len({*table.columns[n]}) > 1 and n not in at]
     return replace(table.select([*lacking, *at]), keys=len(lacking) or 1)

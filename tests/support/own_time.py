@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 
-from harness.launch.netns.holder import _raise_priority
+from harness.launch.netns.holder import raise_priority
 
 
 def go_before_others() -> None:
     """Where the system allows it, this process and what it starts get a core as soon as they need
     one: for ranks that mostly sleep, whose waiting for each other is measured.
     """
-    _raise_priority()
+    raise_priority()
 
 
 def keep_own_time() -> None:

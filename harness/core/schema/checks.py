@@ -38,6 +38,7 @@ class Record:
     numbers_of_others: bool = False  # a user's own metrics may stand beside the fields
 
 
+EMPTY_RANGE = (1.0, 0.0)  # no number is in it
 RECORDS = {
     "settings": Record(SettingsRecord, "settings.json"),
     "environment": Record(EnvironmentRecord, "environment.json"),
@@ -167,7 +168,6 @@ def _of_fields(known: Mapping[str, Field], other: Check | None = None) -> Check:
     checks = {name: _check(field.kind) for name, field in known.items()}
     # Most values of a record are numbers in their range: the quick way.
     numbers = {number: _ranges(known, number) for number in (float, int)}
-    empty = (1.0, 0.0)
 
     def check(value: Any) -> str | None:
         for name, content in value.items():
@@ -175,7 +175,7 @@ def _of_fields(known: Mapping[str, Field], other: Check | None = None) -> Check:
                 continue
             ranges = numbers.get(type(content))
             if ranges is not None:
-                low, high = ranges.get(name, empty)
+                low, high = ranges.get(name, EMPTY_RANGE)
                 if low <= content <= high:
                     continue
             of_field = checks.get(name, other)

@@ -87,7 +87,7 @@ def _test_set(
 def _hold_out(
     data: datasets.Dataset, fraction: float, settings: Settings
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """(training set, validation set): the second is this share of both together.
+    """(training set, validation set): the second is this fraction of both together.
 
     A training set of a given size is the same as without a validation set: it is drawn from the
     front of an order, and the validation set from its end.
