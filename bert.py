@@ -4,7 +4,7 @@
     torchrun --standalone --nproc_per_node=4 bert.py --per_gpu_batch=16 --setup 1_4
     python bert.py --help
 
-Default: BERT-base on 8,000 articles of AG News. vit.py is its sister for images.
+Default: BERT-base on 8,000 articles of AG News. vit.py does the same for images.
 """
 
 from harness.core.process import install_quit_handlers

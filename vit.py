@@ -4,7 +4,7 @@
     torchrun --standalone --nproc_per_node=4 vit.py --per_gpu_batch=16 --setup 1_4
     python vit.py --help
 
-Default: ViT-B/16 on 8,000 pictures of Food-101. bert.py is its sister for text.
+Default: ViT-B/16 on 8,000 pictures of Food-101. bert.py does the same for text.
 """
 
 from harness.core.process import install_quit_handlers

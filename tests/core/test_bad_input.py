@@ -258,7 +258,7 @@ def test_one_process(words: str, data: Path, tmp_path: Path) -> None:
 def test_before_libraries_are_loaded(
     words: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the first line of a script, which loads torch after it (test_floors.py)."""
+    """By the first line of a script, which loads torch after it (test_architecture.py)."""
     name, *argv = in_a_folder(tmp_path, words.format(d=data))
     with pytest.raises(SystemExit) as ended:
         command_line(name, argv)

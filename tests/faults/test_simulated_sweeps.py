@@ -1,4 +1,4 @@
-"""The launch tower on a simulated clock, with simulated processes: seeded histories of faults.
+"""The launch code on a simulated clock, with simulated processes: seeded histories of faults.
 
 What holds, however a history goes:
 

@@ -242,7 +242,7 @@ class SimulatedWorld:
         self.runner: Runner | None = None
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        """All that the tower knows of time, disks and processes."""
+        """All that the launch code knows of time, disks and processes."""
         patch.setattr(time, "monotonic", lambda: 1e4 + self.passed_s)
         patch.setattr(time, "time", lambda: 1.8e9 + self.passed_s + self.set_s)
         patch.setattr(time, "sleep", self.tick)

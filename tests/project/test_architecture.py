@@ -1,4 +1,4 @@
-"""The towers stand beside each other on one ground floor, and the scripts are sisters."""
+"""The parts of the package share only the base, and the scripts differ only in their data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HARNESS = ROOT / "harness"
 FILES = sorted(HARNESS.rglob("*.py"))
 SCRIPTS = ("bert", "vit", "logcallback")
 HEAVY = ("torch", "transformers", "datasets", "accelerate")
-# The packages beyond the standard library that the ground floor may use, inside a function: only
-# somebody who writes a settings file in YAML needs the one, and who asks for GPUs the other.
+# The packages beyond the standard library that the base may import, inside a function: yaml is
+# needed only for a settings file, pynvml only to ask for GPUs.
 ALLOWED = {("harness/core/command_line.py", "yaml"), ("harness/core/provenance.py", "pynvml")}
 
 
@@ -30,8 +30,8 @@ def name_of(file: Path) -> str:
 
 
 MODULES = {name_of(file): file for file in FILES}
-GROUND = [n for n in MODULES if n.startswith("harness.core.")]
-# Each room and the rooms below it that it may import; every room may import the ground floor.
+BASE = [n for n in MODULES if n.startswith("harness.core.")]
+# Each room and the rooms below it that it may import; every room may import the base.
 TRAIN = ("train", "train.data", "train.measure", "train.strategy", "train.strategy.hivemind")
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("core.schema", "core.records"),
@@ -64,16 +64,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("read.compare", "read.explain", "read.predict"),
     ),
 }
-GROUND_ROOMS = ("core", "core.records", "core.schema")
+BASE_ROOMS = ("core", "core.records", "core.schema")
 MOST_FILES = 14  # in a room
 MOST_LINES = 500  # in a file
 # Arrows up that are still there; a change may take them out of this list and adds none.
 UPWARD: set[tuple[str, str]] = set()
 
 
-def tower(name: str) -> list[str]:
-    """Modules of a tower; one that is not built yet has none."""
-    return [m for m in MODULES if m == f"harness.{name}" or m.startswith(f"harness.{name}.")]
+def modules_of(part: str) -> list[str]:
+    """The modules of a part of the package."""
+    return [m for m in MODULES if m == f"harness.{part}" or m.startswith(f"harness.{part}.")]
 
 
 @functools.cache
@@ -103,20 +103,20 @@ def ours(file: Path) -> set[str]:
     return {name for name, _ in imports(file) if name.split(".")[0] == "harness"}
 
 
-def test_the_walk_sees_the_imports() -> None:
-    # Everything below would hold of nothing: here is something.
+def test_imports_are_found() -> None:
+    # Otherwise the tests below would pass without checking anything.
     assert {"harness.core.settings", "harness.core.command_line", "harness.core.records"} <= set(
-        GROUND
+        BASE
     )
-    assert "harness.train.context" in tower("train")
+    assert "harness.train.context" in modules_of("train")
     assert "harness.core.settings" in ours(HARNESS / "core" / "command_line.py")
     assert ("torch", True) in set(imports(HARNESS / "train" / "loop" / "trainer.py"))
     assert ("yaml", False) in set(imports(HARNESS / "core" / "command_line.py"))
     assert "harness.train.data.models" in ours(ROOT / "bert.py")
 
 
-@pytest.mark.parametrize("module", GROUND)
-def test_the_ground_floor_stands_on_nothing(module: str) -> None:
+@pytest.mark.parametrize("module", BASE)
+def test_the_base_imports_only_the_standard_library(module: str) -> None:
     file = MODULES[module]
     for name, top in imports(file):
         where = (str(file.relative_to(ROOT)), name)
@@ -124,32 +124,32 @@ def test_the_ground_floor_stands_on_nothing(module: str) -> None:
         if outside:
             assert where in ALLOWED and not top, where
         if name.startswith("harness"):
-            assert name in GROUND, where
+            assert name in BASE, where
 
 
-@pytest.mark.parametrize("name", ["train", "read", "launch"])
-def test_towers_meet_only_on_the_ground(name: str) -> None:
-    for module in tower(name):
+@pytest.mark.parametrize("part", ["train", "read", "launch"])
+def test_parts_import_only_themselves_and_the_base(part: str) -> None:
+    for module in modules_of(part):
         for imported in ours(MODULES[module]):
-            assert imported in GROUND or imported in tower(name), (module, imported)
+            assert imported in BASE or imported in modules_of(part), (module, imported)
     folders = {p.name for p in HARNESS.iterdir() if p.is_dir() and p.name[0] not in "._"}
-    assert folders <= {"core", "train", "read", "launch"}, "a new tower: what may it import?"
+    assert folders <= {"core", "train", "read", "launch"}, "a new part: what may it import?"
 
 
-def test_nothing_imports_a_script_and_nothing_goes_round() -> None:
+def test_nothing_imports_a_script_and_no_imports_are_circular() -> None:
     graph = {}
     for module, file in [*MODULES.items(), *((s, ROOT / f"{s}.py") for s in SCRIPTS)]:
         names = {name for name, _ in imports(file)}
         if module not in ("bert", "vit"):  # only these two use another script: the callback
             assert not names & set(SCRIPTS), module
         graph[module] = names & {*MODULES, *SCRIPTS}
-    # Imports inside functions count: they would hide a circle, not undo it.
+    # Imports inside functions count: they would hide a cycle, not remove it.
     order = list(graphlib.TopologicalSorter(graph).static_order())
     assert set(order) == set(graph) and order.index("harness.core.settings") < order.index("bert")
 
 
-@pytest.mark.parametrize("module", [*GROUND, *tower("read"), *tower("launch")])
-def test_launching_and_reading_name_no_torch(module: str) -> None:
+@pytest.mark.parametrize("module", [*BASE, *modules_of("read"), *modules_of("launch")])
+def test_modules_of_launch_and_read_do_not_import_torch(module: str) -> None:
     assert not {name.split(".")[0] for name, _ in imports(MODULES[module])} & set(HEAVY)
 
 
@@ -164,9 +164,9 @@ def loaded_by(code: str) -> set[str]:
 
 
 @pytest.mark.process
-def test_launching_and_reading_load_no_torch() -> None:
+def test_importing_launch_and_read_does_not_load_torch() -> None:
     # With what their imports import in turn, which the text of the files does not show.
-    modules = [*GROUND, *tower("read"), *tower("launch"), "harness.__main__", "harness.cli"]
+    modules = [*BASE, *modules_of("read"), *modules_of("launch"), "harness.__main__", "harness.cli"]
     show = "assert harness.cli.main(['table', 'outputs/published/demo-tiny.jsonl.gz']) == 0"
     loaded = loaded_by(f"import {', '.join(modules)}\n{show}")
     assert "harness" in loaded and not loaded & set(HEAVY)
@@ -203,7 +203,7 @@ def test_test_files_import_nothing_from_test_files() -> None:
     assert imported == set(), "helpers of several test files belong in tests/support"
 
 
-def test_no_class_name_stands_twice() -> None:
+def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for module, file in MODULES.items():
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
@@ -219,7 +219,7 @@ def room_of(module: str) -> str:
     return ".".join(package.parts)
 
 
-def test_arrows_between_rooms_point_down() -> None:
+def test_imports_between_rooms_go_downwards() -> None:
     rooms = {room_of(module) for module in MODULES} - {""}
     assert rooms == set(ROOMS), "a room is missing here, or is gone"
     upward = set()
@@ -227,13 +227,13 @@ def test_arrows_between_rooms_point_down() -> None:
         room = room_of(module)
         for imported in ours(file) & set(MODULES):
             other = room_of(imported)
-            if room and other not in (room, *GROUND_ROOMS, *ROOMS[room]):
+            if room and other not in (room, *BASE_ROOMS, *ROOMS[room]):
                 upward.add((module.removeprefix("harness."), imported.removeprefix("harness.")))
     assert upward == UPWARD
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_is_seen_at_a_glance(room: str) -> None:
+def test_a_room_has_few_files_and_a_docstring(room: str) -> None:
     files = list((HARNESS / room.replace(".", "/")).glob("*.py"))
     assert len(files) <= MOST_FILES
     assert (HARNESS / room.replace(".", "/") / "__init__.py").read_text("utf-8").startswith('"""')
@@ -288,18 +288,19 @@ def test_files_of_tests_are_short() -> None:
     assert {file for file, count in lines.items() if count > MOST_LINES} == set()
 
 
+# Words that differ between the scripts for text and for images.
 WORDS = [(r"\b(texts?|images?)\b", "data"), (r"\b(bert|vit)\b", "script")]
 
 
-def as_sister(node: ast.AST) -> str:
-    """The code of a function, with the words that differ between text and images made one."""
+def without_modality(node: ast.AST) -> str:
+    """The code of a function, with the same words for text and for images."""
     text = ast.unparse(node).replace("load_texts", "load_data").replace("load_images", "load_data")
     for pattern, word in WORDS:
         text = re.sub(pattern, word, text)
     return text
 
 
-def test_the_scripts_are_sisters() -> None:
+def test_the_scripts_differ_only_in_their_data() -> None:
     functions = {}
     for name in ("bert", "vit"):
         text = (ROOT / f"{name}.py").read_text("utf-8")
@@ -311,8 +312,8 @@ def test_the_scripts_are_sisters() -> None:
     bert, vit = functions["bert"], functions["vit"]
     assert list(bert) == list(vit) == ["load_data", "build_model", "main"]
     for name in bert:
-        # main, and the others but for what their docstrings say of their kind of model.
+        # Docstrings of the functions other than main may differ: they describe the kind of model.
         first = 0 if name == "main" else 1
         pairs = zip(bert[name].body[first:], vit[name].body[first:], strict=True)
-        assert all(as_sister(one) == as_sister(other) for one, other in pairs), name
-        assert as_sister(bert[name].args) == as_sister(vit[name].args)
+        assert all(without_modality(one) == without_modality(other) for one, other in pairs), name
+        assert without_modality(bert[name].args) == without_modality(vit[name].args)
