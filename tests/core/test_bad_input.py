@@ -363,7 +363,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_right_one_runs(data: Path, tmp_path: Path) -> None:
+def test_correct_inputs_run(data: Path, tmp_path: Path) -> None:
     # Otherwise every test above could fail for another reason than the mistake in it.
     for words in (f"{TEXT}/good.csv", f"{PICTURES}/images", f"{GOOD} {{d}}/bertmodel"):
         name, *argv = words.format(d=data).split()

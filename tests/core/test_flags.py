@@ -266,7 +266,7 @@ def test_refusals(words: str) -> None:
     assert all(word in message for word in REFUSALS[words]), message
 
 
-def test_a_picture_is_no_class() -> None:
+def test_image_and_label_columns_must_differ() -> None:
     message = refusal(["--label_column", "m", "--image_column", "m"], script="vit")
     assert "--label_column m and --image_column m both name the column m" in message
 
@@ -329,7 +329,7 @@ def test_a_mistake_ends_with_code_2_and_one_line(
 
 
 @pytest.mark.parametrize(("flag", "words"), [("--help", "usage:"), ("--list_models", "vit-tiny")])
-def test_what_is_only_printed(
+def test_printing_flags_work_despite_other_mistakes(
     flag: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A mistake elsewhere on the line must not stand between a user and the help.

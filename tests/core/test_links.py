@@ -106,7 +106,7 @@ def test_a_network_has_one_text(value: Any, text: str) -> None:
     assert parse_setup(f"2_1_{network.tag}") == (2, 1, network.tag)
 
 
-def test_who_is_how_far_from_whom() -> None:
+def test_the_link_between_each_pair_of_nodes() -> None:
     network = link_of(NEAR_AND_FAR)
     links = [[network.between(i, j) for j in range(3)] for i in range(3)]
     assert links == [[Link(), RACK, FAR], [RACK, Link(), FAR], [FAR, FAR, Link()]]

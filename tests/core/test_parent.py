@@ -62,7 +62,7 @@ def test_the_end_of_its_input_asks_the_command_to_end() -> None:
     assert process.stdout.readline() == "asked\n" and process.wait(20) == 7
 
 
-def test_killed_it_leaves_nothing_behind() -> None:
+def test_a_killed_parent_leaves_no_children() -> None:
     import psutil
 
     process = started("-c", CHILD)
@@ -169,7 +169,7 @@ def test_a_signal_while_loading_is_one_line(
     assert process.returncode == 128 + signum and printed == f"stopped by {signum.name}\n"
 
 
-def test_what_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_signals_stay_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     set_to: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
     monkeypatch.setattr(signal, "getsignal", lambda n: set_to.get(n, signal.SIG_IGN))
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)

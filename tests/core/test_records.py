@@ -433,7 +433,7 @@ def test_settings_are_recorded_without_places() -> None:
     assert named["dataset"] == "~/data" and named["script"] == "vit"
 
 
-def test_odd_rows_end_no_run(tmp_path: Path) -> None:
+def test_invalid_rows_of_attempts_do_not_end_a_run(tmp_path: Path) -> None:
     """Cut off or written by hand: what they do not say is unknown."""
     folder = RunFolder(tmp_path / "run")
     assert attempts.begin(folder, 0, 2) == 1

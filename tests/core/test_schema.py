@@ -64,7 +64,7 @@ def test_what_is_as_declared_is_valid() -> None:
         ),
     ],
 )
-def test_what_is_not_is_named(change: dict[str, Any], message: str) -> None:
+def test_an_invalid_field_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_fields("ranks", {**RANK, **change}, "here")
 

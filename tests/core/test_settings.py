@@ -364,12 +364,12 @@ def test_help(script: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "setup", ["1_2\n", "\uff11_\uff12", "1_\u0662", "0_1", "1_2_", "1_2_a b", "1_2_far\n"]
 )
-def test_a_setup_that_is_none(setup: str) -> None:
+def test_an_invalid_setup_is_refused(setup: str) -> None:
     with pytest.raises(UserError, match="expected N_M or N_M_tag"):
         parse_setup(setup)
 
 
-def test_a_setup_in_parts() -> None:
+def test_setup_is_split_into_its_parts() -> None:
     assert parse_setup("2_1_P100far") == (2, 1, "P100far") and parse_setup("1_4") == (1, 4, "")
     with pytest.raises(UserError, match=r"--setup 1_1_a+\.\.\.: 254 characters, 100 are the most"):
         parse_setup(f"1_1_{'a' * 250}")

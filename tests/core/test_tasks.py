@@ -48,7 +48,7 @@ def test_a_third_task_is_parsed_identified_and_planned(tmp_path: Path) -> None:
     assert settings_in(tmp_path / "reviews" / "1_1_2e-05_16_x.txt")["script"] == "reviews"
 
 
-def test_without_its_entry_it_is_refused(tmp_path: Path) -> None:
+def test_a_script_without_a_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="script reviews"):
         load(sweep_file(tmp_path, "script: reviews\n"))
     with pytest.raises(UserError, match="expected one of bert, vit"):

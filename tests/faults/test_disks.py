@@ -63,6 +63,6 @@ def of_a_run(folder: str, chosen: int) -> list[str]:
     return trials(writes, disk, chosen, lambda fault, at: trial(writes, disk, fault, at, one))
 
 
-def test_from_any_write_of_a_run_on(tmp_path: Path) -> None:
+def test_a_full_disk_at_any_write_of_a_run(tmp_path: Path) -> None:
     (wrong,) = ranks(1, of_a_run, str(tmp_path), amount(1, MOST), env=CPU)
     assert wrong == [], "\n".join(wrong)

@@ -75,7 +75,9 @@ def save(folder: Path, update: int) -> None:
     complete(path, context, TrainerState(global_step=update), {})
 
 
-def test_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_leaves_a_sound_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
     save(run, 4)

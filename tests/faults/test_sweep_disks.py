@@ -75,6 +75,6 @@ def of_a_sweep(name: str, chosen: int) -> list[str]:
     return trials(writes, disk, chosen, lambda fault, at: trial(writes, folder, disk, fault, at))
 
 
-def test_from_any_write_of_a_sweep_on(tmp_path: Path) -> None:
+def test_a_full_disk_at_any_write_of_a_sweep(tmp_path: Path) -> None:
     (wrong,) = ranks(1, of_a_sweep, str(tmp_path), amount(4, MOST), env=CPU)
     assert wrong == [], "\n".join(wrong)

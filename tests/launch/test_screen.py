@@ -103,7 +103,9 @@ def test_on_a_terminal_the_table_is_drawn_over_itself(
     assert ("\x1b[32m" in text) == color  # green, unless the user wants none
 
 
-def test_elsewhere_lines_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_lines_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     states = states_of(tmp_path, tmp_path)[:3]
     with Screen("which?", states) as screen:
         screen.note("one [bold]")
@@ -207,7 +209,7 @@ def test_time_left_is_that_of_like_runs(tmp_path: Path) -> None:
     assert [short(s) for s in (5.4, 65, 7200)] == ["5 s", "1:05", "2:00:00"]
 
 
-def test_a_reason_is_said_once(tmp_path: Path) -> None:
+def test_equal_reasons_of_skipped_runs_are_one_line(tmp_path: Path) -> None:
     states = states_of(tmp_path, tmp_path)
     for state in states[4:6]:
         state.state, state.reason = SKIPPED, "needs 2 nodes"

@@ -339,7 +339,7 @@ def test_flags_that_make_no_sense(flags: list[str], message: str) -> None:
     assert message in str(error.value)
 
 
-def test_flags_that_do(tmp_path: Path) -> None:
+def test_valid_slurm_flags_are_parsed(tmp_path: Path) -> None:
     setup = tmp_path / "setup.sh"
     setup.touch()
     flags = [*S, "--gres", "none", "--cpus-per-gpu", "2", "--setup-script", str(setup)]

@@ -106,7 +106,9 @@ def test_one_node_and_two_measure_what_they_measure_elsewhere(
     assert "submitted" not in again.stdout
 
 
-def test_whoever_watches_may_come_and_go(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_a_new_runner_finds_the_jobs_of_a_killed_one(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
     file, out = sweep_file(tmp_path, LONG + "seeds: [1, 2]"), tmp_path / "out"
     # Killed while it waits: the jobs stay, and the next runner finds them.
     runner = start(file, out, *slurm(), env=cluster)

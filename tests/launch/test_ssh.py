@@ -112,7 +112,7 @@ def test_flags_of_ssh_need_ssh() -> None:
     assert PLACES["ssh"] is Ssh and not Ssh.here
 
 
-def test_the_lines_to_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_prints_ssh_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (job,) = jobs(tmp_path, "settings: {setup: 2_2, lr: 0.001}")
     words = "vit.py --tiny --lr 0.001 --setup 2_2 --output_dir out"

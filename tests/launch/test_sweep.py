@@ -460,7 +460,7 @@ def test_a_mistake_of_every_run_is_not_tried_in_every_run(tmp_path: Path) -> Non
     assert "skipped" not in again.stdout
 
 
-def test_what_may_have_another_cause_is_tried() -> None:
+def test_runs_that_may_fail_for_another_reason_are_tried() -> None:
     """A value that was never refused, and a first seed: its split may lack a class."""
     label = {"strategy": "fsdp", "setup": "1_2", "seed": 3}
     seeds = [{**label, "seed": seed} for seed in (1, 2)]

@@ -16,7 +16,7 @@ from harness.launch.slurm import MEANINGLESS, Slurm, slurm_of
 NONE_GIVEN = dict.fromkeys((*vars(Slurm()), *MEANINGLESS))
 
 
-def test_each_says_first_whether_it_was_tried(root: Path) -> None:
+def test_examples_begin_with_whether_they_were_tried(root: Path) -> None:
     files = sorted((root / "examples").iterdir())
     assert len(files) == 6
     assert all("Not tried" in "".join(f.read_text().splitlines(keepends=True)[:3]) for f in files)

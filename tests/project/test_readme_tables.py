@@ -52,7 +52,7 @@ def test_answers_against_another_baseline(root: Path) -> None:
     assert found[0] < 1 and found[0] * found[1] == pytest.approx(1, rel=0.02)
 
 
-def test_verdicts_replace_what_was_there(root: Path) -> None:
+def test_verdicts_replace_the_old_text(root: Path) -> None:
     place = f"<!-- verdicts {EXCHANGE} -->\nold\n<!-- end of verdicts -->\n"
     _, first, *others, _ = with_tables(place, root).splitlines()
     assert len(others) == 2
@@ -136,7 +136,7 @@ def test_a_place_that_is_not_one(text: str, words: str, root: Path) -> None:
         with_tables(text, root)
 
 
-def test_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2 and main([str(tmp_path / "none.md")]) == 2
     usage, missing = capsys.readouterr().err.splitlines()
     assert "usage: " in usage and "none.md cannot be read" in missing

@@ -197,7 +197,7 @@ def test_models_without_a_closed_form_are_counted_on_texts(tmp_path: Path) -> No
 
 
 @pytest.mark.process
-def test_an_arm_that_fails_is_said(quick: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_failed_arm_is_reported(quick: Callable[..., Done], tmp_path: Path) -> None:
     done = quick("--cases=jpeg", "--arms=loop,ours", "--flags=--no_such_flag 1")
     assert done.code == 1
     runs = json.loads((tmp_path / "speed.json").read_text())["cases"]["jpeg"]["runs"]
@@ -218,13 +218,15 @@ def test_a_process_that_gives_nothing(tmp_path: Path) -> None:
     assert call("os:getenv", "RANK", processes=2, log=log) == ["0", "1"]
 
 
-def test_an_arm_by_itself_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_without_its_task_file_prints_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["loop.py", "missing.json"])
     with pytest.raises(SystemExit, match=r"usage: loop\.py TASK\.json, a file with kind, model"):
         task.main(loop.run)
 
 
-def test_ours_that_fails_is_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failure_of_our_script_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("bert.main", lambda settings: 3)
     monkeypatch.setattr(CallbackHandler, "call_event", CallbackHandler.call_event)
     monkeypatch.setattr("bert.load_data", None)
@@ -365,7 +367,7 @@ def test_scaling_is_of_the_same_round() -> None:
     assert "| ours | 2 | 0.900 (0.800 to 1.000) |" in text
 
 
-def test_unequal_work_is_said() -> None:
+def test_unequal_work_is_reported() -> None:
     def complaint_about(**more: Any) -> str:
         runs = [a_run("ours", 1, 1.0), a_run("examples", 1, 1.0, **more)]
         record = a_record(runs, [1])
@@ -393,7 +395,7 @@ def test_unequal_work_is_said() -> None:
     assert list(speed_table.complaints(record["cases"])) == []
 
 
-def test_which_arms_agree() -> None:
+def test_which_arms_must_be_exact() -> None:
     assert {arm for arm in ARMS if not is_exact(TEXT, arm, 1)} == {"ideal", "bf16", "compiled"}
     # The stock Trainer multiplies BERT's loss by the number of processes, ViT's it does not.
     assert not is_exact(TEXT, "examples", 2) and is_exact(PICTURES, "examples", 2)

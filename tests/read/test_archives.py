@@ -88,7 +88,7 @@ def test_verbs_read_an_archive_as_its_folders(
     assert "Which batch?" in capsys.readouterr().out
 
 
-def test_what_lies_on_disk_counts_more(tmp_path: Path) -> None:
+def test_a_run_on_disk_replaces_its_archived_copy(tmp_path: Path) -> None:
     root = tmp_path / "outputs"
     run = record(root / "bert" / "1_2" / "one", "--seed", "1")
     assert main(["pack", str(root)]) == 0

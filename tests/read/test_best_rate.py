@@ -47,7 +47,7 @@ def test_the_rate_with_the_highest_accuracy_is_named_for_each_case(plan: Plan) -
     assert sweep_table(sweep)[0].best == [sentence]
 
 
-def test_of_one_seed_no_rate_is_the_best(plan: Plan) -> None:
+def test_one_seed_gives_no_best_learning_rate(plan: Plan) -> None:
     rates(plan, "1_1", {0.001: 0.7, 0.002: 0.8}, seeds=1)
     assert best_learning_rate(tuned(plan)) == []
     rates(plan, "1_2", {0.001: 0.7, 0.002: 0.8})

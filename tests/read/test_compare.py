@@ -44,7 +44,7 @@ def test_a_planted_difference(tmp_path: Path, compared: Verb) -> None:
     assert compared.in_one_line(other, one).count("11.00 points less than A,") == 1
 
 
-def test_noise_is_called_noise(tmp_path: Path, compared: Verb) -> None:
+def test_differences_within_the_noise_are_named(tmp_path: Path, compared: Verb) -> None:
     one = pairs(tmp_path / "a", [0.4, 0.5, 0.6])
     other = pairs(tmp_path / "b", [0.7, 0.5, 0.4], "--lr", "0.01", first=7)
     text = compared.in_one_line(one, other)
@@ -64,7 +64,7 @@ def test_identical_runs_are_equal(tmp_path: Path, compared: Verb) -> None:
         assert "more than the noise" not in text
 
 
-def test_what_is_zero_has_no_ratio(tmp_path: Path, compared: Verb) -> None:
+def test_a_zero_value_has_no_ratio(tmp_path: Path, compared: Verb) -> None:
     one = pairs(tmp_path / "a", [0.4, 0.5], energy_j=0.0)
     other = pairs(tmp_path / "b", [0.4, 0.5], energy_j=3.0)
     said = compared.in_one_line(one, other)

@@ -100,7 +100,7 @@ def test_a_failed_way_that_is_no_whole_value_is_named_by_itself(plan: Plan) -> N
     assert said == "setup 1_2, batch per GPU 8: 1 of 2 runs failed (oom)."
 
 
-def test_what_has_no_room_is_said(plan: Plan) -> None:
+def test_panels_that_are_not_drawn_are_counted(plan: Plan) -> None:
     for batch in range(1, MOST_LINES + 4):
         plan.run("1_1", batch, epochs=epochs(0.5, 0.6))
         plan.run("1_2", 1, seed=batch, epochs=epochs(0.5, 0.6))
@@ -127,7 +127,7 @@ def without_loss(plan: Plan) -> Plan:
     return plan
 
 
-def test_the_dark_one_differs_in_colours_alone(plan: Plan, tmp_path: Path) -> None:
+def test_the_dark_figure_differs_only_in_colours(plan: Plan, tmp_path: Path) -> None:
     drawn = draw("throughput", scaled(plan, "per_gpu_batch"))
     inside = for_page(drawn, "mine-throughput")
     files = save(drawn, tmp_path, "throughput")
@@ -154,7 +154,7 @@ def test_darkening_twice_changes_nothing(plan: Plan) -> None:
     assert not {*DARK} & {*once}
 
 
-def test_words_in_place_of_figures() -> None:
+def test_values_and_long_lists_are_summarized() -> None:
     assert numbers_of([1.5]) == "1.5 (one value)"
     assert numbers_of([1.0, 3.0]) == "2 (from 1 to 3, n = 2)"
     assert listed(map(str, range(14))).endswith("; 11; and 2 more")

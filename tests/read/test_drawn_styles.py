@@ -130,7 +130,7 @@ def test_a_figure_that_there_is_not(plan: Plan) -> None:
         show("troughput", str(plan.write()))
 
 
-def test_medians_of_disturbed_runs_are_hollow(plan: Plan) -> None:
+def test_medians_with_disturbed_runs_have_hollow_markers(plan: Plan) -> None:
     target = {"metric": "accuracy", "value": 0.5}
     for strategy, busy in (("ddp", False), ("diloco", True)):
         for seed in (1, 2):

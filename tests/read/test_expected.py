@@ -214,7 +214,7 @@ def test_every_measure_can_be_told(plan: Plan) -> None:
         )
 
 
-def test_where_it_is_shown(plan: Plan, table: Verb) -> None:
+def test_verdicts_are_in_table_json_and_report(plan: Plan, table: Verb) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)
     (said,) = expect(plan, {"measure": RATE, "at_least": 1}, hypothesis="It pays.")

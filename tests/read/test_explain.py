@@ -144,7 +144,7 @@ CASES = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_planted_is_the_largest_part(name: str, planted: Path) -> None:
+def test_the_planted_cause_is_the_largest_part(name: str, planted: Path) -> None:
     explanation = explained(planted / name / "bert" / "1_2")
     assert explanation.main == CASES[name]
     assert "No comparable run on one process" in explanation.sentences[1]

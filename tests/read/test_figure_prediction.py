@@ -337,7 +337,7 @@ def test_the_page_says_how_far_off_those_with_measured_links_are(root: Path) -> 
         assert f"by {words}, {most} in 9 of 10, {worst} at most" in page
 
 
-def test_sweeps_that_it_answers(root: Path, tmp_path: Path) -> None:
+def test_which_sweeps_get_the_prediction_figure(root: Path, tmp_path: Path) -> None:
     near(tmp_path)
     sweep = read_results(tmp_path)
     found = {}

@@ -150,7 +150,7 @@ def test_a_run_that_ended_inside_its_first_epoch(records: Path, plan: Verb) -> N
         assert each["parts_s"]["steps"] == pytest.approx(steps_s, rel=0.1)
 
 
-def test_the_choice_in_words(planted: Path, plan: Verb) -> None:
+def test_the_text_of_a_recommendation(planted: Path, plan: Verb) -> None:
     text = plan.in_one_line(planted, *TO_ASK)
     assert "take diloco h10, batch 16 on 4_1, --exchange backend: " in text
     times = wall_s("ddp", 40.0, 2.5) / wall_s("diloco", 40.0, 3.5)

@@ -118,7 +118,7 @@ def test_a_link_is_believed_once_it_is_checked(
     assert told.count("\n") == 1 and "warning: not read: " in told and words in told, told
 
 
-def test_what_is_not_fitted_on(records: Path) -> None:
+def test_other_links_and_strategies_do_not_change_the_fit(records: Path) -> None:
     """Other links, gradients and strategies say nothing of computing, codes what they take."""
     before = fit_records(str(records), Overrides())
     timed(records, 16, 2, 1, step_s=9.0)
@@ -245,7 +245,7 @@ def test_links_are_written_with_commas_too(planted: Path, predicted: Verb) -> No
     assert slower["step_s"] > json.loads(one)["step_s"]
 
 
-def test_a_picture(planted: Path, tmp_path: Path, predicted: Verb) -> None:
+def test_plot_writes_an_svg(planted: Path, tmp_path: Path, predicted: Verb) -> None:
     file = tmp_path / "new" / "curve.svg"
     predicted(str(planted), "--setup", "1024_1", *FAR, "--plot", str(file))
     text = file.read_text()

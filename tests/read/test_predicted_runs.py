@@ -136,7 +136,7 @@ def test_a_curve_that_rises_again_is_not_said_to_stay_low() -> None:
     assert half_efficiency_line([low, high]) == text
 
 
-def test_all_that_a_run_takes_costs(records: Path, predicted: Verb) -> None:
+def test_the_cost_of_a_run_counts_all_gpus(records: Path, predicted: Verb) -> None:
     asked = (records, "--setup", "1_2", "--batch", "16", "--epochs", "3", "--restarts", "2",
              "--cost_per_gpu_hour", "3600", "--json")  # fmt: skip
     found = json.loads(predicted(*asked))

@@ -157,7 +157,7 @@ def test_a_baseline_may_name_flags_and_without_a_plain_one_the_nearest_is_taken(
         ((math.inf, math.inf), (math.inf, math.inf), None),
     ],
 )
-def test_a_miss_takes_for_ever(
+def test_a_missed_target_has_infinite_time(
     plan: Links, table: Verb, ddp: tuple[float, ...],
     far: tuple[float, ...], ratio: float | None) -> None:  # fmt: skip
     for seed in (0, 1):
@@ -375,7 +375,7 @@ def test_strategies_setups_and_links_have_one_colour_on_a_page(plan: Links) -> N
         assert of_axis == Styles(reversed(sweeps)).of_axis(axis, values)
 
 
-def test_nothing_lies_over_anything(plan: Links) -> None:
+def test_texts_and_legend_do_not_overlap(plan: Links) -> None:
     """No two texts of a panel overlap, nor does the legend lie over a panel."""
     for number, how in enumerate((POWER, FAR | {"sync_every": 10}, {"strategy": "hivemind"})):
         for link in (SLOW, "20ms/50mbit", "1ms/50mbit"):

@@ -91,7 +91,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return error
 
 
-def test_what_is_not_pushed(
+def test_what_push_refuses(
     hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -110,7 +110,7 @@ def test_what_is_not_pushed(
     assert not hub.repos
 
 
-def test_what_is_not_pulled(
+def test_what_pull_refuses(
     hub: Hub, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     into, made = tmp_path / "into", tmp_path / "made"

@@ -182,7 +182,7 @@ def test_a_ratio_lies_in_its_interval() -> None:
     assert found.low < found.value < found.high < sum(upper.values()) / sum(lower.values())
 
 
-def test_other_units() -> None:
+def test_an_estimate_is_scaled_to_other_units() -> None:
     scaled = Estimate(1.5, 1.2, None, 3, True).scaled(100, -100)
     assert (scaled.value, scaled.low, scaled.high) == (50, pytest.approx(20), None)
     assert (scaled.n, scaled.paired) == (3, True)

@@ -243,7 +243,7 @@ def test_devices_of_dp_are_those_of_its_one_process(plan: Plan) -> None:
     assert group["scaling_efficiency"] == pytest.approx(0.5)  # 200 / (4 * 100)
 
 
-def test_both_kinds_are_told_apart(plan: Plan, table: Verb) -> None:
+def test_weak_and_strong_scaling_are_distinguished(plan: Plan, table: Verb) -> None:
     plan.run("1_1")
     plan.run("1_2", devices=2, train_samples_per_s=160.0)
     plan.run("1_3", devices=3, train_time_s=20.0, environment={"effective_batch": 4})
@@ -312,7 +312,7 @@ def test_a_loss_is_reached_from_above(plan: Plan, table: Verb) -> None:
     ("reached", "mean", "median", "shown"),
     [(3, 10, 10, "10.0±0.0"), (2, math.inf, 10, "median"), (1, math.inf, math.inf, "missed")],
 )
-def test_a_miss_counts(
+def test_a_missed_target_counts_in_mean_and_median(
     plan: Plan, table: Verb, reached: int, mean: float, median: float, shown: str
 ) -> None:
     for seed in (1, 2, 3):

@@ -238,7 +238,7 @@ def test_padding_is_no_advice_where_it_is_refused(plan: Plan, table: Verb, strat
     assert "fill no batch, up to 43 of 235" in said and "--tail pad" not in said
 
 
-def test_the_file_itself_will_do(small: Path, table: Verb) -> None:
+def test_sweep_json_selects_its_folder(small: Path, table: Verb) -> None:
     assert table(small / "sweep.json") == table(small)
     assert len(load_sweep(small / "sweep.json")) == 3
 

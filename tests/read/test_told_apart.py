@@ -15,7 +15,7 @@ from tests.support.paired import Verb
 from tests.support.records import Plan, epochs, record, with_epochs
 
 
-def test_few_words_tell_numbers_and_flags() -> None:
+def test_the_short_text_of_a_label() -> None:
     axes = ("strategy", "setup", "per_gpu_batch", "lr", "precision", "lora", "from_scratch")
     label = {"strategy": "ddp", "setup": "1_2", "per_gpu_batch": 8, "lr": 1e-3, "lora": 0}
     found = short_text(label | {"precision": "bf16", "from_scratch": True}, axes)

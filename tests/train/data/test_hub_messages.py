@@ -81,7 +81,7 @@ def test_an_error_is_known_by_what_caused_it() -> None:
         assert all(word in str(raised.value) for word in words)
 
 
-def test_who_works_offline_is_not_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_users_are_not_advised_to_go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError) as raised, explain("model", "a/b"):
         raise errors.OfflineModeIsEnabled("offline")
@@ -99,7 +99,7 @@ def test_what_the_hub_allows_no_name_is_one_line(name: str) -> None:
         sources.load(Settings(script="bert", dataset=name))
 
 
-def test_what_exists_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: broken"), explain("model", str(tmp_path)):
         raise OSError("broken")
 

@@ -101,7 +101,7 @@ LAYOUTS = [Layout(few_shapes=True), Layout("packed", "kernel", few_shapes=True)]
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["batch", "packed"])
 @pytest.mark.parametrize("size", [1, 16, 64])
-def test_few_shapes_appear(layout: Layout, size: int, tmp_path: Path) -> None:
+def test_batches_have_few_shapes(layout: Layout, size: int, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     lengths = np.minimum(random.lognormal(3.9, 0.4, 3000).astype(int) + 3, 203)
     batches = text_batches(tmp_path, lengths)

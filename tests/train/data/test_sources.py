@@ -420,7 +420,7 @@ def test_missing_texts_are_counted_and_placed(tmp_path: Path) -> None:
         load(settings(tmp_path))
 
 
-def test_what_lacks_is_told_at_once(tmp_path: Path) -> None:
+def test_all_missing_values_are_reported_together(tmp_path: Path) -> None:
     table = [{"a": f"t {i}", "b": f"u {i}", "label": i % 2} for i in range(20)]
     for row, column in ((3, "label"), (5, "a"), (7, "b"), (8, "b")):
         table[row][column] = ""

@@ -60,7 +60,9 @@ def both(folder: str, more: tuple[str, ...]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("more", CASES)
-def test_nothing_changes_to_the_bit(count: int, more: tuple[str, ...], tmp_path: Path) -> None:
+def test_less_host_work_gives_identical_results(
+    count: int, more: tuple[str, ...], tmp_path: Path
+) -> None:
     for lean, stock in ranks(count, both, str(tmp_path), more, env=CPU):
         assert (lean.pop("weights") == stock.pop("weights")).all()
         assert lean == stock

@@ -172,7 +172,7 @@ def test_flops_are_those_of_the_gradients_that_are_computed() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["dp", "fsdp", "hivemind"])
-def test_strategies_without_it(strategy: str) -> None:
+def test_lora_is_refused_with_some_strategies(strategy: str) -> None:
     with pytest.raises(UserError, match=rf"--lora 4 does not go with --strategy {strategy}, wh"):
         parse("bert", ["--tiny", "--strategy", strategy, "--lora", "4"])
 

@@ -221,7 +221,7 @@ def test_a_trainer_with_a_loss_of_its_own(tmp_path: Path) -> None:
     ("torch.dropout(states, 0.5, True)", True),
     ("states * torch.rand(1)", None),
 ])  # fmt: skip
-def test_what_is_random_says_nothing_of_a_loss(drops: str, mean: bool | None) -> None:
+def test_dropout_does_not_decide_whether_a_loss_is_a_mean(drops: str, mean: bool | None) -> None:
     scope: dict[str, Any] = {"nn": torch.nn, "torch": torch}
     exec(MODEL.replace("states.sum(1)", f"({drops}).sum(1)"), scope)
     ids = torch.arange(24).reshape(4, 6)

@@ -122,7 +122,7 @@ def of_its_bounds(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.process
-def test_it_is_bounded_in_time_and_memory(tmp_path: Path) -> None:
+def test_the_probe_is_bounded_in_time_and_memory(tmp_path: Path) -> None:
     outcome = ranks(2, of_its_bounds, str(tmp_path))[0]
     assert len(outcome["late"]["probe"]["with_s"]) == 1
     assert outcome["full"]["probe"] is None

@@ -132,7 +132,7 @@ def test_a_rank_that_waits_for_others_is_not_the_time_of_an_all_reduce() -> None
 
 
 @pytest.mark.parametrize("nodes", range(2, 12))
-def test_in_a_round_no_node_has_two_others(nodes: int) -> None:
+def test_each_node_is_in_one_pair_of_a_round(nodes: int) -> None:
     rounds = rounds_of(nodes)
     assert sorted(pair for pairs in rounds for pair in pairs) == pairs_of(nodes)
     for pairs in rounds:

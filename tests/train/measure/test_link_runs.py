@@ -190,7 +190,7 @@ def test_without_a_network_the_address_is_left_to_the_reader(
     assert "--master_addr=ADDRESS_OF_THIS_MACHINE " in starts(capsys)["here"]
 
 
-def test_one_rank_says_it_for_all(
+def test_only_rank_0_prints_a_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")

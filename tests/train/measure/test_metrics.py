@@ -275,7 +275,7 @@ def kept(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.process
-def test_no_pile_of_logits_and_one_collective(tmp_path: Path) -> None:
+def test_metrics_keep_no_logits_and_use_one_collective(tmp_path: Path) -> None:
     for count in (1, 2):
         for outcome in ranks(count, kept, str(tmp_path / str(count)), env=CPU):
             assert outcome["batches"] == 256 // 8 // count

@@ -96,7 +96,7 @@ def test_attempts_are_added_up_as_far_as_they_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_every_rank_tells_its_own(tmp_path: Path) -> None:
+def test_processor_time_is_recorded_by_rank(tmp_path: Path) -> None:
     """LogCallback alone, on two ranks."""
     began = time.perf_counter()
     ranks(2, two_ranks, str(tmp_path / "record"), env=CPU)

@@ -117,7 +117,7 @@ def with_and_without_telemetry(folder: str) -> None:
 
 
 @pytest.mark.process
-def test_looking_changes_no_number(tmp_path: Path) -> None:
+def test_telemetry_does_not_change_results(tmp_path: Path) -> None:
     ranks(2, with_and_without_telemetry, str(tmp_path), env=CPU)
     result = {hz: only_run(tmp_path / hz) for hz in ("0", "20")}
     assert untimed_rows(result["0"]) == untimed_rows(result["20"])

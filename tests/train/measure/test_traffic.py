@@ -43,7 +43,7 @@ def test_what_is_sent_between_the_edges_of_the_epochs_time() -> None:
     assert clock.traffic.stop() == {"payload_bytes": 4, "network_sent_bytes": 4}
 
 
-def test_what_is_not_known_is_not_half_known() -> None:
+def test_traffic_is_unknown_if_a_part_is_unknown() -> None:
     traffic = Traffic(reading((1, None), (3, None)), sent=(None, 7))
     traffic.start()
     assert traffic.stop() == {"payload_bytes": None, "network_sent_bytes": None}
@@ -83,7 +83,7 @@ def test_an_epoch_goes_on_with_what_was_sent_before_its_checkpoint() -> None:
     assert traffic_of(None, lambda: 3).read() == (None, None)
 
 
-def test_who_knows_what_it_hands_over() -> None:
+def test_which_strategies_know_their_payload() -> None:
     known = {}
     for strategy in ("single", "dp", "fsdp", "ddp"):
         run: Any = SimpleNamespace(settings=SimpleNamespace(strategy=strategy, compress="none"))

@@ -111,7 +111,7 @@ def test_held_it_is_the_training_of_the_whole_set_up(tmp_path: Path) -> None:
         (3, 96, 6, [5 + 0, 3], [5, 0, 2 * 3]),  # 5 x 16 of 96: what is left is no update
     ],
 )
-def test_scaled_it_goes_on_by_samples(
+def test_a_scaled_batch_resumes_by_samples(
     nodes: int, size: int, stop: int, updates: list[int], batches: list[int], tmp_path: Path
 ) -> None:
     """One process, then two."""

@@ -174,7 +174,7 @@ END = {"event": "end", "attempt": 1, "unix": 160.0, "update": 50, "wall_s": 62.0
         ([START, END, {**END, "attempt": None, "wall_s": 7.0}], 130.0, 90.0, 13.0, 55, 10),
     ],
 )
-def test_what_breaking_off_has_cost(
+def test_time_and_updates_lost_by_an_interruption(
     rows: Any, counted: Any, launcher: Any, gap: Any, lost: Any, redone: Any
 ) -> None:
     opened = attempts.Opened(180.0, counted, launcher)
@@ -254,7 +254,9 @@ def test_an_attempt_that_died_before_it_began_does_not_end_a_killed_one(tmp_path
         (Launch(0.0, 1), Stopped(signal.SIGINT), False),
     ],
 )
-def test_who_goes_on(launch: Launch | None, error: BaseException, again: bool) -> None:
+def test_which_errors_restart_a_run(
+    launch: Launch | None, error: BaseException, again: bool
+) -> None:
     assert failures._restarts(launch, error) is again
 
 

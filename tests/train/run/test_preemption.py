@@ -31,7 +31,7 @@ HIVEMIND = pytest.mark.skipif(find_spec("hivemind") is None, reason="hivemind is
     ],
     ids=["one process", "ddp", "fsdp"],
 )
-def test_a_last_call_saves_where_it_comes(
+def test_a_preemption_notice_saves_a_checkpoint(
     count: int, more: list[str], tmp_path: Path, whole: Whole
 ) -> None:
     call, out = tmp_path / "last call", tmp_path / "out"

@@ -82,7 +82,7 @@ def test_a_process_that_stalls_is_found(
     assert "stacks of rank 0 (node 0):" in stacks and "in resumes" in stacks
 
 
-def test_its_thread_judges_by_itself() -> None:
+def test_the_watchdog_thread_detects_a_hang() -> None:
     ended: list[Hung] = []
     context: Any = SimpleNamespace(world=WORLD)
     dog = Watchdog(context, 0.2, ended.append)
@@ -183,7 +183,7 @@ def test_compiling_is_known_by_its_files() -> None:
     assert not takes_long(None) and watchdog.where(None) == "no function"
 
 
-def test_it_is_off_at_zero_and_for_peers() -> None:
+def test_the_watchdog_is_off_at_zero_and_for_peers() -> None:
     for hang_after, session, threads in ((0.0, Session, 0), (9.0, Peers, 0), (9.0, Session, 1)):
         settings = SimpleNamespace(hang_after=hang_after)
         context: Any = SimpleNamespace(world=WORLD, settings=settings, session=session)

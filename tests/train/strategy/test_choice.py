@@ -137,7 +137,7 @@ def exchange_of(nodes: int, flags: str) -> Any:
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_what_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_exchange_is_chosen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, link, flags, expected = CHOICES[name]
     exchange = exchange_of(nodes, flags)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")

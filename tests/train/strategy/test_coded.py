@@ -287,7 +287,7 @@ def kept(folder: str, commands: list[list[str]]) -> list[list[int]]:
 
 
 @pytest.mark.process
-def test_what_is_owed_counts_as_kept(tmp_path: Path) -> None:
+def test_error_feedback_counts_as_kept_memory(tmp_path: Path) -> None:
     """Of three ranks, which fill their rows up to whole blocks of each; of all_to_all no sums."""
     outer = ["--strategy", "diloco", "--sync_every", "2", "--fragments", "2", "--compress", "int4"]
     commands = [

@@ -352,7 +352,7 @@ def test_what_direct_sends_cannot_do_is_refused(flags: str) -> None:
     assert REFUSED[flags] in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_it_needs_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_exchange_needs_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = Settings(script="bert", exchange="direct")
     with pytest.raises(UserError, match=r"--exchange direct is for gloo.*--use_cpu"):
         refuse_impossible(commands, cuda=True)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_exchanged_at_every_update_it_is_ddp(count: int, tmp_path: Path) -> None:
+def test_exchanging_at_every_update_equals_ddp(count: int, tmp_path: Path) -> None:
     outer = ["--strategy", "diloco", "--outer_lr", "1", "--outer_momentum", "0"]
     commands = [
         SGD,

@@ -94,7 +94,7 @@ def twice(folder: str, ways: list[list[str]], stops: list[int]) -> list[Any]:
     ],
     ids=["streamed", "every way", "every way, two nodes of two"],
 )
-def test_broken_off_it_goes_on_to_the_bit(
+def test_an_interrupted_run_resumes_bit_for_bit(
     count: int, ways: list[list[str]], stops: list[int], tmp_path: Path
 ) -> None:
     env = {"LOCAL_WORLD_SIZE": "2"}

@@ -168,7 +168,7 @@ def test_on_one_node_it_says_that_it_exchanges_as_ddp(
     assert capsys.readouterr().err == "" and alone.payload_bytes == 0
 
 
-def test_what_it_costs_is_in_the_record() -> None:
+def test_memory_of_local_sgd_is_recorded() -> None:
     kinds = {LocalSgd: LOCAL.split(), Diloco: DILOCO.split()}
     for kind, argv in kinds.items():
         assert type(exchange(*argv)) is kind
