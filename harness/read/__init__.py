@@ -1,4 +1,4 @@
-"""What happens to records afterwards. Needs no torch.
+"""Reading, comparing and plotting records. Needs no torch.
 
 harness.read.load("outputs") gives every epoch of every run below a folder as a pandas DataFrame,
 harness.read.load_sweep("outputs/sweeps/NAME") every group of a sweep's runs.

@@ -85,7 +85,7 @@ class Drawn:
         return self.alt
 
     def _repr_png_(self) -> bytes:
-        """What a notebook shows."""
+        """The image that a notebook displays."""
         return png(self.figure, NOTEBOOK_DPI)
 
     def tip(self, artist: Artist, texts: Sequence[str]) -> None:

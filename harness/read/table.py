@@ -29,7 +29,7 @@ NO_NUMBER = re.compile(rf"{UNKNOWN}|base|not reached|missed \d+ of \d+|infinite"
 class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    keys: int = 1  # as many columns say which row it is
+    keys: int = 1  # the number of columns that identify a row
     numeric: Sequence[bool] | None = None  # columns aligned to the right; None: those of numbers
     attributes: Sequence[Mapping[str, str]] = ()  # of each row on a page: data-NAME of its element
 

@@ -16,7 +16,7 @@ from harness.train.stopped import StoppedRanks
 
 
 class EndingAgent(LocalElasticAgent):
-    """Looks at its ranks each time that torch's own does."""
+    """torch's agent, which also looks for stopped ranks whenever it polls."""
 
     def __init__(self, *args: Any, stopped: StoppedRanks, **more: Any) -> None:
         super().__init__(*args, **more)

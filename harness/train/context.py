@@ -1,4 +1,4 @@
-"""What a training process knows before its first step. Nothing in here changes afterwards."""
+"""What a training process knows before its first step; all of it is immutable."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Context:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint must agree with; resuming from another one would skip samples."""
+        """What must be equal in a checkpoint to resume from it, or samples would be skipped."""
         canonical = json.dumps(identity(self.settings), sort_keys=True, default=str)
         return {
             "format": CHECKPOINT_FORMAT,

@@ -46,7 +46,7 @@ NAMED = 4  # ranks named in such a line
 HERE = "harness/here/{}"  # in the store: the key of a rank that has come
 BACKLOG = 4096
 TIMEOUT = timedelta(minutes=5)  # torch's own, to connect to a store
-OUTSIDE = "192.0.2.1"  # of nobody: it stands for the rest of the world
+OUTSIDE = "192.0.2.1"  # reserved for documentation: stands for any address outside
 # All that the state of a rendezvous consists of, beside the types that pickle itself knows.
 STATE = {
     (dynamic_rendezvous.__name__, "_RendezvousState"),

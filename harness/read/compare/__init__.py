@@ -1,1 +1,1 @@
-"""Runs compared: two sets of them, or the batches of one."""
+"""Comparisons: of two sets of runs, or of the batch sizes in one set."""

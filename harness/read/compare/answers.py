@@ -391,7 +391,7 @@ def _one(
     """The number and interval of one case, which is named if there are several."""
     named = f" for {case}" if case else ""
     judged = result if isinstance(result, str) else _judged(measure, result, "", "")
-    if judged == Noise.UNKNOWN and single_runs:  # said of all at the end
+    if judged == Noise.UNKNOWN and single_runs:  # one sentence at the end covers all
         judged = ""
     if isinstance(result, str) or judged == Noise.EQUAL:
         return f"{judged}{named}"

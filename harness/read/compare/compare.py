@@ -1,4 +1,4 @@
-"""python -m harness compare A B: what two groups differ by, and whether that is more than noise.
+"""python -m harness compare A B: the differences of two groups, and whether they exceed the noise.
 
 Whether they may be compared comes first, for speed, quality and time to a target.
 """
@@ -194,7 +194,7 @@ def work_of(group: Group, kind: str) -> str:
 
 
 def sentence(row: Row, groups: tuple[Group, Group]) -> str:
-    """What the difference is, and whether it is more than noise."""
+    """The difference, and whether it exceeds the noise."""
     measure, (one, other) = row.measure, groups
     estimate = row.estimate
     if estimate is None:

@@ -467,7 +467,7 @@ def fastest(family: Family) -> Iterator[str]:
 
 
 def _beside(neighbour: Batch, timed: Sequence[Batch], best: Sequence[Batch]) -> Iterator[str]:
-    """What a neighbour takes against the best, and all others that are within the noise."""
+    """The time of a neighbour relative to the best, and the batches within the noise."""
     yield _against(neighbour, best[-1])
     for batch in (each for each in timed if each not in best and each is not neighbour):
         if _time_of(batch, best[-1]).judged(equal=1.0) in (Noise.WITHIN, Noise.EQUAL):

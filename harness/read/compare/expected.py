@@ -1,4 +1,4 @@
-"""Whether what a hypothesis says in numbers holds: `expect` of a sweep file against the records.
+"""Whether the bounds of a hypothesis hold: `expect` of a sweep file against the records.
 
 An expectation bounds a measure of one variant against another: its ratio, or for a share the
 difference in percentage points. Each planned case is judged by itself: the expectation holds if the

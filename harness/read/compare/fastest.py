@@ -41,7 +41,7 @@ _, WALL_TO_TARGET = TIMES_TO_TARGET
 class Best:
     """The batch or learning rate of a case that leads all those that may be compared with it."""
 
-    value: str  # or several equal ones; "" where none can be told
+    value: str  # or several equal ones; "" where that is unknown
     noise: str  # of its lead over the others; "" where all are equal
     left_out: str  # values that are not compared, and why
     disturbed: bool  # whether only disturbed runs were compared
@@ -101,7 +101,7 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
 
 
 def _best_rate(case: Sequence[Group]) -> tuple[str, str]:
-    """The rate, and what there is to say of it. One with failed runs is left out: what the others
+    """The rate, and the remarks on it. One with failed runs is left out: what the others
     reached is not what it gives.
     """
     failed = [(group, failures_of([group])) for group in case]
@@ -228,7 +228,7 @@ def _left_out(others: Sequence[Group], whys: Sequence[str], axis: str, measure: 
 
 
 def _noise(judged: Sequence[Noise]) -> str:
-    """How sure it is that one value leads all others: as sure as its least sure lead. Equal ones do
+    """The certainty that one value leads all others: that of its least certain lead. Equal ones do
     not lead each other; one seed alone does not always tell whether they are alike.
     """
     for least in (Noise.WITHIN, Noise.UNKNOWN, Noise.NO_SPREAD, Noise.BEYOND):

@@ -80,7 +80,7 @@ def share_lost(run: TimeBreakdown, base: TimeBreakdown) -> float:
 
 
 def of_scaling(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> list[Cause]:
-    """What the run loses against its baseline, the largest first."""
+    """The losses of the run relative to its baseline, the largest first."""
     more = lost(run, base)
     smaller = context.micro_batch < context.baseline_micro_batch
     computing = _smaller_batch(run, base, context) if smaller else _slower(run, base, context)
@@ -94,7 +94,7 @@ def of_scaling(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> 
 def of_run(
     run: TimeBreakdown, context: RunContext, others: Sequence[tuple[int, TimeBreakdown]] = ()
 ) -> list[Cause]:
-    """What the run alone shows, the largest first. Others: (batch, breakdown) of one process."""
+    """The costs that need no baseline, largest first. others: (batch, breakdown) of one process."""
     known = {name: value for name, value in run.parts.items() if value is not None}
     causes = _of_parts(run, known, context)
     if (computing_s := known.get(COMPUTE)) is not None:
@@ -183,7 +183,7 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
 
 
 def is_beyond_a_share(run: TimeBreakdown, cost_s: float) -> bool:
-    """Whether evaluation and saving cost less than they take, as the baseline has them too."""
+    """Whether the cost is less than evaluation and saving take, as the baseline has them too."""
     takes_s = (run.parts[EVALUATION] or 0.0) + (run.parts[SAVING] or 0.0)
     return 0 < cost_s < WHOLE * takes_s
 

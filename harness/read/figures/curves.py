@@ -176,7 +176,7 @@ def _has(panel: Panel, measure: str) -> bool:
 
 
 def _crosses(sweep: SweepResults, groups: Sequence[Group]) -> list[str]:
-    """A cross has no colour of a line: a note names the groups that have crosses alone."""
+    """Add a note that names the groups that have only crosses, which have no line's colour."""
     failed = failed_groups(sweep, [group for group in groups if not group.finished])
     return [f"crosses: {failed}"] if failed else []
 

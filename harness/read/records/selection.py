@@ -267,7 +267,7 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
             yield name, _text(values[0]), _text(values[1])
 
 
-OWN_OUTPUT = "outputs"  # where runs go that must not stand beside published ones
+OWN_OUTPUT = "outputs"  # for runs that must not lie beside published ones
 
 
 def seeds_for_pairs(one: Group, other: Group, how_many: int) -> list[int]:

@@ -156,7 +156,7 @@ def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section 
         return _section_of(begun, table, styles, name, out)
     except UserError:
         raise
-    except Exception as error:  # one that cannot be shown stops no other; it is told
+    except Exception as error:  # one that cannot be drawn is reported and stops no other
         return f"{type(error).__name__}: {error}"
 
 

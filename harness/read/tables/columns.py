@@ -97,7 +97,7 @@ class Column:
     cell: Callable[[Row], str]
     right: bool = True
     axis: bool = False
-    setting: bool = False  # planned, not measured: said once where it is the same for all
+    setting: bool = False  # planned, not measured: written once where it is equal for all
     marks: str = ""  # those that may stand in this column
 
     def text(self, row: Row) -> str:

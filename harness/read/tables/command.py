@@ -81,7 +81,7 @@ COLUMNS = {
 STATED_ONCE = ("script", "model", "dataset", "strategy", "number_format", "effective_batch", "lr",
              "seed")  # fmt: skip
 
-# Rows stand in this order, and are told apart by these columns.
+# Rows are in this order; these columns distinguish them.
 BY = ("script", "dataset", "model", "strategy", "number_format", "setup", "lr")
 SHOWN = (*BY, "effective_batch", "machine", "imported")
 SETTINGS_SHOWN = (*BY, "precision", "compress", "sync_every")  # settings that those columns show

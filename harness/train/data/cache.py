@@ -131,7 +131,7 @@ def in_turn(world: World) -> Iterator[None]:
         if turn == 1:
             raise NodeError(str(error)) from None
         raise
-    except Exception as error:  # any error is told to the ranks that wait, and raised again
+    except Exception as error:  # any error is reported to the waiting ranks and raised again
         text = str(error) if isinstance(error, DiskError) else f"{type(error).__name__}: {error}"
         done = redacted(" ".join(text.split()))
         raise

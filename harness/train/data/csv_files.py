@@ -17,7 +17,7 @@ from harness.core.settings import UserError
 
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}  # of the separators
 ANY = "commas, semicolons, tabs or |"
-FIRST = 100  # lines that tell the separator
+FIRST = 100  # lines from which the separator is determined
 FEW_VALUES = 100  # of a column that may name classes
 
 

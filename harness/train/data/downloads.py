@@ -1,4 +1,4 @@
-"""What comes from the Hub: whether it can be reached at all, and whether the files are its own."""
+"""The Hub: whether it can be reached, and whether downloaded files match its checksums."""
 
 from __future__ import annotations
 

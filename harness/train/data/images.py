@@ -211,7 +211,7 @@ def fits(size: int, free: int) -> bool:
 
 
 def _free_bytes(settings: Settings) -> int:
-    """Of the GPU that trains; asking it takes memory there."""
+    """The free memory of the GPU that trains; the query itself takes some of it."""
     on_gpu = torch.cuda.is_available() and not settings.passed.get("use_cpu")
     return torch.cuda.mem_get_info()[0] if on_gpu else 0
 

@@ -318,7 +318,7 @@ def code_of(thing: Any) -> str | None:
 
 
 def first_position(model: nn.Module) -> int:
-    """Where a model begins to count positions: RoBERTa and its kin begin after the number of the
+    """The first position number of a model: RoBERTa and its kin begin after the number of the
     padding token, and so can read fewer tokens than they have positions.
     """
     for name, module in model.named_modules():
@@ -425,7 +425,7 @@ def _template(name: str, causes: list[BaseException], text: str) -> str:
 
 
 def _status(causes: list[BaseException]) -> int:
-    """What the Hub answered, 0 if nothing."""
+    """The HTTP status that the Hub returned; 0 if there was no answer."""
     answers = [getattr(cause, "response", None) for cause in causes]
     return next((getattr(answer, "status_code", 0) for answer in answers if answer is not None), 0)
 

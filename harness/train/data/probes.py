@@ -1,4 +1,4 @@
-"""What a model does, found out by trying.
+"""Properties of a model, determined by experiments.
 
 Each trial has a copy of the model, because some models change with what they read: the model that
 is trained stays as it is.

@@ -209,7 +209,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
 
 
 def _distinct(data: datasets.Dataset) -> str:
-    """How many values each column has: it shows which may be one of classes."""
+    """The number of distinct values of each column: it shows which columns may hold classes."""
     counts = [f"{column} {len(_values(data, column))}" for column in _plain(data)]
     return f" (distinct values: {', '.join(counts)})" if counts else ""
 
@@ -238,7 +238,7 @@ def _few_valued(settings: Settings, data: datasets.Dataset) -> list[str]:
 
 
 def _are_small(values: set[Any]) -> bool:
-    """Whether values can be the numbers of classes or of a rating, and not one of many."""
+    """Whether the values are few small numbers, as of classes or ratings."""
     if not all(map(is_number, values)) or any(map(is_fraction, values)):
         return False
     return len(values) <= 10 and all(-1 <= float(value) <= 10 for value in values)
@@ -303,7 +303,7 @@ def _named_columns(
 
 
 def _unlike(data: datasets.Dataset, column: str, label: str, kind: str) -> str:
-    """Why a column that exists cannot be the input."""
+    """Why an existing column cannot be the input."""
     if column not in data.column_names:
         return ""
     if column == label:
@@ -319,7 +319,7 @@ def _other_script(kind: str, data: datasets.Dataset, label: str) -> str:
 
 
 def _not_one_of(name: str, columns: Sequence[str]) -> str:
-    """The columns there are, quoted as for a shell: a header may have blanks that nobody sees."""
+    """The existing columns, quoted as for a shell: a header may have invisible blanks."""
     hint = nearest(name, [shlex.quote(c) for c in columns if c != name], "")
     return f"{hint} the columns are {', '.join(map(shlex.quote, columns))}".lstrip()
 
@@ -356,7 +356,7 @@ def _check_kind(train: datasets.Dataset, label: str) -> None:
 def _check_complete(
     splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], label: str, texts: list[str]
 ) -> None:
-    """Refuse samples without a class or a text; all that is missing is told at once."""
+    """Refuse samples without a class or a text; one error lists everything that is missing."""
     problems, needed = list[str](), list[str]()
     for column, what in ((label, "class"), *((column, "text") for column in texts)):
         for data in sets.values():
@@ -390,7 +390,7 @@ def _numbered(name: str, split: datasets.Dataset, rows: list[int]) -> str:
 def _blank(
     splits: datasets.DatasetDict, sets: dict[str, datasets.Dataset], texts: list[str]
 ) -> list[str]:
-    """The rows of each split whose text is no more than blanks. Published data sets have some, and
+    """The rows of each split whose text is only blanks. Published data sets have some, and
     count them as samples.
     """
 

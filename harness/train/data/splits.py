@@ -58,7 +58,7 @@ def choose(
 def _test_set(
     settings: Settings, splits: datasets.DatasetDict, label: str
 ) -> tuple[datasets.Dataset, datasets.Dataset, str, list[str]]:
-    """(the rest, for training; the test set; where it comes from; splits passed over for it)."""
+    """(the rest, for training; the test set; its origin; splits that could not be the test set)."""
     train, split = splits["train"], settings.test_split
     unused: list[str] = []
     if split is not None and share_of(split) is None:
@@ -259,7 +259,7 @@ def alike_classes(names: list[str], classes: list[np.ndarray]) -> list[str]:
 
 
 def rare_classes(names: list[str], classes: list[np.ndarray]) -> list[str]:
-    """The classes with so few samples that their names may be slips; how many samples each."""
+    """The classes with so few samples that their names may be typing errors; samples of each."""
     counts = np.bincount(np.concatenate(classes), minlength=len(names))
     least = RARE_SHARE * counts.mean()
     return [f"{name!r} ({n:,})" for name, n in zip(names, counts, strict=True) if 0 < n < least]

@@ -174,7 +174,7 @@ def _mixes(model: nn.Module, batches: TextBatches) -> str | None:
 
 
 def _tried(problem: str, has_it: Callable[[], bool]) -> str | None:
-    """The problem if the model has it, or why that cannot be found out; else None."""
+    """The problem if the model has it, or why that cannot be determined; else None."""
     try:
         return problem if has_it() else None
     except UserError:

@@ -1,1 +1,1 @@
-"""The Trainer, with the traps taken out that falsify a comparison."""
+"""The Trainer, without the behaviour that falsifies comparisons."""

@@ -52,7 +52,7 @@ class Balance:
         self.observed = {"shares": self.shares} if self.shares else {}
 
     def dealt(self, loader: Any) -> Any:
-        """The loader that accelerate has prepared, with batches of this rank's share."""
+        """The loader that accelerate has prepared, with batches sized by this rank's share."""
         if self.shares:
             dealer = loader.batch_sampler
             dealer.batch_sampler = RankBatches(dealer.batch_sampler.sampler, self.shares)

@@ -1,4 +1,4 @@
-"""With --torch_compile: when the model was compiled, what that took, and what it brings."""
+"""--torch_compile: when the model was compiled, the time that took, and the speedup."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Compiled(TrainerCallback):
         return not self.tried and self.settled + 1 == SETTLED and bool(self.updates)
 
     def fed(self, batch: Any) -> None:
-        """A batch has been trained on."""
+        """Keep the batch of a step for the measurement, if that is due."""
         if self._is_due:
             self.batch = batch
 

@@ -37,7 +37,7 @@ def eval_batch(gpu_bytes: int, samples: int, ranks: int) -> int:
 
 
 def eval_batch_of(args: TrainingArguments, samples: int) -> int:
-    """The default batch, equal on all ranks (a collective): others would be dealt with gaps."""
+    """The default batch, equal on all ranks (a collective): unequal ones would skip samples."""
     own: list[Any] = [*range(args.n_gpu)] if args.n_gpu > 1 else [args.device]
     gpu_bytes = 0
     if args.device.type == "cuda":
@@ -94,7 +94,7 @@ class Evaluation:
 
 
 def in_order(mine: torch.Tensor, samples: int, args: TrainingArguments) -> torch.Tensor:
-    """One row per sample, in the order of the set, without the rows that fill up the end.
+    """One row per sample, in the order of the set, without the padding rows at the end.
 
     The ranks take batches in turn, all of one size.
     """

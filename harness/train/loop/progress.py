@@ -166,7 +166,7 @@ class Console(TrainerCallback):
             yield f"resumes from update {state.global_step} of an earlier attempt"
 
     def _crowded(self, threads: int) -> str | None:
-        """A warning where the processes of this machine have more threads than it has cores."""
+        """A warning if the processes of this machine have more threads than it has cores."""
         world, how = self.context.recorded_world, launch()
         here = world.size if how.get("launcher") in ("local", "netns") else world.per_node
         cores = len(usable_cores())
@@ -241,7 +241,7 @@ class Console(TrainerCallback):
 
 
 def no_better(majority_share: float | None, rows: Rows) -> str | None:
-    """A line about a model that ended no better than the largest class named for every sample."""
+    """A warning if a model is no better than always predicting the largest class."""
     accuracy = rows[-1].get("accuracy") if rows else None
     if accuracy is None or majority_share is None or accuracy > majority_share:
         return None

@@ -237,7 +237,7 @@ class ExactTrainer(Trainer):
         return 0
 
     def store_flos(self) -> None:
-        """Count nothing: no collective and no waiting at each log entry."""
+        """Do not count FLOPs: the Trainer's count needs a collective at each log entry."""
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         # nn.DataParallel also on one GPU, where the Trainer would not use it.
@@ -352,9 +352,7 @@ class ExactTrainer(Trainer):
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Allow passes and exchanges between two updates: the training goes on as if there had been
-        none.
-        """
+        """Allow passes and exchanges between two updates that leave the training unchanged."""
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         sums, self.sums = self.sums, self.empty_sums()
         self.rehearsing = True

@@ -1,4 +1,4 @@
-"""What a processor can do at most, and what --precision bf16 would bring a model on it.
+"""The peak rates of a processor, and how much faster --precision bf16 makes a model on it.
 
 Products of matrices in each number format, and memory traffic, are measured anew every few hours,
 as machines are shared.

@@ -42,7 +42,7 @@ class Measuring:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Around a measurement, also as the decorator of its function."""
+        """Count the time of the enclosed measurement; also a decorator."""
         if self.running:
             yield
             return
@@ -110,14 +110,14 @@ class StepClock:
         self.last_s = time.perf_counter()
 
     def settle(self) -> None:
-        """What follows is none of the last step, which a GPU may still be computing."""
+        """Wait for the GPU, so that what follows is not counted in the last step."""
         if self.cuda:
             torch.cuda.synchronize()
             self.last_s = time.perf_counter()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done meanwhile is excluded from the epoch's time and traffic."""
+        """Exclude the enclosed work from the epoch's time and traffic."""
         if self.cuda:
             torch.cuda.synchronize()  # the steps before it are included
         self.last_s = time.perf_counter()

@@ -81,7 +81,7 @@ class Exposure(EpochMeasure):
         self.last, self.ready = parameter, stamp(self.cuda)
 
     def backward_ended(self, exchanged: bool) -> None:
-        """A backward pass has ended, with an exchange of gradients or without."""
+        """Record the end of a backward pass, with or without an exchange of gradients."""
         if not self.handles:
             return
         if exchanged:

@@ -40,7 +40,7 @@ HIDDEN = ("dir", "hub_", "_path", "trackio", "run_name", "project", "resume_from
 
 
 def environment(cuda: bool = True) -> MachineRecord:
-    """Everything a reader needs to judge a number, and nothing that names a person or a host.
+    """The facts that explain measured numbers, without names of persons or hosts.
 
     cuda: whether the GPUs, where there are any, are what is measured.
     """

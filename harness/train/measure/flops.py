@@ -327,7 +327,7 @@ def peak_of(
 def _processors(
     context: Context, model: nn.Module, one_batch: Callable[[], Mapping[str, torch.Tensor]]
 ) -> list[dict[str, Any]]:
-    """What the processor of each node can do, where they are the devices that train."""
+    """The peak of each node's processor, if processors train."""
     if context.args.device.type != "cpu":
         return []
     is_single, first = context.world.size == 1, None

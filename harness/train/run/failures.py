@@ -223,7 +223,7 @@ def _let_rank0_record(folder: RunFolder, leave_group: bool, within_s: float) -> 
 def _first_failure(context: Context, wait_s: float) -> FailureRecord | None:
     """The first failure of any rank, after waiting up to wait_s for one of another rank."""
     until = time.monotonic() + wait_s
-    while True:  # new failures are not told by clocks, which differ between nodes
+    while True:  # new failures are not recognized by clocks, which differ between nodes
         first = attempts.first_failure(
             context.folder, lambda failure: failure not in context.earlier_failures
         )
