@@ -213,6 +213,14 @@ def test_class_names_are_unique() -> None:
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_errors_and_warnings_are_printed_by_one_function_each(module: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[module].read_text("utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print" and node.keywords:
+            prefix = re.search(r"(error|warning): ", "".join(map(ast.unparse, node.args)))
+            assert not prefix or module == "harness.core.process", f"{module}:{node.lineno}"
+
+
 def room_of(module: str) -> str:
     """The folder that a module lies in, without the name of the package."""
     package = MODULES[module].parent.relative_to(HARNESS)
