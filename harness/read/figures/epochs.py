@@ -42,7 +42,7 @@ def loss_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
 
 
 def own_metrics_by_epoch(sweep: SweepResults, styles: Styles) -> Drawn:
-    """What the scripts' own compute_metrics gave."""
+    """The metrics of the scripts' own compute_metrics, by epoch."""
     if not (own := own_metrics_of(sweep.runs)):
         raise NothingToDraw("no run has metrics of its script's own")
     return _by_epoch(sweep, styles, own[: kit.MOST_PANELS])

@@ -1,4 +1,4 @@
-"""Records of others, read in this project's names and units. What a source does not say is null.
+"""Records of other programs, converted to this project's names and units; unknown values are null.
 
 callback-text: one list per line, one value per epoch, and the settings in the name of the file.
 

@@ -318,7 +318,7 @@ class Run:
 
     @property
     def own_metrics(self) -> list[str]:
-        """What the script's own compute_metrics gave, beside our metrics."""
+        """The metrics of the script's own compute_metrics, in addition to ours."""
         return own_metrics(self.epochs[-1]) if self.epochs else []
 
     @property
@@ -358,7 +358,7 @@ class Run:
 
 
 def own_metrics_of(runs: Iterable[Run]) -> list[str]:
-    """What scripts' own compute_metrics gave, each metric once."""
+    """The metrics of the scripts' own compute_metrics, each once."""
     return [*dict.fromkeys(name for run in runs for name in run.own_metrics)]
 
 

@@ -34,7 +34,7 @@ from harness.read.records.recorded import (
 from harness.read.records.runs import Run, Target, read_run
 from harness.read.records.sweeps import SweepResults, read_all, read_results, read_sweep, sweep_file
 
-# A seed that nobody has used yet is asked for by its number.
+# New seeds are requested by their numbers.
 SEEDS = range(1, 100)
 # As many settings in which runs differ, and values of each, as an error names.
 MOST_SETTINGS, MOST_VALUES = 8, 6

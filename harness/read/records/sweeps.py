@@ -159,7 +159,7 @@ class SweepResults:
         return short_text(group.label, self.naming, machine)
 
     def only(self, runs: Iterable[Run]) -> SweepResults:
-        """The sweep with these of its runs alone, which are not read again."""
+        """The sweep with only these of its runs, which are not read again."""
         kept = {*runs}
         both = [pair for pair in zip(self.planned, self.runs, strict=True) if pair[1] in kept]
         part = replace(self, planned=tuple(planned for planned, _ in both))

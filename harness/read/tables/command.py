@@ -157,7 +157,7 @@ def _notes(runs: pd.DataFrame, unlike: Sequence[str]) -> Iterator[str]:
 
 
 def reasons(runs: Iterable[tuple[str, str, str | None]]) -> Iterator[str]:
-    """Lines on what became of runs, from (what, which run, its path): each reason once."""
+    """Lines with the outcomes of runs, from (outcome, run, path); equal reasons share a line."""
     alike: dict[str, list[tuple[str, str | None]]] = {}
     for what, which, path in runs:
         alike.setdefault(what, []).append((which, path))

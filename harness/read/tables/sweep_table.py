@@ -367,7 +367,7 @@ def _not_compared(sweep: SweepResults, shown: set[str]) -> Iterator[str]:
 
 
 def _unlike_baseline(sweep: SweepResults) -> Iterator[str]:
-    """What rows do not have in common with their baseline, though they are compared with it."""
+    """The properties in which rows differ from the baseline that they are compared with."""
     differ = Counter(name for pair in compared_groups(sweep) for name in noted_differences(*pair))
     for name, number in differ.items():
         yield f"{counted(number, 'row')} differ{'s' * (number == 1)} from the baseline in {name}"

@@ -108,8 +108,8 @@ def measure(
 
 
 def allreduce_s(pairs: list[dict[str, Any]], world: World, size: int) -> float | None:
-    """What an all-reduce would take over these links; None where their rate is not known. A single
-    byte needs none.
+    """The predicted seconds of an all-reduce over these links; None if their rate is not known. A
+    single byte needs no rate.
     """
     rate = rate_of({"pairs": pairs}) if size > 1 else math.inf
     if not pairs or rate is None:

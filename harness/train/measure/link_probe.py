@@ -103,7 +103,7 @@ class TensorChannel:
 
 
 def busbw(algbw: float, ranks: int) -> float:
-    """What the link of each rank carries in an all-reduce, comparable for any number of ranks."""
+    """The bandwidth used on each rank's link in an all-reduce, comparable between world sizes."""
     return algbw * 2 * (ranks - 1) / ranks
 
 

@@ -1,4 +1,4 @@
-"""What a run takes from the machine, besides time: processor time, memory and network traffic."""
+"""The resources that a run uses, besides time: processor time, memory and network traffic."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Diverged(RuntimeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has come, or whoever runs the machines has announced a preemption."""
+    """A signal has arrived, or a preemption of the machine was announced."""
 
     def __init__(self, signum: int, why: str | None = None) -> None:
         super().__init__(why or signal.Signals(signum).name)

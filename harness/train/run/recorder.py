@@ -58,7 +58,7 @@ class Observations:
 
 
 class Recorder(TrainerCallback):
-    """What ExactTrainer and the end of a run ask of the callback that keeps the record.
+    """The interface of the callback that keeps the record, for ExactTrainer and the run's end.
 
     This one records nothing; LogCallback does.
     """
