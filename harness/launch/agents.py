@@ -27,8 +27,8 @@ from harness.core.process import OutOfMemory, is_stopped, last_line, limits_memo
 from harness.core.provenance import ROOT
 from harness.core.records import rows_in
 from harness.core.tasks import TASKS
+from harness.launch.choices import SSH_FAILED
 from harness.launch.plan import PORT, Elastic, Job, torchrun
-from harness.launch.ssh import SSH_FAILED
 
 # In a process of its own, since torch elastic needs an empty main module.
 SERVE = (

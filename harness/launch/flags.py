@@ -8,9 +8,9 @@ from functools import partial
 
 from harness.core.command_line import BadValue, integer, natural, one_of
 from harness.launch import slurm, ssh
+from harness.launch.choices import SECONDS
 
 LAUNCHERS = ("local", "netns", "ssh", "slurm")
-SECONDS = {"h": 3600, "m": 60, "s": 1}  # per unit of --timeout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,10 +93,3 @@ def seconds(text: str) -> float:
     if match is None or float(match[1]) == 0:
         raise BadValue(f"{text}: expected a time such as 90 (seconds), 30m or 2h")
     return float(match[1]) * SECONDS[match[2] or "s"]
-
-
-def as_typed(seconds: float) -> str:
-    """A duration as --timeout takes it: 90s, 30m, 2h."""
-    fitting = ((unit, size) for unit, size in SECONDS.items() if seconds % size == 0)
-    unit, size = next(fitting, ("s", 1))
-    return f"{seconds / size:.15g}{unit}"

@@ -18,11 +18,10 @@ from harness.core.records import DISTURBING_SHARE, SKIPPED
 from harness.core.rules import INSTALL, INSTALL_PEFT, why_a_gpu
 from harness.core.strategies import strategy_of
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
+from harness.launch.choices import Remote, Slurm
 from harness.launch.launcher import Launcher
 from harness.launch.outcome import State, settled
 from harness.launch.plan import Elastic, Job, commands
-from harness.launch.slurm import Slurm
-from harness.launch.ssh import Remote
 
 Devices = tuple[tuple[str, ...], ...]  # GPUs or cores, by node
 LOOKS = 6  # at a busy machine, before it counts as disturbed

@@ -21,7 +21,7 @@ from harness.core.settings import UserError
 from harness.launch import outcome, places
 from harness.launch.agents import LaunchRequest
 from harness.launch.ahead import runs
-from harness.launch.flags import as_typed
+from harness.launch.choices import as_typed
 from harness.launch.launcher import Exit, Launcher
 from harness.launch.outcome import (
     ELSEWHERE,

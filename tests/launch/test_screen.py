@@ -33,6 +33,7 @@ from harness.launch.ahead import (
     repeating,
     skipped,
 )
+from harness.launch.choices import as_typed
 from harness.launch.outcome import State
 from harness.launch.places import Options
 from harness.launch.runner import Worker
@@ -184,7 +185,7 @@ def test_a_resumed_run_took_what_all_of_its_attempts_took(
     [(0.5, "0.5s"), (90.0, "90s"), (1800.0, "30m"), (7200.0, "2h"), (1234567.0, "1234567s")],
 )
 def test_a_limit_is_told_as_it_is_typed(limit_s: float, text: str) -> None:
-    assert flags.as_typed(limit_s) == text and flags.seconds(text) == limit_s
+    assert as_typed(limit_s) == text and flags.seconds(text) == limit_s
 
 
 def test_the_window_follows_what_runs(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from harness.core.records import append_row, write_json
 from harness.core.settings import UserError
+from harness.launch.choices import Slurm
 from harness.launch.outcome import State
 from harness.launch.plan import Job
 from harness.launch.screen import Screen
-from harness.launch.slurm import Slurm
 from harness.launch.slurm.cluster import Note, Submitted, exit_of
 from harness.launch.slurm.scripts import Site, alike, job_name, script, why_not
 from tests.support.slurm_cluster import TORCHRUN

@@ -19,11 +19,11 @@ from harness.core.provenance import ROOT
 from harness.core.records import RunFolder, read_json, write_json
 from harness.core.records.redact import redacted_command, without_home
 from harness.core.settings import UserError
+from harness.launch.choices import Host, Remote
 from harness.launch.launcher import Exit
 from harness.launch.outcome import Began, settle
 from harness.launch.places import Options
 from harness.launch.plan import Job
-from harness.launch.ssh import Host, Remote
 from harness.launch.ssh import place as ssh_module
 from harness.launch.ssh.hosts import (
     TAR_FOLLOWS,

@@ -36,7 +36,7 @@ TRAIN = ("train", "train.data", "train.measure", "train.strategy", "train.strate
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("core.schema", "core.records"),
     "core.records": ("core.schema", "core"),
-    "core.schema": (),
+    "core.schema": ("core",),
     "train": (),
     "train.data": TRAIN[:1],
     "train.measure": TRAIN[:2],
@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "train.strategy.hivemind": TRAIN[:4],
     "train.run": TRAIN,
     "train.loop": (*TRAIN, "train.run"),
-    "launch": ("launch.netns", "launch.ssh", "launch.slurm"),
+    "launch": (),
     "launch.netns": ("launch",),
     "launch.ssh": ("launch",),
     "launch.slurm": ("launch",),
@@ -65,6 +65,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 BASE_ROOMS = ("core", "core.records", "core.schema")
+# Modules of `launch` that stand above the rooms inside its folder; no other module imports them.
+ABOVE = [f"harness.launch.{name}" for name in ("flags", "sweep", "doctor")]
 MOST_FILES = 14  # in a room
 MOST_LINES = 500  # in a file
 # Arrows up that are still there; a change may take them out of this list and adds none.
@@ -233,9 +235,13 @@ def test_imports_between_rooms_go_downwards() -> None:
     upward = set()
     for module, file in MODULES.items():
         room = room_of(module)
+        below = {room, *ROOMS.get(room, ())} | {*(() if room in BASE_ROOMS else BASE_ROOMS)}
+        if module in ABOVE:
+            below |= {"launch.netns", "launch.ssh", "launch.slurm"}
         for imported in ours(file) & set(MODULES):
             other = room_of(imported)
-            if room and other not in (room, *BASE_ROOMS, *ROOMS[room]):
+            above = imported in ABOVE and module not in ABOVE
+            if room and (above or other not in below):
                 upward.add((module.removeprefix("harness."), imported.removeprefix("harness.")))
     assert upward == UPWARD
 

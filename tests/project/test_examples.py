@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from harness.cli import parser_of
-from harness.launch.slurm import MEANINGLESS, Slurm, slurm_of
+from harness.launch.choices import Slurm
+from harness.launch.slurm import MEANINGLESS, slurm_of
 
 NONE_GIVEN = dict.fromkeys((*vars(Slurm()), *MEANINGLESS))
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from harness.launch.choices import Slurm
 from harness.launch.outcome import State
 from harness.launch.places import Options
 from harness.launch.plan import Job
-from harness.launch.slurm import Slurm, queue
+from harness.launch.slurm import queue
 from harness.launch.slurm.queue import Queue
 from tests.support.slurm_commands import StandIn
 from tests.support.sweeps import Watcher, jobs_of

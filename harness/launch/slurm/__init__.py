@@ -7,14 +7,14 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.core.command_line import BadValue, integer, natural
 from harness.core.settings import UserError
+from harness.launch.choices import CORES_OF_A_GPU, Slurm
 
-CORES_OF_A_GPU = 4  # for its process, and for the threads of communication and of the backward pass
 # Options of sbatch that the sweep sets (None) or a flag of ours does; users set all others.
 OURS = {
     **dict.fromkeys(("job-name", "chdir", "output", "error", "open-mode", "array", "nodes",
@@ -38,25 +38,6 @@ MEANINGLESS = {
 # A file of these flags, which apply unless the command line gives other values.
 SITE_VARIABLE = "HARNESS_SLURM"
 SITE_FILES = ("~/.config/harness/slurm.flags", "/etc/harness/slurm.flags")
-
-
-@dataclass(frozen=True)
-class Slurm:
-    """The user's choices for the cluster; none of them changes what is measured."""
-
-    partition: str | None = None
-    account: str | None = None
-    gres: str = "gpu"
-    cpus_per_gpu: int | None = None
-    requeue: int = 0
-    setup_script: str | None = None
-    sbatch: tuple[str, ...] = ()
-    detach: bool = False
-
-    @property
-    def cores(self) -> int:
-        """Cores per device; without GPUs, one core stands for one device."""
-        return self.cpus_per_gpu or (1 if self.gres == "none" else CORES_OF_A_GPU)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

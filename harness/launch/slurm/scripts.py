@@ -16,11 +16,10 @@ from harness.core.links import Link
 from harness.core.provenance import ROOT
 from harness.core.records import LOGS, SKIPPED
 from harness.core.rules import why_a_gpu
-from harness.launch.flags import as_typed
+from harness.launch.choices import Slurm, as_typed
 from harness.launch.outcome import State
 from harness.launch.places import Options, launched, place_facts, threads_variable
 from harness.launch.plan import Job, script_of
-from harness.launch.slurm import Slurm
 
 # How long before the time limit the signal comes: time for ranks to record and to be requeued.
 LEAD_S = 60

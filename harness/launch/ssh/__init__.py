@@ -5,76 +5,18 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.core.provenance import ROOT
 from harness.core.records.redact import without_home
 from harness.core.settings import UserError
+from harness.launch.choices import Host, Remote
 
 HOST = re.compile(
     r"^(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w.][\w.-]*|\[[0-9a-fA-F:.%\w]+\])(?::(?P<port>\d+))?$"
 )
-# Nobody can type a password, and a lost host must be noticed. Options in --ssh come before these
-# and take precedence; those in ~/.ssh/config come after.
-OPTIONS = {
-    "BatchMode": "yes",
-    "ConnectTimeout": "10",
-    "ServerAliveInterval": "5",
-    "ServerAliveCountMax": "4",
-}
-NO_CHECKOUT = 91  # exit code of a command whose folder does not exist
-SSH_FAILED = 255  # of ssh itself: no host, no access, connection lost
-
-
-@dataclass(frozen=True)
-class Host:
-    """A machine, as ssh addresses it."""
-
-    name: str
-    user: str | None = None
-    port: int | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.port is None else f"{self.name}:{self.port}"
-
-    @property
-    def arguments(self) -> list[str]:
-        """The arguments of ssh that address the host."""
-        port = [] if self.port is None else ["-p", str(self.port)]
-        return [*port, f"{self.user}@{self.name}" if self.user else self.name]
-
-
-@dataclass(frozen=True)
-class Remote:
-    """The choices for --launcher ssh; empty for every other launcher."""
-
-    hosts: tuple[Host, ...] = ()
-    checkout: str = ""
-    python: str = ""
-    master_addr: str | None = None
-    interface: str | None = None
-    ssh: tuple[str, ...] = ("ssh",)
-
-    @property
-    def folder(self) -> str:
-        """The checkout, quoted for a shell except for a leading ~, which the shell expands."""
-        home, slash, rest = self.checkout.partition("/")
-        if not re.fullmatch(r"~[\w.-]*", home):
-            return shlex.quote(self.checkout)
-        return home + slash + (shlex.quote(rest) if rest else "")
-
-    def in_checkout(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
-        """A command for the shell on a host."""
-        return f"cd {self.folder} || exit {NO_CHECKOUT}; exec " + shlex.join(
-            ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
-        )
-
-    def ssh_to(self, host: Host, command: str) -> list[str]:
-        options = [word for k, v in OPTIONS.items() for word in ("-o", f"{k}={v}")]
-        return [*self.ssh, "-T", *options, *host.arguments, command]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -36,8 +36,8 @@ from harness.core.records import (
     rows_in,
 )
 from harness.core.records.disk import draft_of
+from harness.launch.choices import Remote
 from harness.launch.places import Machine, disturbed_by, others, this_machine
-from harness.launch.ssh import Remote
 
 CLOCKS_S = 2.0  # a larger difference between two clocks causes a warning
 # Marks the beginning of the tar: the host's shell may print lines of its own before it.

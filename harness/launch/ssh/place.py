@@ -19,10 +19,10 @@ from harness.core.records import rows_in
 from harness.core.rules import why_a_gpu
 from harness.core.settings import UserError
 from harness.launch.agents import Node
+from harness.launch.choices import NO_CHECKOUT, SSH_FAILED, Host, Remote
 from harness.launch.outcome import State
 from harness.launch.places import Devices, Machines, Options, threads_variable
 from harness.launch.plan import PORT, Job, script_of, torchrun
-from harness.launch.ssh import NO_CHECKOUT, SSH_FAILED, Host, Remote
 from harness.launch.ssh.hosts import (
     TAR_FOLLOWS,
     Fetched,
