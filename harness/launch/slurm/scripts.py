@@ -123,7 +123,8 @@ rm -f "$HARNESS_PREEMPTION"
 announce() {{
     signal=USR1
     touch "$HARNESS_PREEMPTION"
-    sleep {patience} && scancel --signal=TERM "$SLURM_JOB_ID" &
+    # Unlike sleep, read is no process of its own that would outlive the reminder. 128: time is up.
+    (read -rt {patience} <> <(:); [ $? -gt 128 ] && scancel --signal=TERM "$SLURM_JOB_ID") &
     reminder=$!
 }}
 trap announce USR1
@@ -187,16 +188,31 @@ def _step(job: Job, slurm: Slurm, site: Site) -> str:
         meeting = "--standalone"
         where = ""
     else:
-        meeting = f'--nnodes={job.nodes} --rdzv_backend=c10d \\\n    --rdzv_endpoint="$first:$port"'
+        meeting = (
+            f'--nnodes={job.nodes} --rdzv_backend=c10d \\\n        --rdzv_endpoint="$first:$port"'
+        )
         where = (
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
             "port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))\n"
             "# Secret: whoever knows it could write into the rendezvous.\n"
             "export PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')\n"
         )
-    started = f'{srun} \\\n    {torchrun} {meeting} --nproc_per_node={job.processes} "$@" &'
-    return f"{where}{started}\nstep=$!"
+    started = f'{srun} \\\n        {torchrun} {meeting} --nproc_per_node={job.processes} "$@"'
+    return where + STEP.format(started=started)
 
+
+# The subshell outlives a signal, which srun obeys: traps do not pass on to commands.
+STEP = """step_code="${{note%.json}}.code"
+rm -f "$step_code"
+(
+    trap : TERM USR1
+    code=0
+    {started} ||
+        code=$?
+    echo "$code" >"$step_code"
+    exit "$code"
+) &
+step=$!"""
 
 # A signal interrupts wait but not the step.
 END = """while :; do
@@ -204,6 +220,10 @@ END = """while :; do
     code=$?
     kill -0 "$step" 2>/dev/null || break
 done
+# Where a signal comes as the step ends, bash loses its exit code.
+[ ! -s "$step_code" ] || read -r code <"$step_code"
+rm -f "$step_code"
+trap '' USR1
 # Otherwise it would kill the job after it was requeued.
 [ -z "$reminder" ] || kill "$reminder" 2>/dev/null
 again=$(({again} > ${{SLURM_RESTART_COUNT:-0}}))
