@@ -107,12 +107,10 @@ def run(flags: argparse.Namespace) -> int:
     states = [State(job) for job in plan(sweep, options.output_dir, flags.repeat)]
     chosen = choose(states, flags.select, flags.exclude, flags.limit)
     chosen, options = _only_disturbed(chosen, options)
-    if not chosen:
-        nothing = f"{sweep.name}: no finished run of this choice was disturbed"
-        print_json(planned(sweep, [], [nothing])) if flags.json else print(nothing)
-        return 0
-    place = PLACES[options.launcher](options)
     folder = Path(options.output_dir) / "sweeps" / sweep.name
+    if not chosen:
+        return _nothing_to_repeat(sweep, folder, flags)
+    place = PLACES[options.launcher](options)
     with closing(place), _for_people(to_stderr=flags.json and not flags.dry_run):
         if flags.dry_run:
             check_data(chosen, place)
@@ -165,6 +163,16 @@ def _only_disturbed(chosen: list[State], options: Options) -> tuple[list[State],
     folders = [(state, state.job.folder) for state in chosen]
     again = [state for state, folder in folders if was_disturbed(folder) or _repeats(folder)]
     return again, replace(options, rerun="all")
+
+
+def _nothing_to_repeat(sweep: Sweep, folder: Path, flags: argparse.Namespace) -> int:
+    """The end of a sweep with --rerun disturbed that has nothing to measure; its exit code."""
+    nothing = f"{sweep.name}: no finished run of this choice was disturbed"
+    if flags.json and not flags.dry_run and (folder / SWEEP).exists():
+        print(nothing, file=sys.stderr)
+        return _table(folder, "--json").returncode
+    print_json(planned(sweep, [], [nothing])) if flags.json else print(nothing)
+    return 0
 
 
 def _repeats(folder: RunFolder) -> bool:

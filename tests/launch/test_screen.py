@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -420,7 +421,10 @@ def test_a_document_stands_alone_on_stdout(
 ) -> None:
     """That of the table, which prints it itself; what is for people goes to stderr."""
     asked = list[tuple[str, ...]]()
-    monkeypatch.setattr(sweep_module, "_table", lambda _, *flags, **__: asked.append(flags))
+    shown = subprocess.CompletedProcess([], 0, "")
+    monkeypatch.setattr(
+        sweep_module, "_table", lambda _, *flags, **__: asked.append(flags) or shown
+    )
     monkeypatch.setattr(sweep_module.Runner, "work", lambda self: None)
     out = tmp_path / "out"
     argv = [str(sweep_file(tmp_path, GRID)), "--isolation", "off", "--o", str(out), "--json"]
@@ -430,8 +434,15 @@ def test_a_document_stands_alone_on_stdout(
     assert asked == [("--write", "--json")]
     plan = read_json(out / "sweeps" / "mine" / "sweep.json") or {}
     assert plan["command"] and "--json" not in plan["command"]
+    # Also where there is nothing to measure again; a dry run has the plan, which is empty.
     assert main([*argv, "--rerun", "disturbed"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"] == []
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.endswith("no finished run of this choice was disturbed\n")
+    assert asked == [("--write", "--json"), ("--json",)]
+    for more in (["--dry_run"], ["--tiny"]):  # with --tiny it has not been run
+        assert main([*argv, "--rerun", "disturbed", *more]) == 0
+        assert json.loads(capsys.readouterr().out)["runs"] == []
+    assert len(asked) == 2
     # A run that cannot start here says why.
     assert main([*argv, "--dry_run"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
