@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -114,12 +115,21 @@ def networks_of(pid: int) -> set[str]:
     return {name for name in map(os.readlink, files) if name.startswith("net:")}
 
 
-def namespaces_alive() -> set[str]:
+def networks_of_all(processes: Iterable[psutil.Process]) -> set[str]:
     found = set()
-    for process in psutil.process_iter():
+    for process in processes:
         with suppress(OSError):
             found |= networks_of(process.pid)
     return found
+
+
+def networks_of_children() -> set[str]:
+    """Of all processes that this one has started, and that those have started."""
+    return networks_of_all(psutil.Process().children(recursive=True))
+
+
+def namespaces_alive() -> set[str]:
+    return networks_of_all(psutil.process_iter())
 
 
 OWNER = """
@@ -155,9 +165,10 @@ def test_nothing_is_left_after_closing() -> None:
     with EmulatedNodes.open(2, Link()) as nodes:
         holder = nodes.holder
         held = networks_of(holder.pid) - {here}  # others on this machine may have some, too
-        assert len(held) >= 2 and held <= namespaces_alive()
+        ours = networks_of_children() - {here}
+        assert len(held) >= 2 and held <= ours <= namespaces_alive()
     assert holder.returncode is not None
-    assert wait_for(lambda: not held & namespaces_alive())
+    assert wait_for(lambda: not ours & namespaces_alive())
 
 
 @pytest.mark.root
