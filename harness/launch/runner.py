@@ -336,9 +336,9 @@ class Runner(Worker):
             self._skip_like(state)
 
     def _skip_like(self, last: State) -> None:
-        """Skip runs that the mistake of the last one would refuse, too, such as a wrong column:
-        all of their values have been refused in its words, and no run of the sweep has begun its
-        training, now or earlier.
+        """Skip runs that the mistake of the last one would refuse, too, such as a wrong column, as
+        runs that were refused in its words show. No run of the sweep may have begun its training,
+        now or earlier.
         """
         alike = [state.job.label for state in self.refused if state.reason == last.reason]
         finished = any(state.job.folder.outcome() == FINISHED for state in self.states)
@@ -352,14 +352,21 @@ class Runner(Worker):
 
 
 def _is_covered(label: Mapping[str, Any], refused: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether each value of a run, or its lack of one, occurs in a refused run: then it is refused
-    as well, as a third seed is after two that were refused.
+    """Whether a run is refused as others were: it differs from one of them in names without effect
+    alone. A name has none if two refused runs differ in nothing else. Each value, but a seed's or a
+    repeat's, must have been refused: a third dataset may have the column that two others lack.
     """
-    names = {name for each in (label, *refused) for name in each}
-    values = {name: {str(other.get(name)) for other in refused} for name in names}
-    return bool(refused) and all(
-        str(label.get(name)) in known or (name in REPETITIONS and len(known) > 1)
-        for name, known in values.items()
+    names = sorted({name for each in (label, *refused) for name in each})
+    own, *rows = (tuple(str(each.get(name)) for name in names) for each in (label, *refused))
+    tried = {*rows}
+    of_effect = {
+        at
+        for at in range(len(names))
+        if len({row[:at] + row[at + 1 :] for row in tried}) == len(tried)
+    }
+    return any(all(own[at] == row[at] for at in of_effect) for row in tried) and all(
+        name in REPETITIONS or any(value == row[at] for row in tried)
+        for at, (name, value) in enumerate(zip(names, own, strict=True))
     )
 
 

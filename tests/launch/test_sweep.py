@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import getpass
 import io
+import itertools
 import json
 import os
 import re
@@ -469,4 +470,21 @@ def test_runs_that_may_fail_for_another_reason_are_tried() -> None:
     # A run that lacks the setting which others have, as in a list of runs.
     assert not runner._is_covered({"lr": 0.1}, [{"text_column": "said", "lr": 0.1}])
     assert not runner._is_covered({**label, "strategy": "ddp"}, seeds)
-    assert runner._is_covered(label, [{**label, "setup": "1_1"}, {**label, "strategy": "ddp"}])
+    # Each of its values was refused, but beside another value of the other setting.
+    apart = [{**label, "setup": "1_1"}, {**label, "strategy": "ddp"}]
+    assert not runner._is_covered(label, apart)
+    assert runner._is_covered(label, [*apart, {**label, "setup": "1_1", "strategy": "ddp"}])
+    # The baseline has neither of the flags of the others.
+    plain = {"setup": "1_1"}
+    assert not runner._is_covered(plain, [{**plain, "lora": 4}, {**plain, "balance": "measured"}])
+
+
+def test_few_runs_of_a_grid_are_tried_where_all_fail_alike() -> None:
+    axes = {"seed": [1, 2, 3], "per_gpu_batch": [4, 8, 16], "strategy": ["ddp", "fsdp"]}
+    for order in itertools.permutations(axes):
+        tried = list[dict[str, Any]]()
+        for values in itertools.product(*(axes[name] for name in order)):
+            label = dict(zip(order, values, strict=True))
+            if not runner._is_covered(label, tried):
+                tried.append(label)
+        assert len(tried) == 5  # of 18: one, another strategy, two other batches, another seed
