@@ -17,6 +17,7 @@ from harness.read.records.selection import (
     differing,
     read_selected,
     select,
+    without_flags,
 )
 from harness.read.records.sweeps import read_sweep
 from tests.support.records import Plan
@@ -88,5 +89,22 @@ def test_more_seeds_are_measured_into_the_same_folder() -> None:
     assert command_for_seeds(Group((own,)), [2]) == (
         "for seed in 2; do python vit.py --tiny --o here --lr 1 --seed $seed; done"
     )
+    for flag in ("--out=here", "--output_dir here", "--output-dir here", "--o=here"):
+        named = replace(own, environment={"command": f"vit.py {flag}"})
+        assert command_for_seeds(Group((named,)), [2]) == (
+            f"for seed in 2; do python vit.py {flag} --seed $seed; done"
+        )
+    # Other flags that begin with --o name no folder.
+    for flag in ("--outer_lr 0.7", "--outer_momentum=0.5", "--overlap 1", "--optim sgd"):
+        there = replace(own, path="there/vit/1_1/run", folder=RunFolder(Path("there/vit/1_1/run")),
+                        environment={"command": f"vit.py {flag}"})  # fmt: skip
+        assert command_for_seeds(Group((there,)), [2]) == (
+            f"for seed in 2; do python vit.py {flag} --output_dir there --seed $seed; done"
+        )
     bare = Group((run(path="vit/run"),))  # in a folder that says no output folder
     assert command_for_seeds(bare, (2, 3)) == f"{command} --seed $seed; done"
+
+
+def test_flags_are_left_out_however_they_are_spelled() -> None:
+    words = ["vit.py", "--per-gpu-batch", "4", "--out=x", "--overlap", "1"]
+    assert without_flags(words, ["--per_gpu_batch", "--out"]) == ["vit.py", "--overlap", "1"]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from harness.core.identity import number
 from harness.core.process import working
 from harness.core.records import find_runs, without_collecting
-from harness.core.settings import UserError
+from harness.core.settings import UserError, flag_fields
 from harness.core.strategies import recorded_strategy
 from harness.read.labels import counted, listed
 from harness.read.records.copies import without_copies
@@ -267,6 +267,8 @@ def differing(one: Group, other: Group) -> Iterator[tuple[str, str, str]]:
             yield name, _text(values[0]), _text(values[1])
 
 
+# Every way to name the output folder of a script.
+OUTPUT_FLAGS = ["--output_dir", *(f"--{n}" for n in flag_fields()["output_dir"].metadata["names"])]
 OWN_OUTPUT = "outputs"  # for runs that must not lie beside published ones
 
 
@@ -319,10 +321,10 @@ def command_into_its_folder(run: Run, without: Sequence[str]) -> list[str] | Non
     if not run.command or not is_ours(run.settings):
         return None
     script, *flags = (w for w in without_flags(run.command, without) if w != "--rerun")
-    path = run.recorded_folder.path
+    path, elsewhere = run.recorded_folder.path, without_flags(flags, OUTPUT_FLAGS)
     if is_published(run):
-        flags = [*without_flags(flags, ["--o", "--output_dir"]), "--output_dir", OWN_OUTPUT]
-    elif not any(flag.startswith("--o") for flag in flags) and len(path.parents) > 2:
+        flags = [*elsewhere, "--output_dir", OWN_OUTPUT]
+    elif elsewhere == flags and len(path.parents) > 2:
         flags += ["--output_dir", str(path.parents[2])]
     return [script, *flags]
 
@@ -340,11 +342,12 @@ def is_published(run: Run) -> bool:
 def without_flags(words: Iterable[str], flags: Collection[str]) -> list[str]:
     """A command without these flags and their values, as --name VALUE or --name=VALUE."""
     kept, is_value = [], False
+    names = {name.replace("-", "_") for name in flags}  # for scripts - and _ are alike
     for word in words:
         name, equals, _ = word.partition("=")
         if is_value:
             is_value = False
-        elif name in flags:
+        elif name.replace("-", "_") in names:
             is_value = not equals
         else:
             kept.append(word)
