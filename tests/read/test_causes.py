@@ -263,7 +263,10 @@ def test_seconds_are_written_in_a_unit_that_fits(value: float, text: str) -> Non
     assert causes.seconds(value) == text
 
 
-LINK = {"payload_bytes": 25.5e6, "rtt_ms": 40.2, "bandwidth_mbit": 1234.5, "requested_link": "20ms"}
+LINK = {
+    "payload_bytes": 25.5e6, "rtt_ms": 40.2, "bandwidth_mbit": 1234.5, "requested_link": "20ms",
+    "requested_links": [{"loss": 0.0, "jitter_ms": 0.0}, {"loss": 0.0123, "jitter_ms": 2.25}],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

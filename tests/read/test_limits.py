@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.core.collectives import GLOO, Shape, Wire, allreduce
+from harness.core.links import link_of
 from harness.read.explain import causes
 from harness.read.explain.context import BOTH, limit_of, run_context
 from harness.read.explain.time_breakdown import COMMUNICATION, COMPUTE
@@ -93,3 +94,23 @@ def test_the_limit_in_words() -> None:
     sharded = text_of(nodes=2, strategy="fsdp")
     assert "--grad_acc" not in sharded and "a larger --per_gpu_batch" in sharded
     assert "25 MB per update" in text_of(**link) and "requested: 20ms" in text_of(**link)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("20ms/loss3%", "lose 3 % of its packets"),
+    ("20ms/jitter2.5ms", "have a jitter of 2.5 ms"),
+    ("20ms/jitter2ms/loss0.1%", "lose 0.1 % of its packets and to have a jitter of 2 ms"),
+    ("1+1+1:within=none:between=20ms:a-c=mobile",
+     "lose up to 0.5 % of its packets and to have a jitter of up to 10 ms"),
+    ("20ms", None),
+    ("none", None),
+])  # fmt: skip
+def test_a_link_that_was_asked_to_disturb_packets_is_named(
+    tmp_path: Path, text: str, said: str | None
+) -> None:
+    facts = {"launch": {"launcher": "netns", "link": link_of(text).facts(3)}}
+    record_of(tmp_path / "run", "vit", [], (3, 1), facts, {})
+    context = run_context(read_group("RUN", str(tmp_path), None), None)
+    run = breakdown(parts={COMPUTE: 0.5, COMMUNICATION: 0.5})
+    words, _ = causes.communication(run, context)
+    assert words.endswith(f". The link was asked to {said}" if said else "(50 %)")

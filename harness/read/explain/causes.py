@@ -25,6 +25,7 @@ from harness.read.explain.time_breakdown import (
     Parts,
     TimeBreakdown,
 )
+from harness.read.records.recorded import is_number
 
 SLOW_RANK, BATCH, CORES, PADDING = "slow rank", "batch", "cores", "padding"
 OUTSIDE = "evaluation and saving"
@@ -253,7 +254,20 @@ def _link(context: RunContext) -> str:
         if context.bandwidth_mbit is not None:
             text += f" and carries {three_digits(context.bandwidth_mbit)} Mbit/s"
         text += f" (requested: {context.requested_link})" if context.requested_link else ""
-    return text
+    return text + _disturbed(context)
+
+
+def _disturbed(context: RunContext) -> str:
+    """A sentence about the packets that the link was asked to lose, and its jitter."""
+    loss, jitter_ms = (
+        max((value for link in context.requested_links if is_number(value := link.get(name))),
+            default=0.0)
+        for name in ("loss", "jitter_ms")
+    )  # fmt: skip
+    most = "up to " if len(context.requested_links) > 1 else ""
+    asked = [f"lose {most}{three_digits(100 * loss)} % of its packets"] if loss else []
+    asked += [f"have a jitter of {most}{three_digits(jitter_ms)} ms"] if jitter_ms else []
+    return f". The link was asked to {' and to '.join(asked)}" if asked else ""
 
 
 def stragglers(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:

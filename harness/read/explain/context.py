@@ -64,6 +64,7 @@ class RunContext:
     exchange: str = BACKEND
     backend: str | None = None
     shares: Sequence[int] = ()  # of an update's samples, by rank, with --balance
+    requested_links: Sequence[Mapping[str, Any]] = ()  # one, or that of each pair of nodes
     sync_first: int = 0  # updates that are made together before replicas train apart
 
     @property
@@ -105,8 +106,14 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         exchange=settings.get("exchange") or BACKEND,
         shares=run.observed.get("shares") or (),
         backend=run.observed.get("backend"),
+        requested_links=_requested_links(run.launch.get("link")),
         sync_first=settings.get("sync_first") or 0,
     )
+
+
+def _requested_links(requested: object) -> list[Mapping[str, Any]]:
+    of_pairs = requested if isinstance(requested, list) else [requested]
+    return [link for link in of_pairs if isinstance(link, dict)]
 
 
 def _could_balance(run: Run) -> bool:
