@@ -389,7 +389,7 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     (("--nodes", "3"), "--nodes 3: quality was not measured on as many nodes, but on 1, 4"),
     (("--nodes", "one"), "--nodes one: expected 2 or more, or several of them: 2,4"),
     (("--nodes", "1"), "--nodes 1: expected 2 or more"),
-    (("--effective_batch", "128"), "--effective_batch 128: runs on 4 nodes have 64"),
+    (("--effective_batch", "128", "--nodes", "4,4"), "_batch 128: runs on 4 nodes have 64"),
     (("--target", "accuracy=0.95"), "reached it in every run; the best epoch has 0.9: measure"),
     (("--nodes", "3", "--target", "f1=0.9"), "--target f1: no epoch of these runs has it: there "
      "are accuracy"),

@@ -109,7 +109,7 @@ def _nodes(text: str) -> list[int]:
     counts = [int(word) for word in text.split(",") if word.strip().isdecimal()]
     if len(counts) != len(text.split(",")) or min(counts) < 2:
         raise UserError(f"--nodes {text}: expected 2 or more, or several of them: 2,4")
-    return counts
+    return [*dict.fromkeys(counts)]
 
 
 def within(
