@@ -103,13 +103,16 @@ def test_one_machine_stands_beside_what_a_link_takes(records: Path) -> None:
         reaching(records, "0.003", seed, wall_s)
         reaching(records, "0.004", seed, wall_s + 5)
         reaching(records, "0.005", seed, 4.0, 0.95 if seed == 3 else 0.85)
-    found = on_one_machine(fit_records(str(records), Overrides()), target)
+    fitted = fit_records(str(records), Overrides())
+    found = on_one_machine(fitted, target)
     assert found is not None and found.mean("tta_wall_s") == pytest.approx(10.0)
     best = Candidate(Scenario(Shape(2), 16), 32, 2, 1.0, {STEPS: 10.5}, 0.5, None, 3, True, None,
                      found.runs[0])  # fmt: skip
     said = "one machine: single, batch 16 on 1_1 took 10 s"
-    assert alone_text(found, best, target) == (f"{said}, less than anything over the link (2 runs)")
-    assert alone_text(found, replace(best, parts={STEPS: 9.0}), target) == f"{said} (2 runs)"
+    less = f"{said}, less than anything over the link (2 runs)"
+    assert alone_text(fitted, found, best, target) == less
+    slower = alone_text(fitted, found, replace(best, parts={STEPS: 9.0}), target)
+    assert slower == f"{said} (2 runs)"
     failed = reaching(records, "0.003", 6, 11.0) / "summary.json"
     failed.write_text(json.dumps(json.loads(failed.read_text()) | {"outcome": "diverged"}))
     found = on_one_machine(fit_records(str(records), Overrides()), target)
@@ -243,6 +246,37 @@ def test_what_is_to_be_measured_on_more_nodes_has_reached_the_target(
     text = Verb("plan", capsys).refused(tmp_path, *asked)
     assert "quality was not measured on as many nodes" in text
     assert "--per_gpu_batch 16" in text and "torchrun" in text
+
+
+ASKED = ("--link", "20ms/200mbit", "--target", "accuracy=0.9")
+
+
+def reaching_over(root: Path, nodes: int, machine: str = "a-cpux2") -> None:
+    """A run over 20 ms and 200 Mbit/s that reached the target."""
+    link = measured(20.0, 200.0, 1.0, nodes=nodes)
+    folder = timed(root, 16, nodes, 1, link=link, machine=machine)
+    with_epochs(folder, [{"epoch": 1.0, "updates": 44, "accuracy": 0.95, "wall_s": 50.0}])
+
+
+def test_one_machine_has_the_effective_batch_that_is_asked_for(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Verb("plan", capsys)
+    reaching_over(records, 2)
+    reaching(records, "0.003", 3, 11.0)
+    asked = (records, "--nodes", "2", *ASKED)
+    assert "one machine: single, batch 16 on 1_1 took 9 s" in plan.in_one_line(*asked)
+    of_batch = (*asked, "--effective_batch", "32")
+    text = plan.in_one_line(*of_batch)
+    wanted = "accuracy at least 0.9 with --effective_batch 32"
+    assert f"one machine: {wanted} is not known to be reached there in every run" in text
+    assert json.loads(plan(*of_batch, "--json"))["on_one_machine_s"] is None
+    row = {"epoch": 1.0, "updates": 44, "accuracy": 0.95, "epoch_time_s": 1.0, "wall_s": 12.0}
+    with_epochs(timed(records / "more", 32, 1, 1, "--lr", "0.003"), [row])
+    assert "one machine: single, batch 32 on 1_1 took 12 s" in plan.in_one_line(*of_batch)
+    found = json.loads(plan(*of_batch, "--json"))
+    assert found["on_one_machine_s"] == pytest.approx(12.0)
+    assert found["on_one_machine"] in plan.in_one_line(*of_batch)
 
 
 def test_four_processes_on_two_cores_tell_what_sharing_costs(tmp_path: Path) -> None:

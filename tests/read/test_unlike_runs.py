@@ -136,6 +136,53 @@ def calibrated(folder: Path, tflops: float | None) -> Path:
     return changed(folder, cpu_calibration={"fp32_tflops": tflops, "threads": 1})
 
 
+def test_times_of_processors_of_another_speed_are_not_mixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in steps, nor in what was measured, nor in the time on one machine."""
+    fitted_on(tmp_path)
+    row = {"epoch": 1.0, "updates": 44, "accuracy": 0.9, "epoch_time_s": 4.0}
+    for tflops, step_s in ((0.11, 0.1), (0.0775, 0.3)):
+        for delay_ms in (20.0, 40.0):
+            folder = timed(tmp_path / str(tflops), 16, 2, 1, step_s=step_s, seed=int(delay_ms),
+                           link=measured(delay_ms, 200.0, 1.0))  # fmt: skip
+            calibrated(with_epochs(folder, [row | {"wall_s": 60.0}]), tflops)
+    for folder in (tmp_path / "vit").glob("*/*"):
+        calibrated(folder, 0.11)
+    rate = ("--lr", "0.003")  # of runs that tell their accuracy
+    slow = calibrated(timed(tmp_path / "slow", 16, 1, 1, *rate, step_s=0.2), 0.0775)
+    with_epochs(slow, [row | {"wall_s": 4.2}])
+    fitted = fit_records(str(tmp_path), Overrides())
+    far = [run for run in fitted.selected if run.nodes == 2]
+    here = [run for run in far if run.calibration["fp32_tflops"] == 0.11]
+    assert len(far) == 4 and len(here) == 2
+    assert ratios_of(fitted, far) == ratios_of(fitted, here)
+    link = ("--link", "20ms/200mbit")
+    two = ("--setup", "2_1", "--batch", "16", "--exchange", "backend")
+    found = json.loads(Verb("predict", capsys)(tmp_path, *link, *two, "--json"))
+    assert found["measured_step_s"] == pytest.approx([0.1])
+    plan, asked = Verb("plan", capsys), (tmp_path, "--nodes", "2", *link, *AT)
+    found = json.loads(plan(*asked, "--json"))
+    assert found["elsewhere"] == 2 and found["on_one_machine_s"] is None
+    assert found["on_one_machine"] == (
+        "one machine: accuracy at least 0.8 is known to be reached only on a processor of 0.0775 "
+        "TFLOP/s, whose times do not go with those above: single, batch 16 on 1_1 took 4.2 s there "
+        "(1 run)"
+    )
+    text = plan.in_one_line(*asked)
+    assert "2 runs of another machine, processor speed, torch or number of threads:" in text
+    # Of the processor of the fit one took longer, and is what goes with the plan.
+    other = calibrated(timed(tmp_path / "slower", 32, 1, 1, *rate, seed=7), 0.11)
+    with_epochs(other, [row | {"wall_s": 6.0}])
+    found = json.loads(plan(*asked, "--json"))
+    assert found["on_one_machine_s"] == pytest.approx(6.0)
+    assert found["on_one_machine"].startswith("one machine: single, batch 32 on 1_1 took 6 s")
+    # What missed on the other one did so in some run.
+    missed = calibrated(timed(tmp_path / "missed", 32, 1, 1, *rate, seed=8), 0.0775)
+    with_epochs(missed, [row | {"accuracy": 0.1, "wall_s": 9.0}])
+    assert json.loads(plan(*asked, "--json"))["on_one_machine_s"] is None
+
+
 def test_speeds_are_divided_at_the_largest_gap(tmp_path: Path) -> None:
     """A chain of speeds is no one class; those of unknown speed are with the most."""
     rates = (0.1, 0.119, 0.15, 0.149, None)
@@ -209,12 +256,14 @@ def test_one_machine_reached_a_target_in_runs_that_tell(tmp_path: Path, plan: Pl
     for seed in (1, 2, 3):
         folder = with_epochs(timed(tmp_path, 64, seed=seed), rows)
     target = Target("accuracy", 0.8)
-    alone = on_one_machine(fit_records(str(tmp_path), Overrides()), target)
-    assert alone is not None and "took 5 s" in alone_text(alone, Far, target)
-    assert "(3 runs)" in alone_text(alone, Far, target)
+    fitted = fit_records(str(tmp_path), Overrides())
+    alone = on_one_machine(fitted, target)
+    assert alone is not None and "took 5 s" in alone_text(fitted, alone, Far, target)
+    assert "(3 runs)" in alone_text(fitted, alone, Far, target)
     changed(folder, launch={"cpu_busy_share": 0.9})  # its time does not count
-    alone = on_one_machine(fit_records(str(tmp_path), Overrides()), target)
-    assert alone is not None and "(2 runs)" in alone_text(alone, Far, target)
+    fitted = fit_records(str(tmp_path), Overrides())
+    alone = on_one_machine(fitted, target)
+    assert alone is not None and "(2 runs)" in alone_text(fitted, alone, Far, target)
     with_epochs(folder, [{name: rows[0][name] for name in rows[0] if name != "accuracy"}])
     assert on_one_machine(fit_records(str(tmp_path), Overrides()), target) is None
 

@@ -43,7 +43,8 @@ class Basis:
 
     singles: list[Run]  # of one process
     runs: list[Run]  # these, and DDP on one machine
-    near: list[Run]  # all that were asked for, without those on a processor of another speed
+    near: list[Run]  # all that were asked for, without others
+    others: list[Run]  # those on a processor of another speed
     left_out: int  # disturbed runs, where quiet ones of the same set-up and batch exist
     notes: tuple[str, ...]
 
@@ -74,6 +75,7 @@ def basis_of(selector: str, runs: Sequence[Run], overrides: Overrides) -> Basis:
         singles=[run for run in counted_ones if shape_of(run).ranks == 1],
         runs=counted_ones,
         near=[run for run in runs if id(run) not in slower],
+        others=others,
         left_out=len(basis) - len(counted_ones),
         notes=tuple(_left_out(others, counted_ones)),
     )

@@ -27,8 +27,8 @@ from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import ALIKE_SHARE, joined
 from harness.read.predict.facts import (
     Overrides,
+    effective_batch_of,
     grad_acc_of,
-    is_timed_like,
     model_of,
     setting_of,
     shape_of,
@@ -156,11 +156,11 @@ def candidates(
     if batch is not None:
         sizes = sorted({run.effective_batch for run in here if run.effective_batch})
         here = [run for run in here if run.effective_batch == batch]
-        lost = [run for run in lost if _batch_of(run) == batch]
+        lost = [run for run in lost if effective_batch_of(run) == batch]
         if not here:
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
-    elsewhere = sum(not is_timed_like(fitted.first, run) for run in here)
+    elsewhere = sum(not fitted.is_timed_like(run) for run in here)
     measured = {shape_of(run).nodes for run in done}
     unknown = []
     for count in sorted({*nodes} - {shape_of(run).nodes for run in (*here, *lost)}):
@@ -219,13 +219,6 @@ def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run
     return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the best "
             f"epoch has {value:.4g}: measure more --epochs or a smaller batch, or name another "
             "--target")  # fmt: skip
-
-
-def _batch_of(run: Run) -> int | None:
-    """The effective batch of a run that may have ended before it was recorded."""
-    batch = run.identity.get("per_gpu_batch")
-    known = effective_batch(batch, grad_acc_of(run), shape_of(run).ranks) if batch else None
-    return run.effective_batch or run.identity.get("target_batch") or known
 
 
 def trainings_of(runs: Iterable[Run]) -> list[list[Run]]:
@@ -313,9 +306,7 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
     """Logarithms of measured / predicted step times by link, for runs whose times go with those on
     one machine; of quiet runs if there are any.
     """
-    over = [(wire, run) for run in runs
-            if step_s(run, Overrides()) and is_timed_like(fitted.first, run)
-            and (wire := wire_between(run.measured_link)) is not None]  # fmt: skip
+    over = _timed_over(fitted, runs)
     same = joined(wire for wire, _ in over)
     by_link: dict[Wire, list[Run]] = {}
     for wire, run in over:
@@ -328,6 +319,15 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
         measured = [step_s(run, Overrides()) or predicted_s for run in quiet]
         logs[wire] = math.log(statistics.mean(measured) / predicted_s)
     return OverLinks(logs)
+
+
+def _timed_over(fitted: Fitted, runs: Iterable[Run]) -> list[tuple[Wire, Run]]:
+    """The runs whose times go with those on one machine, each with its link."""
+    return [
+        (wire, run) for run in runs
+        if step_s(run, Overrides()) and fitted.is_timed_like(run)
+        and (wire := wire_between(run.measured_link)) is not None
+    ]  # fmt: skip
 
 
 def _candidate(

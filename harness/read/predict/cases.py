@@ -14,7 +14,6 @@ from harness.read.predict.basis import PREDICTED_OVER
 from harness.read.predict.facts import (
     Overrides,
     grad_acc_of,
-    is_timed_like,
     setting_of,
     shape_of,
     step_s,
@@ -158,8 +157,8 @@ def measured_as(fitted: Fitted, plan: Scenario) -> list[float]:
     """
     alike = [
         run for run in same_training(fitted.first, fitted.selected)
-        if is_timed_like(fitted.first, run) and grad_acc_of(run) == fitted.model.grad_acc
-        and len(by_speed((fitted.first, run))) == 1 and _is_of(run, plan)
+        if fitted.is_timed_like(run) and grad_acc_of(run) == fitted.model.grad_acc
+        and _is_of(run, plan)
     ]  # fmt: skip
     steps = (step_s(run, Overrides()) for run in Group(tuple(alike)).measured("epoch_time_s"))
     return [seconds for seconds in steps if seconds is not None]

@@ -71,6 +71,13 @@ def grad_acc_of(run: Run) -> int:
     return int(run.identity.get("grad_acc") or 1)
 
 
+def effective_batch_of(run: Run) -> int | None:
+    """The effective batch of a run that may have ended before it was recorded."""
+    batch = run.identity.get("per_gpu_batch")
+    known = effective_batch(batch, grad_acc_of(run), shape_of(run).ranks) if batch else None
+    return run.effective_batch or run.identity.get("target_batch") or known
+
+
 def setting_of(run: Run, name: str) -> Any:
     """A setting; older records that lack settings of a strategy ran with its defaults."""
     value, strategy = run.identity[name], run.identity["strategy"]

@@ -42,7 +42,7 @@ from harness.read.predict.model import Model
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.predict.scenario import APART
 from harness.read.records.groups import with_times_that_count
-from harness.read.records.processors import spread_of
+from harness.read.records.processors import speed_text, spread_of
 from harness.read.records.recorded import check_links, is_number, uniform_link, warn_not_read
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
@@ -63,7 +63,7 @@ class Fitted:
     model: Model
     name: str
     machine: str
-    first: Run  # a run of one process; other runs are used where they are of its machine
+    first: Run  # a run of one process; times of other runs count where they are like its times
     runs: int
     left_out: int  # disturbed runs, where quiet ones of the same set-up and batch exist
     assumed: tuple[str, ...]
@@ -73,6 +73,7 @@ class Fitted:
     power_w: float | None  # of one device, while it trains
     idle_w: float | None
     selected: tuple[Run, ...] = ()  # all runs that were asked for
+    of_another_speed: frozenset[str | None] = frozenset()  # the paths of those left out for that
     not_read: tuple[str, ...] = ()  # a line for each selected run whose record is not believed
     folder: str = "RECORDS"  # the folder that a measured link belongs into
     fills_last: bool = False  # an epoch's last, partial batch counts: --tail pad, imported runs
@@ -82,6 +83,18 @@ class Fitted:
         if not self.train_samples:
             return None
         return (self.train_samples + (samples - 1) * self.fills_last) // samples
+
+    def is_timed_like(self, run: Run) -> bool:
+        """Whether the times of a run go with those of the fit: of its machine, at the speed of its
+        processor, with its torch and threads.
+        """
+        return is_timed_like(self.first, run) and run.path not in self.of_another_speed
+
+    def unlike_text(self, run: Run) -> str:
+        """Where a run was timed whose times do not go with those of the fit."""
+        if run.path in self.of_another_speed:
+            return f"on a processor of {speed_text([run])}"
+        return "with another torch or number of threads"
 
     @property
     def runs_text(self) -> str:
@@ -182,7 +195,7 @@ def fit_records(selector: str, overrides: Overrides) -> Fitted:
     fitted = fit_on(selector, runs, overrides, table)
     folder, _ = parse_selector(selector)
     name = str(folder) if folder.is_dir() else fitted.folder
-    return replace(fitted, selected=tuple(runs), not_read=not_read, folder=name)
+    return replace(fitted, not_read=not_read, folder=name)
 
 
 def fit_on(
@@ -235,6 +248,8 @@ def fit_on(
         fills_last=bool(first.imported) or first.identity["tail"] == "pad",
         phases=phases,
         power_w=_mean_power_w(singles),
+        selected=tuple(runs),
+        of_another_speed=frozenset(run.path for run in basis.others),
         idle_w=spread(
             [w for r in singles if is_number(w := r.environment.get("idle_power_w"))]
         ).mean,

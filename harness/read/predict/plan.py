@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from itertools import filterfalse
 from typing import Any
 
 from harness.core.collectives import wire_of
@@ -22,10 +23,11 @@ from harness.read.predict.candidates import (
     trainings_of,
 )
 from harness.read.predict.command import link_without_losses
-from harness.read.predict.facts import Overrides, model_of, shape_of
+from harness.read.predict.facts import Overrides, effective_batch_of, model_of, shape_of
 from harness.read.predict.fitting import Fitted, fit_records
 from harness.read.records.groups import Group
-from harness.read.records.runs import Target, parse_target
+from harness.read.records.processors import by_speed
+from harness.read.records.runs import Run, Target, parse_target
 from harness.read.records.selection import command_on
 from harness.read.table import Table, screen, show
 
@@ -44,11 +46,12 @@ def run(options: argparse.Namespace) -> int:
         options.emulated, str(link),
     )  # fmt: skip
     kept = within(choices.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
-    alone = on_one_machine(fitted, target)
+    alone = on_one_machine(fitted, target, options.effective_batch)
+    beside = alone_text(fitted, alone, choices.reached[0], target, options.effective_batch)
     if options.json:
         fields = [as_fields(each, options.cost_per_gpu_hour) for each in kept]
         print_json({"model": fitted.name, "machine": fitted.machine, "choices": fields,
-                    "on_one_machine_s": alone and alone.mean(WALL),
+                    "on_one_machine_s": _compared_s(fitted, alone), "on_one_machine": beside,
                     "missed": choices.missed, "left_out": choices.left_out,
                     "elsewhere": choices.elsewhere,
                     "assumed": fitted.assumed, "not_read": fitted.not_read})  # fmt: skip
@@ -69,39 +72,60 @@ def run(options: argparse.Namespace) -> int:
             f"nothing is within the limit: the fastest, {name_of(fastest)}, takes "
             f"{duration(fastest.wall_s)} and {fastest.node_hours:.3g} node-hours"
         )
-    console.print(alone_text(alone, choices.reached[0], target))
+    console.print(beside)
     for line in (*notes(choices), *(f"assumed: {each}" for each in fitted.assumed)):
         console.print(line)
     return 0 if kept else 1
 
 
-def on_one_machine(fitted: Fitted, target: Target) -> Group | None:
-    """The training that reached the target first, in every run, without a link: as measured, on the
-    machine that the model was fitted on. A failed run is a miss.
+def on_one_machine(fitted: Fitted, target: Target, batch: int | None = None) -> Group | None:
+    """The training, of this effective batch if any is asked for, that reached the target first, in
+    every run on the machine of the fit, without a link: of runs whose times go with those of the
+    fit, or of others where only these reached it. A failed run is a miss.
     """
     ended = [run for run in fitted.selected if run.settings and shape_of(run).nodes == 1]
     runs = [
         run.toward(target) for run in ended
         if tuple(model_of(run)) == fitted.of_model and run.state in (FINISHED, *NOT_REACHED)
+        and (batch is None or effective_batch_of(run) == batch)
         and (run.machine_kind == fitted.first.machine_kind
              or (run.machine_kind is None and run.state != FINISHED))
     ]  # fmt: skip
-    groups = [Group(tuple(same)) for same in trainings_of(runs)]
-    reached = [
-        each for each in groups
-        if len(each.finished) == len(each.runs) and each.values(WALL)
-        and all(math.isfinite(run.measures.get("tta_epochs", math.inf)) for run in each.runs)
-    ]  # fmt: skip
-    return min(reached, key=lambda each: each.mean(WALL) or math.inf, default=None)
+    reached = [same for same in trainings_of(runs) if all(map(_reached, same))]
+    alike = [tuple(filter(fitted.is_timed_like, same)) for same in reached]
+    unlike = (filterfalse(fitted.is_timed_like, same) for same in reached)
+    others = (tuple(each) for same in unlike for each in by_speed(same))
+    for parts in (alike, others):
+        groups = [group for part in parts if (group := Group(part)).values(WALL)]
+        if groups:
+            return min(groups, key=lambda group: group.mean(WALL) or math.inf)
+    return None
 
 
-def alone_text(alone: Group | None, best: Candidate, target: Target) -> str:
+def _reached(run: Run) -> bool:
+    return run.state == FINISHED and math.isfinite(run.measures.get("tta_epochs", math.inf))
+
+
+def _compared_s(fitted: Fitted, alone: Group | None) -> float | None:
+    """The time on one machine, where it goes with those that are predicted."""
+    return alone.mean(WALL) if alone and fitted.is_timed_like(alone.runs[0]) else None
+
+
+def alone_text(
+    fitted: Fitted, alone: Group | None, best: Candidate, target: Target, batch: int | None = None
+) -> str:
+    wanted = f"{target}{'' if batch is None else f' with --effective_batch {batch}'}"
     if alone is None:
-        return f"one machine: {target} is not known to be reached there in every run"
+        return f"one machine: {wanted} is not known to be reached there in every run"
     run, took_s = alone.runs[0], alone.mean(WALL) or math.nan
     name = f"{run.identity['strategy']}, batch {run.identity['per_gpu_batch']} on {shape_of(run)}"
-    less = ", less than anything over the link" if took_s < best.wall_s else ""
     of_runs = counted(len(alone.by_run(WALL)), "run")
+    if not fitted.is_timed_like(run):
+        return (
+            f"one machine: {wanted} is known to be reached only {fitted.unlike_text(run)}, whose "
+            f"times do not go with those above: {name} took {duration(took_s)} there ({of_runs})"
+        )
+    less = ", less than anything over the link" if took_s < best.wall_s else ""
     return f"one machine: {name} took {duration(took_s)}{less} ({of_runs})"
 
 
@@ -247,8 +271,8 @@ def notes(choices: Candidates) -> list[str]:
     lines += [f"not predicted: {each}" for each in dict.fromkeys(choices.left_out)]
     if choices.elsewhere:
         lines.append(
-            f"{counted(choices.elsewhere, 'run')} of another machine, torch or number of threads: "
-            "they count for the epochs to the target, not for the time of a step"
+            f"{counted(choices.elsewhere, 'run')} of another machine, processor speed, torch or "
+            "number of threads: they count for the epochs to the target, not for the time of a step"
         )
     if any(not each.between for each in choices.reached):
         lines.append(
