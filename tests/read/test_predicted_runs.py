@@ -279,6 +279,25 @@ def test_one_machine_has_the_effective_batch_that_is_asked_for(
     assert found["on_one_machine"] in plan.in_one_line(*of_batch)
 
 
+def test_a_training_that_this_machine_timed_over_no_link(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its time is marked, and it is left out far beyond all links of this machine's trainings."""
+    plan = Verb("plan", capsys)
+    reaching_over(records, 4, machine="b-cpux2")
+    # With no link of this machine at all, there is none to be beyond.
+    far = (records, "--nodes", "2,4", *ASKED, "--link", "900ms/200mbit")
+    assert "**: extrapolated by the model alone: no run of this machine" in plan.in_one_line(*far)
+    reaching_over(records, 2)
+    text = plan.in_one_line(records, "--nodes", "2,4", *ASKED)
+    assert " s** " in text and " s* " not in text and " *: extrapolated" not in text
+    beyond = "over at most 20 ms and at least 200 Mbit/s, and this link is more than 10 times"
+    refused = plan.refused(*far)
+    assert f"cannot be predicted: ddp on 2_1: timed {beyond}" in refused
+    refused = plan.refused(*far, "--nodes", "4")
+    assert f"ddp on 4_1: timed over no link on this machine, other trainings {beyond}" in refused
+
+
 def test_four_processes_on_two_cores_tell_what_sharing_costs(tmp_path: Path) -> None:
     """They take turns, and are no evidence for a third process with a core of its own."""
     timed(tmp_path, 16)

@@ -338,7 +338,7 @@ def _candidate(
         raise UserError("updates of an epoch are in no record")
     prediction = predict(fitted.model, plan)
     ratios = ratios_of(fitted, runs)
-    _check_reach(ratios.by_link, plan.wire)
+    _check_reach(fitted, ratios.by_link, plan.wire)
     needed = statistics.mean(epochs)
     longer = math.exp(ratios.at(plan.wire))  # measured / predicted
     updates = [each * plan.epoch_updates for each in epochs]
@@ -362,16 +362,22 @@ def _candidate(
     )  # fmt: skip
 
 
-def _check_reach(links: Iterable[Wire], wire: Wire) -> None:
-    """UserError for a link that is much slower than all of these, as far as they have a rate."""
-    known = list(links)
+def _check_reach(fitted: Fitted, links: Iterable[Wire], wire: Wire) -> None:
+    """UserError for a link that is much slower than all of these, as far as they have a rate; of a
+    training without any, than all over which other trainings were timed.
+    """
+    known, timed = list(links), "timed"
+    if not known:
+        far = [r for r in fitted.selected if r.state == FINISHED and shape_of(r).nodes > 1]
+        known = [over for over, _ in _timed_over(fitted, far)]
+        timed = "timed over no link on this machine, other trainings"
     longest_s = max((link.delay_s for link in known), default=math.inf)
     least = min((link.bytes_per_s for link in known), default=0.0)
     slow = wire.bytes_per_s * FURTHEST < least < math.inf
     if slow or wire.delay_s + NEAREST_S > FURTHEST * (longest_s + NEAREST_S):
         rate = "" if math.isinf(least) else f" and at least {8e-6 * least / TCP_SHARE:.3g} Mbit/s"
         raise UserError(
-            f"timed over at most {1e3 * longest_s:.3g} ms{rate}, and this link is more than "
+            f"{timed} over at most {1e3 * longest_s:.3g} ms{rate}, and this link is more than "
             f"{FURTHEST} times as slow: measure it over a link nearer to that"
         )
 

@@ -189,7 +189,7 @@ def plan_table(choices: list[Candidate], price: float | None) -> Table:
         cost = cost_of(each, price)
         rows.append((
             plan.label, str(plan.shape), str(plan.batch), str(each.samples), f"{each.epochs:.3g}",
-            duration(each.wall_s) + ("" if each.between else "*"),
+            duration(each.wall_s) + _star(each),
             UNKNOWN if ends is None else f"{duration(ends[0])} to {duration(ends[1])}",
             f"{each.node_hours:.3g}", UNKNOWN if cost is None else f"{cost:,.2f}",
             f"{most} {each.parts[most] / each.wall_s:.0%}", *([each.settings or UNKNOWN] * named),
@@ -197,6 +197,13 @@ def plan_table(choices: list[Candidate], price: float | None) -> Table:
     headings = ("strategy", "setup", "batch", "effective", "epochs", "wall", "95 % interval",
                 "node-hours", "cost", "most", *(["settings"] * named))  # fmt: skip
     return Table(headings, rows, keys=2)
+
+
+def _star(each: Candidate) -> str:
+    """Marks an extrapolated time, with two stars where no link's times correct it."""
+    if not each.links:
+        return "**"
+    return "" if each.between else "*"
 
 
 def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
@@ -274,8 +281,12 @@ def notes(choices: Candidates) -> list[str]:
             f"{counted(choices.elsewhere, 'run')} of another machine, processor speed, torch or "
             "number of threads: they count for the epochs to the target, not for the time of a step"
         )
-    if any(not each.between for each in choices.reached):
+    if any(each.links and not each.between for each in choices.reached):
         lines.append(
             "*: extrapolated: no times over links on each side of this one, in delay and rate"
+        )
+    if any(not each.links for each in choices.reached):
+        lines.append(
+            "**: extrapolated by the model alone: no run of this machine timed it over any link"
         )
     return lines
