@@ -279,6 +279,23 @@ def test_one_machine_has_the_effective_batch_that_is_asked_for(
     assert found["on_one_machine"] in plan.in_one_line(*of_batch)
 
 
+@pytest.mark.parametrize(("grad_acc", "said"), [
+    (1, "3 nodes cannot share --effective_batch 32 equally: name a multiple of 3"),
+    (2, "3 nodes cannot share --effective_batch 32 equally in 2 passes each: name a multiple of 6"),
+])  # fmt: skip
+def test_an_effective_batch_that_nodes_cannot_share_is_named(
+    grad_acc: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In place of a command with another batch."""
+    folder = timed(tmp_path, 16, 1, 1, "--grad_acc", str(grad_acc))
+    with_epochs(folder, [{"epoch": 1.0, "accuracy": 0.95, "wall_s": 10.0}])
+    plan = Verb("plan", capsys)
+    text = plan.refused(tmp_path, "--nodes", "3", *ASKED, "--effective_batch", "32")
+    assert text.strip().endswith(f"but on one alone: {said}")
+    shared = plan.refused(tmp_path, "--nodes", "4", *ASKED, "--effective_batch", "32")
+    assert f"--per_gpu_batch {8 // grad_acc}" in shared
+
+
 def test_a_training_that_this_machine_timed_over_no_link(
     records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,12 +183,19 @@ def _to_measure(
     runs: Sequence[Run], target: Target, nodes: int, link: str, batch: int | None
 ) -> str:
     """What measures the quality of the likeliest training on so many nodes, with this effective
-    batch if nodes can share it equally.
+    batch; or that nodes cannot share it equally.
     """
     same = _most_likely(runs, target)
     seeds = sorted({run.seed for run in same if run.seed is not None})
-    each, rest = divmod(batch or 0, nodes * grad_acc_of(same[0]))
-    more = ["--per_gpu_batch", str(each)] if each and not rest else []
+    grad_acc = grad_acc_of(same[0])
+    each, rest = divmod(batch or 0, nodes * grad_acc)
+    if rest:
+        passes = f" in {grad_acc} passes each" if grad_acc > 1 else ""
+        return (
+            f"{nodes} nodes cannot share --effective_batch {batch} equally{passes}: name a "
+            f"multiple of {nodes * grad_acc}"
+        )
+    more = ["--per_gpu_batch", str(each)] if each else []
     command = command_on(same[0], nodes, 1, True, link, *more, seeds=seeds)
     how = command or "python -m harness nodes"
     return f"measure it over any link, emulated nodes will do: {how}"
