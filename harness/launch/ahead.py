@@ -22,6 +22,8 @@ from harness.launch.plan import Job, as_text
 from harness.launch.screen import short
 from harness.launch.sweepfile import Sweep
 
+CHECKED = ("script", "dataset", "dataset_config", "model", "text_column", "image_column",
+           "label_column")  # fmt: skip
 LONG_S = 1800.0  # a user is asked before a longer sweep
 UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -33,7 +35,8 @@ def check_data(chosen: Sequence[State], place: Place) -> None:
     rerun = place.options.rerun
     left = (s.job.settings for s in chosen if settled(s.job.folder.outcome(), rerun) is None)
     with working("checking data and models"):
-        for one in {(s.script, s.dataset, s.dataset_config, s.model): s for s in left}.values():
+        # Settings that check_inputs() reads; many runs have them in common.
+        for one in {tuple(getattr(s, n) for n in CHECKED): s for s in left}.values():
             check_inputs(one)
 
 

@@ -186,6 +186,8 @@ MISTAKES: dict[str, list[str]] = {
     ],
     # data
     f"{TEXT}/none": ["/none", "no such folder or file"],
+    f"{TEXT}/god.csv": ["no such folder or file: did you mean /", "/good.csv?"],
+    f"{GOOD} {{d}}/vitmodle": ["there is no such folder: did you mean /", "/vitmodel?"],
     "bert --tiny --dataset missing.csv": ["missing.csv", "no such folder or file"],
     "vit --tiny --dataset none/": ["--dataset none/", "no such folder or file"],
     "vit --tiny --dataset a/b/c": ["--dataset a/b/c", "no such folder or file"],
@@ -240,6 +242,9 @@ MISTAKES: dict[str, list[str]] = {
 # What names and the disk tell.
 EARLY = (
     "vit --tiny --dataset none/", "vit --tiny --dataset a/b/c", f"{GOOD} none/",
+    f"{TEXT}/good.csv --text_column no", f"{TEXT}/good.csv --label_column no",
+    f"{TEXT}/good.csv --label_column lable", f"{TEXT}/good.csv --text_column Text",
+    f"{TEXT}/god.csv", f"{GOOD} {{d}}/vitmodle",
     f"{TEXT}/none", "bert --tiny --dataset missing.csv", f"{TEXT}/notes.txt",
     f"{TINY} --dataset embedded:no", f"{TINY} --dataset_config other",
     f"{TEXT}/good.csv --dataset_config other", f"{GOOD} {{d}}/none", f"{GOOD} {{d}}/emptymodel",

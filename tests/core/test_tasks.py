@@ -13,8 +13,9 @@ import pytest
 from harness.cli import main, parser_of
 from harness.core.command_line import help_text, parse, to_argv
 from harness.core.identity import run_id
+from harness.core.provenance import check_inputs
 from harness.core.records import find_runs, read_json
-from harness.core.settings import UserError
+from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, module_from
 from harness.launch.plan import plan
 from harness.launch.sweepfile import load
@@ -70,6 +71,17 @@ def test_a_third_modality_trains_and_is_read(
     assert summary.get("updates") == 8 and "accuracy" in summary
     assert main(["table", str(out)]) == 0
     assert "tones" in capsys.readouterr().out
+
+
+def test_a_third_modality_may_have_its_labels_in_a_csv_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASKS, "tones", replace(TASKS["bert"], script="tones", input="audio"))
+    (file := tmp_path / "a.csv").write_text("wave,pitch\n1,low\n")
+    settings = Settings(script="tones", model="bert-nano", dataset=str(file), label_column="pitch")
+    check_inputs(settings)
+    with pytest.raises(UserError, match=r"--label_column ptich: did you mean pitch\?"):
+        check_inputs(replace(settings, label_column="ptich"))
 
 
 def test_a_file_of_ones_own_takes_no_other_modules_name(

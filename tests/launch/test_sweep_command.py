@@ -340,6 +340,14 @@ def test_data_that_are_not_there_are_missed_before_the_first_run(
             said = capsys.readouterr()
             assert said.err.count("\n") == 1 and f"--{name} {value}: there is no such" in said.err
             assert not out.exists() and "--setup" not in said.out
+    rows = "".join(f"a {n},{n % 2}\n" for n in range(40))
+    (data := tmp_path / "reviews.csv").write_text(f"review,sentiment\n{rows}")
+    columns = [*argv, "--set", f"dataset={data}", "--set", "label_column=sentimant"]
+    for dry in ((), ("--dry_run",)):
+        assert main([*columns, *dry]) == 2
+        said = capsys.readouterr()
+        assert "--label_column sentimant: did you mean sentiment? the columns are" in said.err
+        assert not out.exists() and "--setup" not in said.out
     # Of a machine that only submits the runs, the disk tells nothing.
     slurm = ["--launcher", "slurm", "--partition", "cpu", "--timeout", "1h"]
     assert main([*argv[:3], "--tiny", "--set", "dataset=missing.csv", "--dry_run", *slurm]) == 0

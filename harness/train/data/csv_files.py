@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import Any
 import datasets
 from datasets.packaged_modules.csv.csv import CsvConfig
 
-from harness.core.provenance import DATA_FILES
+from harness.core.provenance import DATA_FILES, SEPARATORS, csv_header
 from harness.core.settings import UserError
 
-NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}  # of the separators
 ANY = "commas, semicolons, tabs or |"
-FIRST = 100  # lines from which the separator is determined
 FEW_VALUES = 100  # of a column that may name classes
 
 
@@ -34,12 +31,10 @@ def csv_options(files: list[Path]) -> dict[str, Any]:
     """
     heads = {}
     for file in sorted(files):
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
-            text = opened.read(2**16)
-        if not text.strip():
+        sep, header = csv_header(file)
+        if not sep:
             raise UserError(f"--dataset {file} cannot be read: it is empty")
-        sep = "\t" if file.suffix == ".tsv" else _separator(text)
-        heads[file] = sep, next(csv.reader(io.StringIO(text, newline=""), delimiter=sep), [])
+        heads[file] = sep, header
         _check_rows(file, sep, "tabs" if file.suffix == ".tsv" else ANY)
     first = heads[min(files)]
     if any(head != first for head in heads.values()) or not all(first[1]):
@@ -70,22 +65,8 @@ def options_of_folder(path: Path, config: str | None) -> dict[str, Any]:
     return {}
 
 
-def _separator(text: str) -> str:
-    """The character that splits the header into several columns, and most of the first rows into as
-    many; of several such characters the one that makes the most columns.
-    """
-
-    def fit(sep: str) -> tuple[bool, float, int]:
-        lines = io.StringIO(text, newline="")
-        widths = [len(row) for row in csv.reader(lines, delimiter=sep) if row]
-        columns, rows = (widths or [0])[0], widths[1:FIRST]
-        return columns > 1, rows.count(columns) / max(1, len(rows)), columns
-
-    return max(NAMES, key=fit)
-
-
 def _name_of(sep: str) -> str:
-    return NAMES.get(sep, sep)
+    return SEPARATORS.get(sep, sep)
 
 
 def _check_rows(file: Path, sep: str, known: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,9 +20,9 @@ import numpy as np
 import xxhash
 from datasets.exceptions import DatasetGenerationError
 
-from harness.core.provenance import DATA_FILES, check_dataset
+from harness.core.provenance import DATA_FILES, check_dataset, not_one_of
 from harness.core.records.redact import redacted
-from harness.core.settings import Settings, UserError, nearest
+from harness.core.settings import Settings, UserError
 from harness.core.tasks import task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
@@ -185,7 +185,8 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
     columns = data.column_names
     if (asked := settings.label_column) is not None:
         if asked not in columns:
-            raise UserError(f"--label_column {asked}: {_not_one_of(asked, columns)}")
+            known = not_one_of(asked, columns, Path(str(settings.dataset)))
+            raise UserError(f"--label_column {asked}: {known}")
         return asked
     classes = [c for c in columns if isinstance(data.features[c], datasets.ClassLabel)]
     named = [c for c in LABEL_NAMES if c in columns]
@@ -267,7 +268,8 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
         preferred = TEXT_NAMES
     columns = ", ".join(data.column_names)
     if chosen is not None:
-        return _named_columns(flag, kind, chosen, candidates, data, label)
+        file = Path(str(settings.dataset))
+        return _named_columns(flag, kind, chosen, candidates, data, label, file)
     if not candidates:
         raise UserError(
             f"--dataset {settings.dataset} has no column of {kind} among {columns}, where {label} "
@@ -287,15 +289,17 @@ def _input_columns(settings: Settings, data: datasets.Dataset, label: str) -> li
 
 
 def _named_columns(
-    flag: str, kind: str, chosen: str, candidates: list[str], data: datasets.Dataset, label: str
-) -> list[str]:
+    flag: str, kind: str, chosen: str, candidates: list[str], data: datasets.Dataset, label: str,
+    file: Path,
+) -> list[str]:  # fmt: skip
     """The columns that a flag names, which may be columns of dates."""
     dated = _texts(data, unless=(is_number,)) if kind == "text" else []
     named = chosen.split(",")
     for column in named:
         if column not in candidates and (column not in dated or column == label):
             unlike = _unlike(data, column, label, kind)
-            raise UserError(f"--{flag} {column}: {unlike}{_not_one_of(column, data.column_names)}")
+            known = not_one_of(column, data.column_names, file)
+            raise UserError(f"--{flag} {column}: {unlike}{known}")
     if len(named) > (2 if kind == "text" else 1):
         most = "one, or a pair" if kind == "text" else "one"
         raise UserError(f"--{flag} {chosen}: too many columns: name {most}")
@@ -316,12 +320,6 @@ def _unlike(data: datasets.Dataset, column: str, label: str, kind: str) -> str:
 def _other_script(kind: str, data: datasets.Dataset, label: str) -> str:
     texts = [column for column in _texts(data) if column != label]
     return f"; {texts[0]} is text, for bert.py" if kind == "images" and texts else ""
-
-
-def _not_one_of(name: str, columns: Sequence[str]) -> str:
-    """The existing columns, quoted as for a shell: a header may have invisible blanks."""
-    hint = nearest(name, [shlex.quote(c) for c in columns if c != name], "")
-    return f"{hint} the columns are {', '.join(map(shlex.quote, columns))}".lstrip()
 
 
 def _is_text(feature: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from datasets import Dataset, Image, Value
 
+from harness.core.provenance import check_inputs
 from harness.core.settings import UserError
 from harness.train.data.sources import _check_header, load
 from tests.support.samples import WORDS, check_pairs, rows, settings, write_csv
@@ -237,3 +238,44 @@ def test_a_named_column_that_cannot_be_the_text_says_why(tmp_path: Path) -> None
         said = "--text_column queue: it is taken for the classes: name another column of them with"
         with pytest.raises(UserError, match=said):
             load(settings(file, text_column="queue"))
+
+
+def test_columns_that_a_file_lacks_are_refused_ahead_in_the_words_of_the_run(
+    tmp_path: Path,
+) -> None:
+    rows = [{"review": f"m {i}", "sentiment": WORDS[i % 2]} for i in range(60)]
+    write_csv(file := tmp_path / "a.csv", rows)
+    for wrong in (
+        {"label_column": "sentimant"},
+        {"label_column": "mood"},
+        {"label_column": "sentiment", "text_column": "review,headline"},
+        {"label_column": "sentiment", "text_column": "txet"},
+    ):
+        answers = []
+        for check in (check_inputs, load):
+            with pytest.raises(UserError) as refused:
+                check(settings(file, **wrong))
+            answers.append(str(refused.value))
+        assert answers[0] == answers[1]
+    check_inputs(settings(file, label_column="sentiment", text_column="review"))
+    check_inputs(settings(file))
+    # Only where nothing resembles the name may the first line be no header.
+    with pytest.raises(UserError, match=r"did you mean sentiment\? .* review, sentiment$"):
+        check_inputs(settings(file, label_column="sentimant"))
+    (tmp_path / "bare.csv").write_text("great phone,good\nbad case,poor\n" * 20)
+    known = r"the columns are 'great phone', good \(the first line of bare\.csv, read as the header"
+    with pytest.raises(UserError, match=f"--label_column sentiment: {known}"):
+        check_inputs(settings(tmp_path / "bare.csv", label_column="sentiment"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n\ntext,label\na,b\n", b"text,label,\na,b,c\n", b"text\na\n", b"a,a\nb,c\n",
+     "täxt,label\na,b\n".encode("latin-1"), "text,label\na,b\n".encode("utf-16"),
+     b'text","label\na,b\n'],
+)  # fmt: skip
+def test_a_header_that_may_be_read_otherwise_is_left_to_the_run(
+    content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    check_inputs(settings(tmp_path / "a.csv", label_column="none"))
