@@ -22,7 +22,13 @@ from harness.core.provenance import NODES_LINK
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
 from harness.launch.netns import nodes as nodes_module
-from harness.launch.netns.nodes import Netns, gpus_of, refuse_apart, torchrun_of_ours
+from harness.launch.netns.nodes import (
+    Netns,
+    gpus_of,
+    refuse_apart,
+    refuse_missing_script,
+    torchrun_of_ours,
+)
 from harness.launch.places import Machine, Options
 from harness.launch.plan import Elastic, Job
 from tests.support import sockets, warm_sweeps
@@ -104,6 +110,11 @@ def test_no_two_nodes_share_a_gpu_unless_they_are_told_to() -> None:
         ),
         (["2", "vit.py"], "nodes 2 -- torchrun vit.py"),
         (
+            ["2", "--link", "20ms", "--", "torchrun", "--nproc_per_node=1", "vti.py", "--tiny"],
+            "error: vti.py: there is no such file: did you mean vit.py?",
+        ),
+        (["1", "--", "python", "no/such.py"], "error: no/such.py: there is no such file\n"),
+        (
             ["2", "--", "python3", "vit.py", "--tiny"],
             "each node would train alone: did you mean -- torchrun vit.py --tiny?",
         ),
@@ -136,6 +147,15 @@ def test_a_torchrun_that_was_forgotten() -> None:
     for fine in (["--strategy", "hivemind"], ["--strategy=hivemind"]):
         refuse_apart(["python", "vit.py", *fine])
     refuse_apart(["python", "-m", "harness", "link"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torchrun vit.py --tiny", "python -m none --file none.py", "bash none.py", "python -c 0 a.py",
+     "torchrun --no-python none.py", "sleep 1"],
+)  # fmt: skip
+def test_only_a_script_that_python_would_read_must_be_there(line: str) -> None:
+    refuse_missing_script(line.split())
 
 
 def test_other_programs_are_named_before_the_command_starts(

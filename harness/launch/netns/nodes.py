@@ -21,7 +21,7 @@ from typing import Any
 from harness.core.links import Link, Network, link_of
 from harness.core.process import GRACE_S, ending_signals, warn
 from harness.core.provenance import NODES_LINK, SHARED_GPUS
-from harness.core.settings import UserError
+from harness.core.settings import UserError, nearest
 from harness.core.strategies import STRATEGIES
 from harness.core.tasks import TASKS
 from harness.launch.agents import Node
@@ -41,6 +41,8 @@ from harness.launch.places import (
 from harness.launch.plan import PORT, Job, script_of
 
 OUR_SCRIPTS = {f"{name}.py" for name in TASKS}
+# Flags of python and torchrun after which the first name that ends in .py is not the script.
+NO_SCRIPT = {"-c", "-m", "--module", "--no-python", "--no_python"}
 
 
 class Netns(Local):
@@ -103,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
     asked = [number for number in ending_signals() if number != signal.SIGINT]
     before = [signal.signal(number, lambda n, _: sys.exit(128 + n)) for number in asked]
     link = link_of(options.link)
+    if options.command:
+        refuse_missing_script(options.command)
     if options.nodes > 1 and options.command:
         refuse_apart(options.command)
     machine = this_machine()
@@ -198,6 +202,19 @@ def refuse_apart(command: list[str]) -> None:
     if is_ours and not any(f"--strategy={name}" in words for name in meeting):
         line = shlex.join(["torchrun", *command[command.index(script) :]])
         raise UserError(f"each node would train alone: did you mean -- {line}?")
+
+
+def refuse_missing_script(command: list[str]) -> None:
+    """Refuse a script that is not there: torchrun would say so on every node, in a long banner."""
+    is_python = Path(command[0]).name.startswith(("python", "torchrun"))
+    at = next((n for n, word in enumerate(command) if word.endswith(".py")), None)
+    if not is_python or at is None or NO_SCRIPT & {*command[:at]}:
+        return
+    script = Path(command[at])
+    if not script.exists() and not command[at].startswith("-"):
+        names = sorted(str(script.with_name(file.name)) for file in script.parent.glob("*.py"))
+        hint = nearest(str(script), names, "")
+        raise UserError(f"{script}: there is no such file{hint and f': {hint}'}")
 
 
 def show(nodes: list[Node]) -> int:
