@@ -14,11 +14,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from harness.core.records import RunFolder, read_json, write_json
+from harness.core.records import CHECKPOINT, RunFolder, read_json, write_json
 from harness.core.schema.checks import believable
 from harness.core.settings import Settings, UserError, nearest
 from harness.core.strategies import own_strategy
@@ -325,7 +325,12 @@ def check_model(settings: Settings) -> None:
         return
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
-        raise UserError(f"--model {name} is a folder without config.json: no model was saved there")
+        below = (path.glob(f"{'*/' * depth}{CHECKPOINT}*/config.json") for depth in range(3))
+        newest = max(chain.from_iterable(below), key=lambda f: f.stat().st_mtime, default=None)
+        hint = f": did you mean {newest.parent}?" if newest else ""
+        raise UserError(
+            f"--model {name} is a folder without config.json: no model was saved there{hint}"
+        )
     if _is_path(name) and not path.exists():
         hint = _nearest_beside(name, Path.is_dir)
         raise UserError(f"--model {name}: there is no such folder{hint}")

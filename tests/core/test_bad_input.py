@@ -105,17 +105,21 @@ def models(folder: Path) -> None:
 
     tiny_bert(folder / "bertmodel")
     tiny_vit(folder / "vitmodel")
-    # A text model's tokenizer beside an image model: it is the model that is refused.
+    # A text model's tokenizer beside other models: it is the model that is refused.
     tiny_vit(folder / "mixed")
+    (folder / "detector").mkdir()
+    (folder / "detector" / "config.json").write_text('{"model_type": "yolos"}')
     tiny_bert(folder / "nopad")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / "mixed" / name).write_bytes((folder / "bertmodel" / name).read_bytes())
+        for other in ("mixed", "detector"):
+            (folder / other / name).write_bytes((folder / "bertmodel" / name).read_bytes())
         (folder / "nopad" / name).unlink()
     file = str(folder / "bertmodel" / "tokenizer.json")
     PreTrainedTokenizerFast(tokenizer_file=file, unk_token="[UNK]").save_pretrained(
         folder / "nopad"
     )
     (folder / "emptymodel").mkdir()
+    tiny_bert(folder / "run" / "attempt" / "checkpoint-8")
 
 
 ALL = "--train_size all --test_size all --epochs 1 --b 4"
@@ -176,10 +180,16 @@ MISTAKES: dict[str, list[str]] = {
     f"{GOOD} {{d}}/none": ["--model", "/none", "no such folder"],
     f"{GOOD} ./none": ["--model ./none", "no such folder"],
     f"{GOOD} none/": ["--model none/", "no such folder"],
-    f"{GOOD} {{d}}/emptymodel": ["--model", "emptymodel", "config.json"],
+    f"{GOOD} {{d}}/emptymodel": ["--model", "emptymodel", "config.json", "saved there\n"],
+    f"{GOOD} {{d}}/run": ["no model was saved there: did you mean", "/run/attempt/checkpoint-8?"],
     f"{GOOD} me/nothing": ["--model me/nothing", *OFFLINE],
     f"{GOOD} qqqq": ["--model qqqq", *OFFLINE],
-    f"{GOOD} {{d}}/mixed": ["mixed", "vit", "no text classifier"],
+    f"{GOOD} {{d}}/mixed": ["mixed", "its config.json says vit", "reads images: for vit.py"],
+    f"{GOOD} {{d}}/vitmodel": ["its config.json says vit, which reads images: for vit.py"],
+    f"vit {ALL} --dataset {{d}}/images --model {{d}}/bertmodel": [
+        "its config.json says bert, which reads texts: for bert.py",
+    ],
+    f"{GOOD} {{d}}/detector": ["detector", "yolos", "no text classifier"],
     f"{GOOD} {{d}}/nopad": ["nopad", "padding token"],
     f"vit {ALL} --dataset {{d}}/images --model {{d}}/vitmodel --image_size 64": [
         *("--image_size 64", "32", "--from_scratch"),
@@ -244,7 +254,7 @@ EARLY = (
     "vit --tiny --dataset none/", "vit --tiny --dataset a/b/c", f"{GOOD} none/",
     f"{TEXT}/good.csv --text_column no", f"{TEXT}/good.csv --label_column no",
     f"{TEXT}/good.csv --label_column lable", f"{TEXT}/good.csv --text_column Text",
-    f"{TEXT}/god.csv", f"{GOOD} {{d}}/vitmodle",
+    f"{TEXT}/god.csv", f"{GOOD} {{d}}/vitmodle", f"{GOOD} {{d}}/run",
     f"{TEXT}/none", "bert --tiny --dataset missing.csv", f"{TEXT}/notes.txt",
     f"{TINY} --dataset embedded:no", f"{TINY} --dataset_config other",
     f"{TEXT}/good.csv --dataset_config other", f"{GOOD} {{d}}/none", f"{GOOD} {{d}}/emptymodel",

@@ -25,7 +25,7 @@ from torch import nn
 from transformers import AutoImageProcessor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from harness.core.provenance import check_model, version_of
+from harness.core.provenance import version_of
 from harness.core.records.redact import first_line
 from harness.core.settings import Settings, UserError
 from harness.train.data import models, probes, sources
@@ -286,7 +286,7 @@ def _resizer(settings: Settings) -> Resizer:
     """The model's own image processor, or plain resizing for an architecture that brings none."""
     entry = models.named(settings)
     if entry is None and not (settings.from_scratch and settings.image_size):
-        check_model(settings)
+        models.check_kind(settings)
         with explain("model", str(settings.model)):
             processor = AutoImageProcessor.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code

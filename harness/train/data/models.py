@@ -18,12 +18,13 @@ from huggingface_hub import constants, errors
 from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from harness.core.process import causes_of, is_leader, lack_of_memory
 from harness.core.provenance import check_model
+from harness.core.records import read_json
 from harness.core.settings import Settings, UserError
-from harness.core.tasks import task_of
+from harness.core.tasks import TASKS, task_of
 from harness.core.topology import world_of
 from harness.train.data import lora
 from harness.train.data.downloads import HTTP_ERROR, check_downloads, no_network
@@ -107,6 +108,28 @@ def auto_class(script: str) -> Any:
 def named(settings: Settings) -> Mapping[str, Any] | None:
     """The entry in the table of architectures, or None for a model of the Hub or a folder."""
     return task_of(settings.script).architectures.get(str(settings.model))
+
+
+def check_kind(settings: Settings) -> None:
+    """Refuse a model that cannot exist, and a folder with a model of another task, whose missing
+    tokenizer or image processor would be reported instead.
+    """
+    check_model(settings)
+    saved = read_json(Path(str(settings.model)).expanduser() / "config.json") or {}
+    kind = str(saved.get("model_type"))
+    if kind not in CONFIG_MAPPING or saved.get("auto_map"):
+        return
+    fitting = [task for task in TASKS.values() if _builds(task.script, kind)]
+    if fitting and task_of(settings.script).input not in {task.input for task in fitting}:
+        other = fitting[0]
+        raise UserError(
+            f"--model {settings.model}: its config.json says {kind}, which reads {other.input}s: "
+            f"for {other.script}.py"
+        )
+
+
+def _builds(script: str, kind: str) -> bool:
+    return CONFIG_MAPPING[kind] in auto_class(script)._model_mapping
 
 
 def configuration(settings: Settings, labels: list[str] | None = None) -> Any:

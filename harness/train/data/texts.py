@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from harness.core.provenance import check_model, version_of
+from harness.core.provenance import version_of
 from harness.core.settings import Settings, UserError
 from harness.train.data import embedded, models, sources
 from harness.train.data.cache import cached
@@ -102,7 +102,7 @@ def load_texts(settings: Settings, world: int) -> Data:
 def _tokenizer(settings: Settings, source: sources.Source) -> Any:
     """The model's own tokenizer, or one trained here for an architecture that brings none."""
     if models.named(settings) is None:
-        check_model(settings)
+        models.check_kind(settings)
         with explain("model", str(settings.model)):
             tokenizer = AutoTokenizer.from_pretrained(
                 settings.model, trust_remote_code=settings.trust_remote_code
