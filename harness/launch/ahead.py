@@ -218,12 +218,15 @@ def with_other_threads(states: list[State], threads: str | None) -> list[str]:
     ]
 
 
-def planned(sweep: Sweep, states: list[State], lines: list[str]) -> dict[str, Any]:
-    """What a dry run shows, for a program (--json)."""
+def planned(
+    sweep: Sweep, states: list[State], lines: list[str], place: Place | None = None
+) -> dict[str, Any]:
+    """What a dry run shows, for a program (--json); `place` is not known without runs."""
     return {
         "sweep": sweep.name,
         "runs": [
             {"label": state.job.label, "path": state.job.path,
+             "commands": place.commands(state) if place else [],
              "outcome": state.job.folder.outcome(),
              "skipped": state.reason if state.state == SKIPPED else None}
             for state in states

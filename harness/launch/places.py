@@ -216,6 +216,12 @@ class Place(ABC):
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
         """What would be run, as commands to paste; runs that are done or impossible as comments."""
 
+    def commands(self, state: State) -> list[str]:
+        """The commands that measure a run, as dry_run() shows them; none where an array of jobs
+        measures it.
+        """
+        return []
+
     def open(self, jobs: Sequence[Job]) -> None:
         """Prepare the place for these runs; UserError, in one line, if that is impossible."""
 
@@ -237,16 +243,18 @@ class Machines(Place):
         """The commands that measure a run, as a person would type them; without side effects."""
 
     def dry_run(self, states: list[State], folder: Path) -> list[str]:
-        scripts_in = f"{ROOT}/"
         lines = []
-        again = ("--rerun",) if self.options.rerun == "all" else ()
         for state in states:
-            planned = self.plan(replace(state.job, argv=(*state.job.argv, *again)), scripts_in)
+            planned = self.commands(state)
             outcome = settled(state.job.folder.outcome(), self.options.rerun)
             if why := f"skipped: {state.reason}" if state.state == SKIPPED else outcome:
                 planned = [f"# {why}", *(f"# {line}" for line in planned)]
             lines += planned
         return lines
+
+    def commands(self, state: State) -> list[str]:
+        again = ("--rerun",) if self.options.rerun == "all" else ()
+        return self.plan(replace(state.job, argv=(*state.job.argv, *again)), f"{ROOT}/")
 
     @abstractmethod
     def nodes(self) -> list[Node]:

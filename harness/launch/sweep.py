@@ -129,7 +129,9 @@ def run(flags: argparse.Namespace) -> int:
             lines = [*place.dry_run(chosen, folder), *links_apart(sweep, states)]
             lines += [f"# {line}" for line in repeating(chosen)]
             lines = [*([f"# {line}"] if left_s else []), *lines]
-            print_json(planned(sweep, chosen, lines)) if flags.json else print(*lines, sep="\n")
+            print_json(planned(sweep, chosen, lines, place)) if flags.json else print(
+                *lines, sep="\n"
+            )
             refuse_if_nothing_starts(chosen)
             return 0
         words = [word for word in flags.argv if word != "--json"]

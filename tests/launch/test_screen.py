@@ -447,3 +447,13 @@ def test_a_document_stands_alone_on_stdout(
     assert main([*argv, "--dry_run"]) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert len(runs) == 12 and sum("needs 2 nodes" in (run["skipped"] or "") for run in runs) == 4
+    # Each has the commands that the plain dry run shows, of skipped runs as comments.
+    assert main([*(word for word in argv if word != "--json"), "--dry_run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    for run in runs:
+        mark = "# " if run["skipped"] else ""
+        assert run["commands"] and {mark + line for line in run["commands"]} <= {*shown}
+    slurm = ["--launcher", "slurm", "--partition", "cpu", "--timeout", "1h", "--dry_run"]
+    assert main([argv[0], *argv[3:], *slurm]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {tuple(run["commands"]) for run in runs} == {()}  # its lines hold the scripts of arrays
