@@ -301,6 +301,8 @@ def mistake_in_yaml(error: Any) -> str:
     if r"'\t'" in error.problem:
         is_indent = not mark.buffer[mark.pointer - mark.column : mark.pointer].strip()
         return f" {line} {'is indented with' if is_indent else 'has'} a tab: YAML takes spaces"
+    if (missing := _missing_space(error)) is not None:
+        return missing
     problem = error.problem.replace("'<stream end>'", "the end of the file")
     if str(error.context).startswith(LEFT_OPEN) and opened.line < mark.line:
         comma, before = ", or lacks a comma,", f"{line}: {problem}"
@@ -310,3 +312,29 @@ def mistake_in_yaml(error: Any) -> str:
         problem = f"the {sign} in this line is not closed{comma} before {before}"
         line = f"line {opened.line + 1}"
     return f" {line}: not readable as YAML: {problem}"
+
+
+def _missing_space(error: Any) -> str | None:
+    """What follows the name of a file in which a line lacks the space after its colon; yaml takes
+    such a line for a text, and marks that the next one does not continue it.
+    """
+    mark = error.problem_mark
+    if error.context == "while scanning a simple key":
+        number = error.context_mark.line
+    elif "mapping values are not allowed" in error.problem and (
+        ": " not in mark.buffer[mark.pointer - mark.column : mark.pointer]
+    ):
+        number = mark.line - 1
+    else:
+        return None
+    lines = mark.buffer.splitlines()
+    while number > 0 and not lines[number].partition("#")[0].strip():
+        number -= 1
+    spaced = with_space(lines[number].strip().removeprefix("- "))
+    return f" line {number + 1}: {spaced}" if spaced and number >= 0 else None
+
+
+def with_space(text: str) -> str | None:
+    """How a text such as lr:1 is written as a name and its value; None for any other text."""
+    match = re.fullmatch(r"([A-Za-z]\w*):([^\s:/\\].*)", text)
+    return f"write a space after the colon: {match[1]}: {match[2]}" if match else None

@@ -45,7 +45,7 @@ from harness.core.identity import REPETITIONS
 from harness.core.links import link_of
 from harness.core.records.summary import QUALITY_FIELDS, beyond_a_share
 from harness.core.schema.environment import BY_RATIO, EXPECTED_MEASURES
-from harness.core.settings import UserError, nearest, parse_setup
+from harness.core.settings import UserError, nearest, parse_setup, with_space
 from harness.core.strategies import OF_ONE_STRATEGY, is_off
 from harness.core.tasks import TASKS, names, task_of
 
@@ -132,6 +132,8 @@ class YamlSource:
                 self.lines[where] = key.start_mark.line + 1
                 if key.value in content:
                     raise self.wrong(where, f"{key.value} is given twice")
+                if value.value == "" and (spaced := with_space(key.value)):  # {lr:1}
+                    raise self.wrong(where, spaced)
                 content[key.value] = self._plain(value, where)
             return content
         if isinstance(node, yaml.SequenceNode):
@@ -317,7 +319,8 @@ class _Reader:
     def _point(self, scripts: tuple[str, ...], entry: Any, where: Where) -> Point:
         """Typed names and values of one point, which may include the script."""
         if not isinstance(entry, dict):
-            raise self.source.wrong(where, f"expected names and values, found {entry!r}")
+            found = with_space(str(entry)) or f"expected names and values, found {entry!r}"
+            raise self.source.wrong(where, found)
         point: Point = {}
         if "script" in entry:
             if entry["script"] not in scripts:

@@ -303,6 +303,10 @@ BAD_FILES = {
     "trainer:\n\tlr: 1": ["a.yml line 2 is indented with a tab: YAML takes spaces"],
     f"lr: {'[' * 5000}": ["nested too deeply"],
     "lrr: 1": ["--lrr", "did you mean --lr?"],
+    "lr:3e-5\nb: 2": ["a.yml line 1: write a space after the colon: lr: 3e-5"],
+    "b: 2\n\nlr:3e-5\n\nseed: 1": ["a.yml line 3: write a space after the colon: lr: 3e-5"],
+    "b: 2: 3": ["a.yml line 1: not readable as YAML: mapping values"],
+    "b: 2\nhttp://x\nlr: 1": ["a.yml line 3: not readable as YAML"],
     "b: 0": ["at least 1"],
 }
 

@@ -167,6 +167,20 @@ WRONG = {
     "a tab": ("script: vit\ngrid:\n\tlr: [1]", "yaml line 3 is indented with a tab: YAML takes"),
     "a tab in a list": ("script: vit\nseeds:\n- 1\n \t- 2", "line 4 is indented with a tab"),
     "a tab after a colon": ("script: vit\ngrid:\n  lr:\t[1]", "line 3 has a tab: YAML takes"),
+    "no space": (
+        "# a\n\nscript:bert\ngrid: {}",
+        "yaml line 3: write a space after the colon: script: bert",
+    ),
+    "no space below": (
+        "script: bert\nsettings:\n  # a\n  label_column:sentiment\n\n  lr: 1",
+        "yaml line 4: write a space after the colon: label_column: sentiment",
+    ),
+    "no space in braces": (
+        "script: bert\nsettings: {lr: 1, label_column:sentiment}",
+        "yaml line 2: write a space after the colon: label_column: sentiment",
+    ),
+    "no space in a list": ("script: vit\nruns:\n- setup:1_1", "line 3: write a space after the c"),
+    "no space alone": ("script: vit\nsettings:\n  lr:1", "write a space after the colon: lr: 1"),
     "no text": ("script: \x07", "not readable as YAML: special characters are not allowed"),
     "no script": ("grid: {}", "script is missing"),
     "a script with a long name": (f"script: {'a' * 300}", f"line 1: unknown script {'a' * 300}"),
