@@ -28,7 +28,6 @@ from harness.core.command_line import (
     positive,
     setting,
     trainer_flags,
-    without_package,
 )
 from harness.core.process import (
     complain,
@@ -40,6 +39,7 @@ from harness.core.process import (
     say_work,
     working,
 )
+from harness.core.provenance import without_package
 from harness.core.records.disk import one_line
 from harness.core.refused import MEANT, REFUSED
 from harness.core.settings import UserError, nearest
@@ -473,7 +473,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
     verb, *arguments = argv

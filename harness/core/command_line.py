@@ -35,7 +35,7 @@ from harness.core.process import (
     print_if_possible,
     quiet_when_closed,
 )
-from harness.core.provenance import check_inputs, installing
+from harness.core.provenance import check_inputs, without_package
 from harness.core.records import plain
 from harness.core.records.disk import check_writable
 from harness.core.refused import MEANT, REFUSED
@@ -49,6 +49,7 @@ from harness.core.settings import (
     flag_fields,
     mistake_in_yaml,
     nearest,
+    share_of,
 )
 from harness.core.strategies import STRATEGIES, own_strategy
 from harness.core.tasks import TASKS, listing, running_script, task_of
@@ -137,7 +138,9 @@ def typed(name: str, field_name: str | None, values: list[str]) -> Any:
     try:
         return setting(field_name)(text)
     except BadValue as error:
-        raise UserError(f"--{name} {error}") from None
+        is_share = field_name == "test_size" and share_of(text) is not None
+        hint = f": a share of the training split is --test_split {text}" if is_share else ""
+        raise UserError(f"--{name} {error}{hint}") from None
 
 
 def scalar(text: str, is_switch: bool = False) -> Any:
@@ -186,9 +189,9 @@ def true_or_false(text: str) -> bool:
     return TEXT_OF_BOOL[text.lower()]
 
 
-def integer(text: str, least: int = 1, most: int | None = None) -> int:
+def integer(text: str, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
     if not re.fullmatch("[+-]?[0-9]+", text):
-        raise BadValue(f"{text}: expected a whole number")
+        raise BadValue(f"{text}: expected a whole number{otherwise}")
     value = int(text)
     if value < least:
         raise BadValue(f"{text}: must be at least {least}")
@@ -231,7 +234,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "count": integer,
     "natural": natural,
     "seed": lambda text: integer(text, 0, 2**32 - 1),
-    "size": lambda text: text if text == "all" else integer(text),
+    "size": lambda text: text if text == "all" else integer(text, otherwise=" or all"),
     "positive": positive,
     "rate": below(100),
     "seconds": below(1e6),
@@ -372,14 +375,6 @@ def refuse(script: str, error: Exception, leader: bool = True) -> NoReturn:
     raise SystemExit(complain(f"{script}.py", error, leader)) from None
 
 
-def without_package(error: ModuleNotFoundError) -> UserError:
-    """How to install a missing package; a failed import of our own code is raised unchanged."""
-    package = str(error.name).partition(".")[0]
-    if package in ("None", "harness"):
-        raise error
-    return UserError(f"{sys.executable} has no package {package}: {installing()}, then try again")
-
-
 def print_json(value: Any) -> None:
     """Print one JSON document: null is unknown, "inf" an infinite time (a missed target)."""
     print(json.dumps(plain(value, infinite=str), indent=2, default=str))
@@ -419,7 +414,8 @@ def _from_argv(script: str, argv: list[str]) -> dict[str, Any]:
         if not word.startswith("--"):
             if position == 1 and word.endswith((".yaml", ".yml", ".json")):
                 continue
-            raise UserError(f"unexpected {word!r}: flags are written --name value")
+            hint = nearest(word, [*names, "help"], "flags are written --name value", mark="--")
+            raise UserError(f"unexpected {word!r}: {hint}")
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
         values = [text] if equals else []

@@ -67,6 +67,14 @@ def installing() -> str:
     return activate if is_ready else f"{install} && {activate}"
 
 
+def without_package(error: ModuleNotFoundError) -> UserError:
+    """How to install a missing package; a failed import of our own code is raised unchanged."""
+    package = str(error.name).partition(".")[0]
+    if package in ("None", "harness"):
+        raise error
+    return UserError(f"{sys.executable} has no package {package}: {installing()}, then try again")
+
+
 def commit() -> dict[str, Any]:
     """Commit of this checkout and whether files differ from it; null outside a checkout."""
     try:

@@ -181,7 +181,7 @@ def test_mistakes_name_the_flag_the_value_and_the_fix(line: str) -> None:
 
 
 def test_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in ([], ["--help"], ["-h"]):
+    for argv in ([], ["--help"], ["-h"], ["help"]):
         assert main(argv) == 0
         printed = capsys.readouterr().out
         assert all(f"\n  {verb:<10} {VERBS[verb].summary}\n" in printed for verb in VERBS)

@@ -14,9 +14,8 @@ from harness.core.command_line import (
     names_of,
     parse,
     trainer_flags,
-    without_package,
 )
-from harness.core.provenance import missing_packages
+from harness.core.provenance import missing_packages, without_package
 from harness.core.refused import MEANT
 from harness.core.rules import fit_to_world
 from harness.core.settings import UserError
@@ -222,7 +221,12 @@ REFUSALS = {
     "--seed -1": ["at least 0"],
     "--seed 4294967296": ["--seed", "4294967295"],
     "--train_size 0": ["--train_size 0", "at least 1"],
-    "--train_size some": ["--train_size some", "whole number"],
+    "--train_size some": ["--train_size some", "whole number or all"],
+    "--test_size 0.2": ["whole number or all: a share of the training split is --test_split 0.2"],
+    "--max_eval_samples 0.1": ["--max_eval_samples 0.1: expected", "--test_split 0.1"],
+    "tiny": ["unexpected 'tiny': did you mean --tiny?"],
+    "help": ["unexpected 'help': did you mean --help?"],
+    "7": ["unexpected '7': flags are written --name value"],
     "--lr 0": ["--lr 0", "above 0"],
     "--lr -1e-3": ["above 0"],
     "--lr nan": ["above 0"],
@@ -341,3 +345,9 @@ def test_printing_flags_work_despite_other_mistakes(
     with pytest.raises(SystemExit):
         command_line("vit", [flag])
     assert capsys.readouterr().out == ""
+
+
+def test_only_a_share_of_the_test_samples_is_another_flag() -> None:
+    for words in ("--train_size 100%", "--train_size 0.2", "--test_size 1.2", "--test_size al"):
+        assert refusal(words.split()).endswith(": expected a whole number or all")
+    assert parse("bert", ["--tiny", "--test_split", "0.2"]).test_split == "0.2"
