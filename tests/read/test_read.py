@@ -130,8 +130,18 @@ def test_no_records_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no such folder$"):
         load(tmp_path / "none")
     (tmp_path / "outputs").mkdir()
-    with pytest.raises(UserError, match=r"there is no such folder: did you mean outputs\?"):
+    with pytest.raises(UserError, match=rf"no such folder: did you mean {tmp_path}/outputs\?"):
         load(tmp_path / "output")
+
+
+@pytest.mark.parametrize("below", ["", "outputs/vit/"])
+def test_the_folder_that_was_meant_can_be_typed(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / below / "1_1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"did you mean {below}1_1\?"):
+        load(Path(f"{below}2_1"))
 
 
 def test_half_of_a_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -490,10 +490,10 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def existing(root: str | Path) -> Path:
     if not Path(root).exists() and not is_archived(Path(root)):
-        beside = Path(root).absolute().parent
-        names: list[str] = []
+        beside, names = Path(root).parent, list[str]()
         with suppress(OSError):
             names = [entry.name for entry in beside.iterdir() if entry.is_dir()]
-        hint = nearest(Path(root).name, names, "")
+        within = str(beside / "x").removesuffix("x")  # the whole path can be typed
+        hint = nearest(Path(root).name, names, "", within)
         raise UserError(f"{root}: there is no such folder{hint and f': {hint}'}")
     return Path(root)
