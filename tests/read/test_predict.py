@@ -466,6 +466,9 @@ def test_records_that_saw_other_numbers_of_gpus_of_one_kind(
 def test_no_records_and_unlike_ones(records: Path, predicted: Verb) -> None:
     argv = ["--setup", "2_1", *FAR]
     assert "there is no such folder" in predicted.refused(str(records / "no"), *argv)
+    # A wrong link is told without reading them.
+    typing_error = ["--setup", "2_1", "--link", "20ms/200mbi"]
+    assert "200mbi is no part" in predicted.refused(str(records / "no"), *typing_error)
     timed(records, 16, machine="b-gpux1")
     assert "2 kinds of machine (a-cpux2, b-gpux1)" in predicted.refused(str(records), *argv)
     other = records.parent / "other"

@@ -359,6 +359,16 @@ def test_a_prediction_is_compared_with_runs_that_measured_it(
     assert alone["measured_step_s"] == pytest.approx([1.01 * planted_s(16), 0.99 * planted_s(16)])
 
 
+def test_the_set_up_that_the_times_beside_steps_are_from_is_named(
+    records: Path, predicted: Verb
+) -> None:
+    timed(records, 16, 2, 1, link=measured(20, 200, 1.5))
+    said = "the times of starting, evaluation and saving are from runs of setup 2_1"
+    to_ask = (str(records), "--link", "20ms/200mbit", "--setup")
+    assert f"{said}, as none of 4_1 was measured" in predicted(*to_ask, "4_1")
+    assert said in (text := predicted(*to_ask, "2_1")) and "as none of" not in text
+
+
 def test_a_way_of_exchanging_that_no_run_took_is_named(records: Path, predicted: Verb) -> None:
     """Whether it was asked for or chosen."""
     to_ask = (str(records), "--setup", "4_1", "--link", "20ms/200mbit")

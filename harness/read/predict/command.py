@@ -309,8 +309,8 @@ def _phases_note(fitted: Fitted, shape: Shape) -> str:
             "note: no run crossed a link: what starting takes over it is not known; evaluation and "
             "saving are assumed to wait as the current version's do"
         )
-    nodes = "as many" if recorded == shape else f"other ({recorded})"
-    return f"note: starting, evaluation and saving wait as runs on {nodes} nodes did"
+    of = f"setup {recorded}{'' if recorded == shape else f', as none of {shape} was measured'}"
+    return f"note: the times of starting, evaluation and saving are from runs of {of}"
 
 
 def _host_note(fitted: Fitted, plan: Scenario) -> Iterator[str]:
@@ -400,8 +400,8 @@ def _duration(seconds: float | None) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
+    link = link_without_losses(options.link)  # before the records, whose reading takes longer
     fitted = fit_records(options.records, Overrides.of(options))
-    link = link_without_losses(options.link)
     plan = _scenario(options, fitted, link)
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     measured_s = measured_as(fitted, result.prediction.plan)
