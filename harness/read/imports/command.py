@@ -75,21 +75,22 @@ def import_files(
     """Import all files, or none if one is wrong; return a line for each file."""
     read: list[Foreign] = []
     errors: list[UserError] = []
+    # The imported runs of the folder, each with its settings.
+    known = {
+        run.path: run.read_settings() or {}
+        for run in (find_runs(output_dir) if output_dir.exists() else ())
+        if run.path.name.startswith(PREFIX)
+    }
     for file in files:
         try:
             read.append(_complete(read_foreign(file), flags))
+            _check_known(read[-1], source, known)
         except UserError as error:
             errors.append(error)
     if errors:
         for mistake in errors:
             complain("harness import", mistake)
         raise UserError("nothing was imported")
-    # The imported runs of the folder, each with what its settings say of where it comes from.
-    known = {
-        run.path: (run.read_settings() or {}).get("imported") or {}
-        for run in (find_runs(output_dir) if output_dir.exists() else ())
-        if run.path.name.startswith(PREFIX)
-    }
     return [_place(foreign, source, output_dir, known) for foreign in read]
 
 
@@ -100,9 +101,8 @@ def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
         foreign = replace(foreign, settings={**foreign.settings, **of_one})
     for name, value in flags.items():
         if (known := foreign.settings.get(name)) not in (None, value):
-            flag = "batch" if name == "per_gpu_batch" else name
             raise UserError(
-                f"{foreign.file}: --{flag} {number(value)} contradicts the file, "
+                f"{foreign.file}: {_flag(name)} {number(value)} contradicts the file, "
                 f"which says {number(known)}: import it without"
             )
     settings = {**foreign.settings, **flags}
@@ -164,11 +164,36 @@ def _update_of(settings: Mapping[str, Any]) -> int | None:
     return effective_batch(batch, grad_acc, nodes * per_node) if batch and grad_acc else None
 
 
+def _check_known(
+    foreign: Foreign, source: str | None, known: Mapping[Path, dict[str, Any]]
+) -> None:
+    """UserError where a folder holds this file with other settings, or of another source."""
+    for path, settings in known.items():
+        imported = settings.get("imported") or {}
+        if imported.get("sha256") != foreign.sha256:
+            continue
+        given = {**foreign.settings, "source": source}
+        there = {**settings, "source": imported.get("source")}
+        unlike = [name for name, value in given.items()
+                  if name in there and value not in (None, there[name])]  # fmt: skip
+        if unlike:
+            flags = ", ".join(_flag(name) for name in unlike)
+            raise UserError(
+                f"{foreign.file}: {path} holds it with other flags ({flags}); to give it these, "
+                "remove that folder"
+            )
+
+
+def _flag(name: str) -> str:
+    return f"--{'batch' if name == 'per_gpu_batch' else name}"
+
+
 def _place(
     foreign: Foreign, source: str | None, output_dir: Path, known: dict[Path, dict[str, Any]]
 ) -> str:
     """Write one file's record, unless it or another state of the same run is already there."""
-    for path, imported in known.items():
+    for path, there in known.items():
+        imported = there.get("imported") or {}
         if imported.get("sha256") == foreign.sha256:
             return f"already imported: {foreign.file} is {path}"
         if foreign.begins is not None and imported.get("begins") == foreign.begins:
@@ -180,8 +205,9 @@ def _place(
     stem = re.sub(r"[^A-Za-z0-9_.+-]+", "-", foreign.file.stem).strip("-.") or "record"
     name = f"{PREFIX}{stem}-{foreign.sha256[:8]}"
     path = output_dir / settings["script"] / settings["setup"] / name
-    _write_record(foreign, source or foreign.format, path)
-    known[path] = {"sha256": foreign.sha256, "begins": foreign.begins}
+    source = source or foreign.format
+    _write_record(foreign, source, path)
+    known[path] = _settings(foreign, source)
     of_this_file = [note for note in foreign.notes if note not in (*TEXT_NOTES, *STATE_NOTES)]
     return f"imported: {foreign.file} is {path}{''.join(f'; {note}' for note in of_this_file)}"
 
