@@ -150,13 +150,13 @@ def test_time_to_a_target_and_misses(tmp_path: Path, compared: Verb) -> None:
         with_epochs(pair(tmp_path / "b", seed, **more), epochs(0.5, 0.6 + seed / 10))
     text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target", "accuracy=0.7")
     # Another training, and yet both go to the same place.
-    assert "quality: not comparable" in text and "time to target: comparable" in text
-    assert "training time to target (s)" in text
-    assert "training time to target: B has 0.667 times that of A" in text
+    assert "quality: not comparable" in text and "time to accuracy 0.7: comparable" in text
+    assert "training time to accuracy 0.7 (s)" in text
+    assert "training time to accuracy 0.7: B has 0.667 times that of A" in text
     text = compared.in_one_line(tmp_path / "a", tmp_path / "b", "--target=accuracy=0.75")
     assert "the target is reached by 2 of 2 runs of A and 1 of 2 of B" in text
     assert "1 of 2 reach it" in text
-    assert "time to target" not in compared.in_one_line(tmp_path / "a", tmp_path / "b")
+    assert "time to" not in compared.in_one_line(tmp_path / "a", tmp_path / "b")
     text = compared.refused(tmp_path / "a", tmp_path / "b", "--target", "acuracy=0.7")
     assert "--target acuracy: no epoch of these runs has it: did you mean accuracy?" in text
 

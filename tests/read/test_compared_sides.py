@@ -130,7 +130,7 @@ def test_padding_that_a_model_reads_is_told(tmp_path: Path, compared: Verb) -> N
         text = compared.in_one_line(tmp_path / f"{name}-base", tmp_path / name, *aimed)
         reason = "evaluation: bert-nano reads padding, and was evaluated on padded batches of"
         assert text.count(f"comparable {reason}") == 2, text
-        assert "quality: not comparable" in text and "time to target: not comparable" in text
+        assert "quality: not comparable" in text and "time to accuracy 0.6: not comparable" in text
     more = reading(16, 64)
     two, alone = pairs(tmp_path / "two", [0.7, 0.8], **more), reading(16, 64)
     alone["environment"]["processes_per_node"] = 1

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from harness.core.records import FAILURES, INTERRUPTED
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import MEASURES, ComparedMeasure, differing_work
+from harness.read.compare.compare import MEASURES, ComparedMeasure, differing_work, title_of
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -296,12 +296,6 @@ def _causes(groups: Iterable[Group]) -> list[str]:
     return [cause for cause, holds in causes.items() if holds]
 
 
-def what_is_compared(sweep: SweepResults, measure: ComparedMeasure) -> str:
-    if sweep.target is None or measure.name not in TIMES_TO_TARGET:
-        return measure.title
-    return f"{TIMES_TO_TARGET[measure.name]} to {sweep.target.short}"
-
-
 def _part(
     sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair], brief: bool = False
 ) -> str:
@@ -309,7 +303,7 @@ def _part(
     the most, and how many are faster, slower, within the noise, ... Cases of equal values count
     once.
     """
-    cases, what = cases_of(measure, pairs), what_is_compared(sweep, measure)
+    cases, what = cases_of(measure, pairs), title_of(measure, sweep.target)
     results = [case.result for case in cases]
     estimates = [each for each in results if isinstance(each, Estimate) and each.value is not None]
     names = names_of_cases(cases, _shared_axes(sweep, pairs[0]))

@@ -9,7 +9,7 @@ import argparse
 import math
 import shlex
 from collections.abc import Hashable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from harness.core.command_line import print_json
@@ -28,7 +28,7 @@ from harness.read.records.comparable import (
 )
 from harness.read.records.copies import run_key
 from harness.read.records.groups import Group, counts_each_run
-from harness.read.records.runs import check_target, own_metrics_of, parse_target
+from harness.read.records.runs import Target, check_target, own_metrics_of, parse_target
 from harness.read.records.selection import (
     OWN_OUTPUT,
     command_for_seeds,
@@ -139,6 +139,13 @@ class Comparison:
     notes: tuple[str, ...]
 
 
+def title_of(measure: ComparedMeasure, target: Target | None) -> str:
+    """What is compared, with the target that is to be reached."""
+    if target is None or measure.question != TARGET:
+        return measure.title
+    return measure.title.replace("target", target.short)
+
+
 def compare(one: Group, other: Group) -> Comparison:
     verdicts = judge(one, other)
     if one.target is None or one.target != other.target:
@@ -158,7 +165,7 @@ def compare(one: Group, other: Group) -> Comparison:
                 f"{other.name} {work_of(other, work)})"
             )
             continue
-        rows.append(_row(measure, values, others))
+        rows.append(_row(replace(measure, title=title_of(measure, one.target)), values, others))
     if one.finished and other.finished:
         shown = {row.measure.question for row in rows}
         for question, verdict in verdicts.items():
@@ -316,7 +323,9 @@ def show(comparison: Comparison) -> None:
     unlike = [f"{n} (A {a}, B {b})" for n, a, b in differing(*comparison.groups)]
     screen.print(f"training settings that differ: {', '.join(unlike) or 'none'}")
     for question, verdict in comparison.verdicts.items():
-        screen.print(f"{question}: {_is_comparable(question, comparison)}")
+        target = comparison.groups[0].target
+        what = f"time to {target.short}" if target and question == TARGET else question
+        screen.print(f"{what}: {_is_comparable(question, comparison)}")
         for text in (*verdict.reasons, *(f"note: {note}" for note in verdict.notes)):
             screen.print(f"  {text}")
     for note in comparison.notes:

@@ -30,9 +30,8 @@ from harness.read.compare.answers import (
     other_links,
     pairs_counted,
     unit_of,
-    what_is_compared,
 )
-from harness.read.compare.compare import ComparedMeasure
+from harness.read.compare.compare import ComparedMeasure, title_of
 from harness.read.labels import STRATEGY, counted, has_texts, label_text, listed, plain_text
 from harness.read.records.baseline import baseline_of, is_plain
 from harness.read.records.comparable import QUALITY
@@ -92,7 +91,7 @@ def _named(variant: dict[str, Any]) -> str:
 
 
 def _claim(sweep: SweepResults, expected: Expected, measure: ComparedMeasure) -> str:
-    what, form = what_is_compared(sweep, measure), "{:g}"
+    what, form = title_of(measure, sweep.target), "{:g}"
     if measure.question == QUALITY:
         what, form = f"difference in {what}", "{:+g}"
     bounds = {"at least": expected.at_least, "at most": expected.at_most}
