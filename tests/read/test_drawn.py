@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.text import Text
 
 from harness.read.compare.answers import answers, failed_variants
 from harness.read.drawing import DARK, MOST_LINES, NothingToDraw, listed, numbers_of
-from harness.read.figures.catalogue import FIGURES, draw, draw_all, show
+from harness.read.figures.catalogue import FIGURES, draw, draw_all, headline, show
+from harness.read.figures.panels import Styles
 from harness.read.files import darken, for_page, save
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
@@ -171,6 +173,17 @@ def test_every_figure_is_drawn_or_says_why(plan: Plan, capsys: pytest.CaptureFix
     assert "not drawn: Utilisation, power and memory over time: no readings" in (
         capsys.readouterr().out
     )
+
+
+def test_a_page_has_the_finding_as_text_and_not_above_its_figures(plan: Plan) -> None:
+    found = scaled(plan, "per_gpu_batch")
+    found = found.against({"setup": "1_1"})
+    start = headline(found).split(":")[0]
+    assert " against setup 1_1" in start
+    for styles in (None, Styles([found])):
+        drawn = draw("throughput", found, styles)
+        shown = [" ".join(text.get_text().split()) for text in drawn.figure.findobj(Text)]
+        assert any(start in text for text in shown) == (styles is None)
 
 
 def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:

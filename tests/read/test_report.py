@@ -123,12 +123,14 @@ def test_each_section_opens_with_what_was_expected(plan: Plan, tmp_path: Path) -
     for told, said in (
         ("four is <enough>.", "four is &lt;enough&gt;."),
         (None, "none was written down before the runs."),
+        ("local_sgd is faster.", "local_sgd is faster."),
     ):
         page, text, *_ = make_report(plan.write(hypothesis=told).parents[1], tmp_path / "report")
         html = page.read_text()
         assert html.count("<h3>Hypothesis</h3>") == 1  # none of runs of no sweep
         assert html.count("whole 95 % interval is within its bounds") == 1
-        both = f"<h3>Hypothesis</h3>\n<p>{said}</p>\n<h3>Answer</h3>\n"
+        marked = ' class="as_it_is"' if said.startswith("local_sgd") else ""  # no capital letter
+        both = f"<h3>Hypothesis</h3>\n<p{marked}>{said}</p>\n<h3>Answer</h3>\n"
         measured_on = '<p class="small">Measured: sweep sizes (--tiny), a-cpux2</p>'
         assert both + measured_on in html
         assert "\n\nMeasured: sweep sizes (--tiny), a-cpux2\n\n- " in text.read_text()

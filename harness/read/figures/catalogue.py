@@ -105,7 +105,9 @@ def _aimed(sweep: SweepResults) -> Sequence[Group]:
 
 
 def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
-    """Draw a figure. styles: those of the page that it stands on; alone, those of its sweep."""
+    """Draw a figure. styles: those of the page that it stands on, which has the finding as text;
+    alone, those of its sweep, with the finding as its title.
+    """
     figure, missing_times = FIGURES[name], list[str]()
     if figure.of_times and not figure.of_single_runs:
         groups = _aimed(sweep) if figure.of_target else sweep.groups
@@ -119,7 +121,7 @@ def draw(name: str, sweep: SweepResults, styles: Styles | None = None) -> Drawn:
         drawn.notes += disturbed(sweep.finished)
     drawn.notes += missing_times
     # In a column of a paper the finding is left to the caption, which the author writes.
-    if has_room(WIDTH) and (text := _finding(name, sweep)):
+    if styles is None and has_room(WIDTH) and (text := _finding(name, sweep)):
         set_title(drawn.figure, text)
         if figure.of_medians:
             drawn.notes.append("drawn: medians; in the title: ratios of geometric means")

@@ -61,7 +61,8 @@ def _controls() -> Iterator[str]:
 
 
 def _section(section: Section) -> Iterator[str]:
-    yield f'<section id="{section.name}" class="sweep">\n<h2>{_text(section.table.title)}</h2>'
+    title = section.table.title
+    yield f'<section id="{section.name}" class="sweep">\n<h2{_as_it_is(title)}>{_text(title)}</h2>'
     yield '<div class="lead"><div>'
     yield from _answers(section)
     for title, items in section.lists.items():
@@ -139,7 +140,8 @@ def _figure(section: Section, name: str) -> Iterator[str]:
 
 def _answers(section: Section) -> Iterator[str]:
     if section.hypothesis:
-        yield f"<h3>Hypothesis</h3>\n<p>{_text(section.hypothesis)}</p>"
+        text = section.hypothesis
+        yield f"<h3>Hypothesis</h3>\n<p{_as_it_is(text)}>{_text(text)}</p>"
     yield "<h3>Answer</h3>"
     if section.table.about:
         yield f'<p class="small">Measured: {_text(section.table.about)}</p>'
@@ -149,6 +151,12 @@ def _answers(section: Section) -> Iterator[str]:
     if section.next_question:
         question, _, command = section.next_question.partition(": ")
         yield f"<p>Next: {_text(question)}: <code>{_text(command)}</code></p>"
+
+
+def _as_it_is(text: str) -> str:
+    """For a text that begins with a name, such as local_sgd: its first letter stays small."""
+    first, *_ = text.split(maxsplit=1) or [""]
+    return ' class="as_it_is"' if "_" in first else ""
 
 
 def _text(text: str) -> str:
