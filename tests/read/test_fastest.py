@@ -99,8 +99,8 @@ def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
     batches(plan, "1_2", {4: 100.0, 16: 200.0, 64: 199.9}, best=16)
     sweep = measured(plan)
     assert fastest_batch(sweep) == [
-        "The fastest batch per GPU is 64 in 1, 16 in 1 of 2 cases of setup (beyond the noise in 1);"
-        " the highest accuracy has 4 in 1, 16 in 1 (beyond the noise in 2)."
+        "The fastest batch per GPU is 64 for 1_1, 16 for 1_2 (beyond the noise in 1); the highest "
+        "accuracy has 4 for 1_1, 16 for 1_2 (beyond the noise in 2)."
     ]
     shown, _ = sweep_table(sweep)
     assert shown.best == fastest_batch(sweep) and shown.best[0] in markdown(shown)
@@ -131,6 +131,19 @@ def test_seeds_that_one_batch_lacks_make_no_batch_fastest(plan: Plan) -> None:
         "The fastest batch per GPU is 16 (beyond the noise); the highest accuracy has 16 (beyond "
         "the noise)."
     )
+
+
+def test_a_few_cases_are_named_and_many_are_counted(plan: Plan) -> None:
+    setups = {"1_1": 64, "1_2": 16, "1_3": 64, "1_4": 64, "2_1": 64, "2_2": 64, "2_3": 16}
+    for setup, fastest in setups.items():
+        batches(plan, setup, {16: 1000.0, 64: 3000.0 if fastest == 64 else 300.0}, 16, seeds=1)
+        if setup == "1_3":
+            (sentence,) = fastest_batch(measured(plan))
+            assert sentence.startswith(
+                "The fastest batch per GPU is 64 for 1_1 and 1_3, 16 for 1_2"
+            )
+    (sentence,) = fastest_batch(measured(plan))
+    assert sentence.startswith("The fastest batch per GPU is 64 in 5, 16 in 2 of 7 cases of setup")
 
 
 def test_a_lead_without_spread_is_not_beyond_the_noise(plan: Plan) -> None:
@@ -201,8 +214,8 @@ def test_of_two_disturbed_batches_none_is_the_fastest_beside_a_quiet_one(plan: P
     batches(plan, "1_4", {4: 100.0}, best=4)
     plan.run("1_4", 16, environment={"data": {"data_checksum": "other"}})
     assert fastest_batch(measured(plan))[0].startswith(
-        "The fastest batch per GPU is 64 in 1, 16 in 1 of 3 cases of setup (beyond the noise in 2; "
-        "not known in 1; all runs disturbed in 1); "
+        "The fastest batch per GPU is 64 for 1_1, 16 for 1_2 (beyond the noise in 2; not known in "
+        "1; all runs disturbed in 1); "
     )
 
 

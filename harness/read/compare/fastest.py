@@ -57,12 +57,13 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
         return []
     rates = [_best(groups, BATCH, RATE) for groups in cases]
     axes, of, case = _axes_of(sweep, cases), "", ""
+    names = _names(cases, axes)
     if len(cases) > 1:
         of = f" of {len(cases)} cases of {', '.join(map(heading_of, axes))}"
     elif axes and len(cases[0]) < sum(bool(group.values(RATE)) for group in sweep.groups):
         case = f" for {label_text(cases[0][0].label, axes)}"
     if any(best.value for best in rates):
-        text = f"The fastest {heading_of(BATCH)}{case} is {_counts(rates, of)}"
+        text = f"The fastest {heading_of(BATCH)}{case} is {_counts(rates, names, of)}"
     else:
         why = dict.fromkeys(best.left_out or "each is slower than some other" for best in rates)
         text = f"Which {heading_of(BATCH)}{case} is fastest cannot be told: {listed(why, '; ', 2)}"
@@ -72,7 +73,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     for words, name in more:
         bests = [_best(groups, BATCH, name) for groups in cases]
         if any(best.value for best in bests):
-            text += f"; {words} {_counts(bests, '')}"
+            text += f"; {words} {_counts(bests, names, '')}"
     return [f"{text}."]
 
 
@@ -82,18 +83,15 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
     """
     tried = [group for group in sweep.groups if group.values(ACCURACY) or failures_of([group])]
     cases = _alike(sweep, RATE_OF_UPDATES, tried, (RATE_OF_UPDATES,))
-    bests = [(case, _best_rate(case)) for case in cases]
-    known = [(case, best) for case, best in bests if best[0]]
+    names = _names(cases, _axes_of(sweep, cases))
+    bests = [(name, _best_rate(case)) for name, case in zip(names, cases, strict=True)]
+    known = [(name, best) for name, best in bests if best[0]]
     if not known:
         return []
-    axes, texts = _axes_of(sweep, cases), list[str]()
-    several = len({case[0].machine_kind for case in cases}) > 1
+    texts = []
     for (value, remark), alike in by_key(known, lambda each: each[1]).items():
-        names = (
-            short_text(case[0].label, axes, case[0].machine_kind if several else None)
-            for case, _ in alike
-        )
-        where = f" for {listed(names, ', ', MOST_NAMED)}" if len(cases) > 1 else ""
+        of_value = (name for name, _ in alike)
+        where = f" for {listed(of_value, ', ', MOST_NAMED)}" if len(cases) > 1 else ""
         texts.append(f"{value}{where}" + (remark and f" ({remark})"))
     if unknown := len(cases) - len(known):
         texts.append(f"not known in {unknown}")
@@ -159,6 +157,16 @@ def _axes_of(sweep: SweepResults, cases: Sequence[Sequence[Group]]) -> tuple[str
         axis for axis in shown_axes(sweep.varied)
         if all(len({plain_text(group.label.get(axis)) for group in case}) == 1 for case in cases)
     )  # fmt: skip
+
+
+def _names(cases: Sequence[Sequence[Group]], axes: tuple[str, ...]) -> list[str]:
+    """What tells each case from the others."""
+    machines = [case[0].machine_kind for case in cases]
+    several = len({*machines}) > 1
+    return [
+        short_text(case[0].label, axes, machine if several else None)
+        for case, machine in zip(cases, machines, strict=True)
+    ]
 
 
 def _others(group: Group, but: Collection[str]) -> Hashable:
@@ -241,16 +249,17 @@ def _value(group: Group, axis: str) -> str:
     return plain_text(group.setting(axis))
 
 
-def _counts(bests: Sequence[Best], of: str) -> str:
-    """The value, if there is one case; else each value with the number of its cases."""
+def _counts(bests: Sequence[Best], names: Sequence[str], of: str) -> str:
+    """The value, if there is one case; else each value with the number of its cases, or with their
+    names where the values of a few cases differ.
+    """
     known = [best for best in bests if best.value]
     if len(bests) == 1:
         (best,) = known
         remarks = [best.noise, best.left_out, "all runs disturbed" if best.disturbed else ""]
         text = best.value
     else:
-        values = Counter(best.value for best in known)
-        text = ", ".join(f"{name} in {count}" for name, count in values.most_common()) + of
+        text = _by_value(bests, names) or _counted_by_value(known) + of
         clear = sum(best.noise == Noise.BEYOND for best in known)
         noises = {best.noise for best in known} - {""}
         noise = noises.pop() if len(noises) == 1 else NOT_BEYOND if noises else ""
@@ -263,3 +272,17 @@ def _counts(bests: Sequence[Best], of: str) -> str:
             remarks += [f"{remark} in {count}"] if count else []
     remarks_text = "; ".join(filter(None, remarks))
     return f"{text} ({remarks_text})" if remarks_text else text
+
+
+def _counted_by_value(known: Sequence[Best]) -> str:
+    values = Counter(best.value for best in known)
+    return ", ".join(f"{value} in {count}" for value, count in values.most_common())
+
+
+def _by_value(bests: Sequence[Best], names: Sequence[str]) -> str:
+    """Each value with its cases, if they are few and differ; else ""."""
+    by_value = by_key(zip(bests, names, strict=True), lambda each: each[0].value)
+    if len(by_value) == 1 or len(bests) > MOST_NAMED or len({*names} - {""}) < len(bests):
+        return ""
+    texts = ((value, " and ".join(name for _, name in those)) for value, those in by_value.items())
+    return ", ".join(f"{value} for {cases}" for value, cases in texts if value)
