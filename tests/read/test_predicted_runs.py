@@ -41,7 +41,7 @@ from harness.read.records.selection import read_selected
 from harness.read.statistics import welch_half
 from tests.support.paired import Verb, changed, measured, planted_s, timed
 from tests.support.predicted import FAR, MODEL
-from tests.support.records import with_epochs
+from tests.support.records import Plan, with_epochs
 
 FAR_LINK = ("--link", "20ms/200mbit", "--exchange", "backend", "--batch", "16")
 
@@ -357,6 +357,42 @@ def test_a_prediction_is_compared_with_runs_that_measured_it(
     assert "measured     100 ms, mean of 1 run" in predicted(*asked, *diloco)
     alone = json.loads(predicted(str(records), "--setup", "1_1", "--batch", "16", "--json"))
     assert alone["measured_step_s"] == pytest.approx([1.01 * planted_s(16), 0.99 * planted_s(16)])
+
+
+def test_a_wrong_link_is_told_before_records_are_read(tmp_path: Path, predicted: Verb) -> None:
+    to_ask = (str(tmp_path / "none"), "--setup", "2_1", "--link", "20ms/200mbi")
+    assert "200mbi is no part" in predicted.refused(*to_ask)
+
+
+def test_what_to_name_once_a_run_of_one_process_is_measured(
+    tmp_path: Path, predicted: Verb
+) -> None:
+    """A sweep has the runs of its plan alone, so that naming it again would change nothing."""
+    root, to_ask = tmp_path / "outputs", ("--setup", "2_2", "--link", "20ms/200mbit")
+    paths = [timed(root, batch, 1, 2) for batch in (16, 32)]
+    # Runs of other kinds are there already.
+    for path in (*paths, timed(root, 16, 1, 2, "--precision", "bf16")):
+        changed(path, threads=1)
+    changed(timed(root, 8), threads=2)
+    runs = [{"label": {"setup": "1_2", "per_gpu_batch": batch}, "skipped": None,
+             "path": str(path.relative_to(root))}
+            for batch, path in zip((16, 32), paths, strict=True)]  # fmt: skip
+    plan = Plan(root)
+    plan.content["runs"] = runs
+    sweep = plan.write()
+    said = (
+        "no finished run of one process. Measure one: OMP_NUM_THREADS=1 python vit.py --tiny "
+        f"--per_gpu_batch 16 --output_dir {root} --setup 1_1. Then name "
+    )
+    named = f"{root}:script=vit,threads=1,precision=fp32"
+    refused = predicted.refused(str(sweep), *to_ask)
+    assert said in refused
+    assert f"{named}, or add setup 1_1 to the sweep's file, under `grid` or `runs`" in refused
+    assert f"Then name {named}\n" in predicted.refused(f"{root}:setup=1_2,precision=fp32", *to_ask)
+    timed(tmp_path / "plain", 16, 1, 2)  # a folder that is read as it is
+    assert "Then name" not in predicted.refused(str(tmp_path / "plain"), *to_ask)
+    changed(timed(root, 16), threads=1)
+    assert "step time" in predicted(named, *to_ask)
 
 
 def test_the_set_up_that_the_times_beside_steps_are_from_is_named(

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
@@ -16,14 +17,20 @@ from harness.read.predict.facts import ALIKE, Overrides, missing_facts, shape_of
 from harness.read.records.comparable import THREADS
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.processors import by_speed, speed_text
+from harness.read.records.recorded import is_ours
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
     command_into_its_folder,
+    conditions_of,
+    is_published,
+    parse_selector,
+    runs_below,
     selecting,
     settings_that_differ,
     several_kinds,
     without_flags,
 )
+from harness.read.records.sweeps import sweep_file
 
 # Settings in which the runs of one fit may differ: they change the topology, no step's time, or
 # are part of the fit.
@@ -60,8 +67,7 @@ def basis_of(selector: str, runs: Sequence[Run], overrides: Overrides) -> Basis:
         )
     if not singles:
         raise UserError(
-            f"{selector}: no finished run of one process, from which computing would be known, is "
-            f"among these runs: {missing_command(runs, '1_1', None)}"
+            f"{selector}: no finished run of one process. {_how_to_measure_one(selector, runs)}"
         )
     timed = {id(run) for run in singles}
     basis = [run for run in basis if shape_of(run).ranks > 1 or id(run) in timed]
@@ -79,6 +85,36 @@ def basis_of(selector: str, runs: Sequence[Run], overrides: Overrides) -> Basis:
         left_out=len(basis) - len(counted_ones),
         notes=tuple(_left_out(others, counted_ones)),
     )
+
+
+def _how_to_measure_one(selector: str, runs: Sequence[Run]) -> str:
+    """The command, and what then selects its run beside the others, where this selector does not:
+    a sweep has the runs of its plan alone.
+    """
+    text = f"Measure one: {missing_command(runs, '1_1', None)}"
+    path, conditions = parse_selector(selector)
+    is_sweep = sweep_file(path) is not None
+    run = next((run for run in runs if run.command and is_ours(run.settings)), None)
+    if run is None or is_published(run):  # it is measured elsewhere, or written elsewhere
+        return text
+    into = run.recorded_folder.path.parent.with_name("1_1")
+    if into.absolute().is_relative_to(path.absolute()) and not is_sweep and not conditions:
+        return text
+    root = into.parents[1]
+    text += f". Then name {shlex.quote(selecting(str(root), _of_one_fit(root, run)))}"
+    more = ", or add setup 1_1 to the sweep's file, under `grid` or `runs`, and sweep again"
+    return text + more if is_sweep else text
+
+
+def _of_one_fit(root: Path, run: Run) -> dict[str, str]:
+    """What selects those runs of a folder that a fit with this one takes."""
+    names = ["script", *["threads"] * bool(run.threads)]
+    alike = conditions_of(run, names)
+    runs = [each for each in runs_below(root)[0]
+            if _is_basis(each) and conditions_of(each, names) == alike]  # fmt: skip
+    names += settings_that_differ(runs, but=PREDICTED_OVER)
+    names += ["machine"] * (len({each.machine_kind for each in runs}) > 1)
+    return conditions_of(run, names)
 
 
 def _is_basis(run: Run) -> bool:

@@ -122,9 +122,7 @@ def read_selected(selector: str, target: Target | None) -> Selected:
         planned = [run for run in replace(sweep, target=target).runs if run.folder is not None]
         read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
     else:
-        folders, copies = without_copies(find_runs(path))
-        with working(f"reading {counted(len(folders), 'record')} of {path}"):
-            read = [read_run(folder, {}, str(folder.path), target) for folder in folders]
+        read, copies = runs_below(path, target)
     runs = [run for run in read if run.recorded_folder.has(run.recorded_folder.settings)]
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")
@@ -135,6 +133,13 @@ def read_selected(selector: str, target: Target | None) -> Selected:
     warn_not_read(not_read)
     runs = [run for run in runs if run.state != UNREADABLE]
     return Selected(select(path, runs, conditions), target, not_read)
+
+
+def runs_below(path: Path, target: Target | None = None) -> tuple[list[Run], list[str]]:
+    """All runs of a folder, each once, and a line for copies."""
+    folders, copies = without_copies(find_runs(path))
+    with working(f"reading {counted(len(folders), 'record')} of {path}"):
+        return [read_run(folder, {}, str(folder.path), target) for folder in folders], copies
 
 
 def describe(group: Group) -> str:
@@ -247,6 +252,12 @@ def several_kinds(
 def _most_alike(kind: Sequence[str], others: Iterable[Sequence[str]]) -> int:
     """In how many values a kind agrees with the most similar of the others."""
     return max((sum(map(str.__eq__, kind, other)) for other in others), default=0)
+
+
+def conditions_of(run: Run, names: Iterable[str]) -> dict[str, str]:
+    """Conditions that the run meets; a value with a comma would be read as two."""
+    texts = {name: _text(_values(run).get(name)) for name in names}
+    return {name: text for name, text in texts.items() if "," not in text}
 
 
 def selecting(selector: str, conditions: Mapping[str, str]) -> str:
