@@ -365,7 +365,7 @@ def test_a_wrong_link_is_told_before_records_are_read(tmp_path: Path, predicted:
 
 
 def test_what_to_name_once_a_run_of_one_process_is_measured(
-    tmp_path: Path, predicted: Verb
+    tmp_path: Path, predicted: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep has the runs of its plan alone, so that naming it again would change nothing."""
     root, to_ask = tmp_path / "outputs", ("--setup", "2_2", "--link", "20ms/200mbit")
@@ -389,6 +389,8 @@ def test_what_to_name_once_a_run_of_one_process_is_measured(
     assert said in refused
     assert f"{named}, or add setup 1_1 to the sweep's file, under `grid` or `runs`" in refused
     assert f"Then name {named}\n" in predicted.refused(f"{root}:setup=1_2,precision=fp32", *to_ask)
+    monkeypatch.chdir(tmp_path)
+    assert "Then name outputs:script=vit,threads=1," in predicted.refused(str(sweep), *to_ask)
     timed(tmp_path / "plain", 16, 1, 2)  # a folder that is read as it is
     assert "Then name" not in predicted.refused(str(tmp_path / "plain"), *to_ask)
     changed(timed(root, 16), threads=1)

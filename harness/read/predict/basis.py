@@ -100,7 +100,8 @@ def _how_to_measure_one(selector: str, runs: Sequence[Run]) -> str:
     into = run.recorded_folder.path.parent.with_name("1_1")
     if into.absolute().is_relative_to(path.absolute()) and not is_sweep and not conditions:
         return text
-    root = into.parents[1]
+    root, here = into.parents[1], Path.cwd()
+    root = root.relative_to(here) if root.is_relative_to(here) else root  # as one types it
     text += f". Then name {shlex.quote(selecting(str(root), _of_one_fit(root, run)))}"
     more = ", or add setup 1_1 to the sweep's file, under `grid` or `runs`, and sweep again"
     return text + more if is_sweep else text
