@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -216,31 +215,6 @@ def test_a_folder_that_cannot_be_written(
 
 
 PLACE = ("--script", "vit", "--setup", "1_2")
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ("--lr", "2e-5"), ("--model", "mine"), ("--dataset", "theirs"), ("--source", "them"),
-        ("--batch", "16"),
-    ],
-)  # fmt: skip
-def test_other_flags_for_a_file_that_is_imported_are_refused(
-    more: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They would change nothing. With the same ones, or without, nothing is said to change."""
-    file = state_file(tmp_path, state(train_batch_size=None))
-    assert take(tmp_path, file, *PLACE) == 0
-    capsys.readouterr()
-    assert take(tmp_path, file, *PLACE, *more) == 2
-    path = only(tmp_path).path
-    assert (
-        f"{file}: {path} holds it with other flags ({more[0]}); to give it these, remove that "
-        "folder\n"
-    ) in capsys.readouterr().err
-    shutil.rmtree(path)
-    assert take(tmp_path, file, *PLACE, *more) == take(tmp_path, file, *PLACE, *more) == 0
-    assert take(tmp_path, file, *PLACE) == 0
 
 
 def test_a_trainer_state_has_a_row_an_evaluation(tmp_path: Path) -> None:

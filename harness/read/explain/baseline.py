@@ -15,6 +15,7 @@ from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, warn_not_read
 from harness.read.records.runs import Run, read_run
+from harness.read.records.selection import as_typed
 
 # What may differ in a baseline that was not named: how work is split and exchanged, and settings
 # that do not change the time of a step.
@@ -82,10 +83,9 @@ def _fixed(run: Run) -> dict[str, Any]:
 
 
 def _selector(runs: list[Run]) -> str:
-    """The folder of these runs as a reader would name it: relative to the current one if below."""
-    path, here = runs[0].recorded_folder.path, Path.cwd()
-    path = path if len(runs) == 1 else path.parent
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """The folder of these runs as a reader would name it."""
+    path = runs[0].recorded_folder.path
+    return str(as_typed(path if len(runs) == 1 else path.parent))
 
 
 def nearest(group: Group, beside: list[Group]) -> tuple[Group | None, Group | None]:

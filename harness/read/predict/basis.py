@@ -20,6 +20,7 @@ from harness.read.records.processors import by_speed, speed_text
 from harness.read.records.recorded import is_ours
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
+    as_typed,
     command_into_its_folder,
     conditions_of,
     is_published,
@@ -100,8 +101,7 @@ def _how_to_measure_one(selector: str, runs: Sequence[Run]) -> str:
     into = run.recorded_folder.path.parent.with_name("1_1")
     if into.absolute().is_relative_to(path.absolute()) and not is_sweep and not conditions:
         return text
-    root, here = into.parents[1], Path.cwd()
-    root = root.relative_to(here) if root.is_relative_to(here) else root  # as one types it
+    root = as_typed(into.parents[1])
     text += f". Then name {shlex.quote(selecting(str(root), _of_one_fit(root, run)))}"
     more = ", or add setup 1_1 to the sweep's file, under `grid` or `runs`, and sweep again"
     return text + more if is_sweep else text

@@ -254,6 +254,12 @@ def _most_alike(kind: Sequence[str], others: Iterable[Sequence[str]]) -> int:
     return max((sum(map(str.__eq__, kind, other)) for other in others), default=0)
 
 
+def as_typed(path: Path) -> Path:
+    """The path relative to the current folder, if it is below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def conditions_of(run: Run, names: Iterable[str]) -> dict[str, str]:
     """Conditions that the run meets; a value with a comma would be read as two."""
     texts = {name: _text(_values(run).get(name)) for name in names}
