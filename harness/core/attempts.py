@@ -91,7 +91,7 @@ def begin(
 
 def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     """The rows, None for values that do not fit the schema: no odd row may prevent a restart."""
-    rows, _ = folder.attempts_as_written()
+    rows, *_ = folder.attempts_as_written()
     known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
     return cast(list[AttemptStart | AttemptEnd], known)
 

@@ -18,13 +18,13 @@ from harness.read.records.copies import without_copies
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_all, read_results
 from tests.support.paired import Verb, imported, pairs, text_file, timed
-from tests.support.records import Plan, record, timed_epochs, with_epochs
+from tests.support.records import Plan, lines, record, timed_epochs, with_epochs
 
 
 def started(root: Path, unix: float = 1000.0) -> Path:
     """Each run below began at a moment of its own, from this one on."""
     for n, run in enumerate(find_runs(root)):
-        append_row(run.attempts, {"event": "start", "attempt": 1, "unix": unix + n})
+        lines(run.attempts, [{"event": "start", "attempt": 1, "unix": unix + n}])
     return root
 
 
@@ -71,7 +71,12 @@ def test_copies_count_once_in_every_verb(
     for words, (code, out) in zip(commands, before, strict=True):
         assert main([*map(str, words)]) == code, words
         said = capsys.readouterr()
-        assert said.out == out, words
+        if "--json" in words:  # which also says what is left out
+            told, alone = json.loads(said.out), json.loads(out)
+            assert told.pop("not_read") == [said.err.strip().removeprefix("warning: not read: ")]
+            assert alone.pop("not_read") == [] and told == alone
+        else:
+            assert said.out == out, words
         warned = [line for line in said.err.splitlines() if line.startswith("warning: ")]
         assert len(warned) == (2 if words[0] == "compare" else 1), words
         assert "6 copies of runs that count already, for example " in warned[0], words
@@ -97,7 +102,7 @@ def test_the_same_settings_on_another_day_are_other_runs(measured: Path) -> None
 def test_runs_of_other_settings_may_have_begun_at_one_moment(tmp_path: Path) -> None:
     for seed in (1, 2):
         run = record(tmp_path / "bert" / "1_2" / f"run {seed}", "--seed", str(seed))
-        append_row(run.attempts, {"event": "start", "attempt": 1, "unix": 7.0})
+        lines(run.attempts, [{"event": "start", "attempt": 1, "unix": 7.0}])
     assert without_copies(find_runs(tmp_path)) == (find_runs(tmp_path), [])
 
 
@@ -107,14 +112,14 @@ def test_records_that_say_nothing_of_their_start_all_count(tmp_path: Path) -> No
     damaged = record(tmp_path / "c" / "bert" / "1_2" / "run")
     damaged.settings.write_text("{")
     empty = record(tmp_path / "d" / "bert" / "1_2" / "run")
-    append_row(empty.attempts, {"event": "start", "attempt": 1})
+    lines(empty.attempts, [{"event": "start", "attempt": 1}])
     assert without_copies(find_runs(tmp_path)) == (find_runs(tmp_path), [])
 
 
 def copied(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
     """A run, and its copy in a folder that comes later."""
     first = record(tmp_path / "a" / "bert" / "1_2" / "run")
-    append_row(first.attempts, {"event": "start", "attempt": 1, "unix": 1.0})
+    lines(first.attempts, [{"event": "start", "attempt": 1, "unix": 1.0}])
     shutil.copytree(first.path, second := tmp_path / "b" / "bert" / "1_2" / "run")
     return first, RunFolder(second)
 
@@ -133,6 +138,20 @@ def test_of_copies_in_different_states_the_fullest_counts(tmp_path: Path) -> Non
     assert without_copies(find_runs(tmp_path))[0] == [first]  # it is finished
     first.epochs.unlink()
     assert without_copies(find_runs(tmp_path))[0] == [second]  # it is believed
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_copy_that_has_lost_its_attempts_is_not_counted(torn: bool, measured: Path) -> None:
+    """Nothing told that it was a copy, so each run counted twice."""
+    as_folders(measured / "out")
+    for run in find_runs(measured / "out2"):
+        if torn:
+            run.attempts.write_text(run.attempts.read_text()[:20])
+        else:
+            run.attempts.unlink()
+    group = read_group("A", f"{measured}:lr=0.01", None)
+    assert len(group.finished) == 3 and len(group.not_read) == 6
+    assert all("attempts.jsonl" in line for line in group.not_read)
 
 
 def test_imported_copies_count_once(tmp_path: Path) -> None:

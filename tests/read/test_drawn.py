@@ -19,7 +19,7 @@ from harness.read.files import darken, for_page, save
 from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
 from tests.support.drawn import failed_at, measured, scaled, texts
-from tests.support.records import Plan, epochs
+from tests.support.records import STARTED, Plan, epochs, lines
 
 
 def test_curves_have_a_mean_an_interval_and_their_runs(plan: Plan) -> None:
@@ -193,6 +193,7 @@ def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:
                     "per_gpu_batch": batch, "repeat": 1, "trainer": {"warmup_steps": batch},
                     "output_dir": str(seed)}  # fmt: skip
         (folder / "settings.json").write_text(json.dumps(settings))
+        lines(folder / "attempts.jsonl", STARTED)
     (part,), problems = read_all(plan.output_dir)
     assert problems == [] and part.output_dir == plan.output_dir.absolute()
     assert part.axes == ("per_gpu_batch", "setup", "warmup_steps")

@@ -331,7 +331,7 @@ def test_a_far_link_is_the_main_cause(tmp_path: Path) -> None:
 def test_bf16_is_advised_where_it_was_tried_and_pays(gain: float | None, said: bool) -> None:
     calibration = {"bf16_gain": gain}
     run: Any = SimpleNamespace(
-        calibration=calibration, measures={}, broken_lines=0, other_batches=(), was_resumed=False
+        calibration=calibration, measures={}, broken_lines={}, other_batches=(), was_resumed=False
     )
     group: Any = SimpleNamespace(finished=[run], runs=[run])
     breakdown: Any = SimpleNamespace(parts={REST: None})

@@ -16,7 +16,8 @@ from harness.core.records.summary import of_rows
 from harness.read import load, load_runs
 from harness.read.records.packing import texts, write_folder
 from harness.read.records.recorded import recorded, telemetry_of
-from harness.read.records.sweeps import read_sweep
+from harness.read.records.selection import read_selected
+from harness.read.records.sweeps import read_all, read_sweep
 from tests.support.published import PUBLISHED, copied
 from tests.support.records import Plan, epochs, record, with_ranks
 
@@ -127,6 +128,16 @@ DAMAGED: dict[str, tuple[Change, str]] = {
     "not a number": (edit("summary.json", wall_s=float("nan")), "summary.json is not readable"),
     "half of the environment": (cut("environment.json"), "environment.json is not readable"),
     "no environment": (removed("environment.json"), "environment.json is missing"),
+    "no attempts": (removed("attempts.jsonl"), "attempts.jsonl is missing beside the summary of a"),
+    "torn attempts": (
+        edit_rows(lambda r: [x[:9] for x in r], "attempts.jsonl"), "jsonl has no readable start be",
+    ),
+    "no start": (edit_rows(lambda r: r[1:], "attempts.jsonl"), "has no readable start beside the"),
+    "no settings": (removed("settings.json"), "settings.json is missing beside epochs.jsonl"),
+    "neither settings nor rows": (
+        lambda p: [removed(file)(p) for file in ("settings.json", "epochs.jsonl")] and None,
+        "settings.json is missing beside environment.json",
+    ),
     "half of the settings": (cut("settings.json"), "settings.json is not readable as JSON"),
     "a list as the settings": (lambda p: (p / "settings.json").write_text("[]") and None, "not re"),
     "deep nesting": (nested, "environment.json is not readable as JSON"),
@@ -211,6 +222,51 @@ def test_a_bad_record_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no run can be read: " in (err := capsys.readouterr().err) and "(and 1 more)" in err
 
 
+def test_a_run_that_has_lost_its_settings_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It vanished from every reader but the table of its sweep, and nothing was said."""
+    _, runs = copied(tmp_path)
+    root, lost = tmp_path, runs[0]
+    before = load_runs(root)
+    removed("settings.json")(lost)
+    line = f"{lost}: settings.json is missing beside epochs.jsonl: restore the file"
+    frame = load_runs(root)
+    assert len(frame) == len(before) and [*frame[frame["outcome"] == "unreadable"]["path"]] == [
+        str(lost)
+    ]
+    assert f"warning: not read: {line}" in capsys.readouterr().err
+    assert main(["table", str(root), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["not_read"] == [line] and line in told.err
+    found = read_selected(str(root), None)
+    assert found.not_read == (line,) and len(found.runs) == len(before) - 1
+    assert [problem for problem in read_all(root)[1] if line in problem]
+    assert main(["table", str(lost)]) == 2
+    assert f"no run can be read: {line}" in capsys.readouterr().err
+    # A launcher leaves an outcome alone where a run never began, which is no loss.
+    for file in lost.iterdir():
+        if file.is_file() and file.name not in ("summary.json", "attempts.jsonl"):
+            file.unlink()
+    assert len(load_runs(root)) == len(before) - 1
+
+
+def test_torn_lines_of_attempts_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = whole(tmp_path, "torn")
+    edit_rows(lambda r: [*r, r[0][:30]], "attempts.jsonl")(path)
+    assert recorded(RunFolder(path)).broken_lines == {"attempts.jsonl": 1}
+    assert {*load(path)["broken_lines"]} == {1}
+    line = f"{path}: 1 line of attempts.jsonl not readable, left out"
+    assert f"not read: {line}" in capsys.readouterr().err
+    assert main(["table", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_read"] == [line]
+    assert main(["explain", str(path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 torn line(s) of attempts.jsonl are left out." in told
+
+
 def test_a_baseline_that_cannot_be_read_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,7 +332,8 @@ def test_what_interruptions_leave_is_believed(tmp_path: Path) -> None:
         path = whole(tmp_path, f"torn{n}")
         edit_rows(of)(path)
         found = recorded(RunFolder(path))
-        assert found.problem is None and found.broken_lines == 1 and len(found.epochs) == 4
+        assert found.problem is None and len(found.epochs) == 4
+        assert found.broken_lines == {"epochs.jsonl": 1}
     path = whole(tmp_path, "going")
     removed("summary.json")(path)
     edit_rows(lambda r: r[:1])(path)

@@ -19,7 +19,7 @@ from harness.read.records.sweeps import read_sweep
 from harness.read.tables.columns import number_text
 from harness.read.tables.results import fairness
 from tests.support.paired import Verb
-from tests.support.records import TARGET, Plan, epochs, lines, record, row_of, timed_epochs
+from tests.support.records import STARTED, TARGET, Plan, epochs, lines, record, row_of, timed_epochs
 
 
 def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
@@ -53,8 +53,8 @@ def test_a_mean_over_different_exchanges_is_named(plan: Plan, table: Verb) -> No
     for seed, way in ((1, "direct"), (2, "backend"), (3, "direct")):
         row = epochs(0.7, 0.8, seconds=15.0)
         path = plan.run(seed=seed, environment={"observed": {"exchange": way}}, epochs=row)
-        settings = {"schema": 1, "script": "bert", "exchange": "auto"}
-        (path / "settings.json").write_text(json.dumps(settings))
+        lines(path / "settings.json", [{"schema": 1, "script": "bert", "exchange": "auto"}])
+        lines(path / "attempts.jsonl", STARTED)
         text = "1 of 1 groups: --exchange auto chose different ways for runs that are averaged here"
         assert (text in table(plan.write())) == (seed > 1)
         sweep = read_sweep(plan.folder)

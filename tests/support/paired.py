@@ -15,7 +15,7 @@ from harness.core.command_line import parse
 from harness.core.links import Link
 from harness.core.records import SCHEMA
 from harness.core.settings import as_mapping
-from tests.support.records import bare_epochs, lines
+from tests.support.records import STARTED, bare_epochs, lines
 
 DATA = {
     "dataset": "embedded:english", "data_checksum": "aaaa", "test_samples": 500,
@@ -38,6 +38,7 @@ def written(
     (path / "environment.json").write_text(json.dumps(facts))
     content = {"schema": SCHEMA, "outcome": "finished", "reason": None, "epochs_done": 2, **summary}
     (path / "summary.json").write_text(json.dumps(content))
+    lines(path / "attempts.jsonl", STARTED)
     lines(path / "epochs.jsonl", bare_epochs(content["epochs_done"]))
     return path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.command_line import parse
-from harness.core.records import SCHEMA, RunFolder
+from harness.core.records import FINISHED, SCHEMA, RunFolder
 from harness.core.records.summary import of_rows
 from harness.core.settings import as_mapping
 from harness.read import load_sweep
@@ -29,6 +29,7 @@ SUMMARY = {
     "peak_memory_gib": 1.5,
 }  # fmt: skip
 TARGET = {"metric": "accuracy", "value": 0.9}
+STARTED = [{"event": "start", "attempt": 1}]  # when is unknown
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -72,6 +73,8 @@ def record(
         }  # fmt: skip
         if epochs:
             summary |= {"accuracy": 0.5 + (epochs - 1) / 10, "precision": 0.25, "f1": 0.7654}
+        if outcome == FINISHED:
+            lines(folder.attempts, STARTED)
         folder.summary.write_text(json.dumps(summary))
     return folder
 

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from typing import Any, cast
 
 from harness.core.records.archives import (
     RANKS,
-    SUFFIX,
     Files,
     archived,
     archives_above,
@@ -42,6 +41,9 @@ from harness.core.records.archives import (
 from harness.core.records.archives import TELEMETRY as TELEMETRY
 from harness.core.records.checksums import OWN, is_changed, vouched, without_changed
 from harness.core.records.disk import draft_of, make_folder, sync, unused, writing_to
+from harness.core.records.walking import ASIDE as ASIDE
+from harness.core.records.walking import PUBLISHED as PUBLISHED
+from harness.core.records.walking import IsOne, walk
 from harness.core.schema.environment import EnvironmentRecord
 from harness.core.schema.rows import FINISHED as FINISHED
 from harness.core.schema.rows import (
@@ -74,17 +76,16 @@ DISTURBING_SHARE = 0.25
 SERVER_KILLED = 255
 
 # File names that are also needed without a folder object: in a run's folder, in a sweep's folder.
-SETTINGS, ATTEMPTS, SUMMARY = "settings.json", "attempts.jsonl", "summary.json"
+SETTINGS, ENVIRONMENT, SUMMARY = "settings.json", "environment.json", "summary.json"
+ATTEMPTS, EPOCHS = "attempts.jsonl", "epochs.jsonl"
+# The name of a folder that a run of this project has made.
+RUN_FOLDER = re.compile(r".*_s\d+(_[a-z0-9]+)*_[0-9a-f]{8}")
 FAILURE_OF_RANK = f"{RANKS}/failure_"
 SWEEP, LOGS = "sweep.json", "logs"  # LOGS: the folder of its runs' output
 # Prefix of a checkpoint folder, as the Trainer names it; the number of the update follows.
 CHECKPOINT = "checkpoint-"
 # Written last into a checkpoint's folder: a checkpoint without it is ignored.
 COMPLETE = "complete.json"
-
-# Part of the name of a folder that holds an earlier record, set aside by --rerun.
-ASIDE = ".earlier-"
-PUBLISHED = "published"  # the folder of records that came with the checkout
 
 
 class File:
@@ -118,9 +119,9 @@ class RunFolder:
     problem: str | None = field(default=None, compare=False)  # why an archive cannot be read
 
     settings = File(SETTINGS)
-    environment = File("environment.json")
+    environment = File(ENVIRONMENT)
     attempts = File(ATTEMPTS)
-    epochs = File("epochs.jsonl")
+    epochs = File(EPOCHS)
     summary = File(SUMMARY)
     progress = File("progress.json")
     peers = File("peers.json")
@@ -201,12 +202,13 @@ class RunFolder:
     def read_attempts(self) -> list[AttemptStart | AttemptEnd]:
         return cast(list[AttemptStart | AttemptEnd], self.read_rows(self.attempts)[0])
 
-    def attempts_as_written(self) -> tuple[list[AttemptStart | AttemptEnd], int | None]:
-        """The rows, and the number of the first that was changed after it was written; of a changed
-        row only `event` and `attempt` are kept.
+    def attempts_as_written(self) -> tuple[list[AttemptStart | AttemptEnd], int | None, int]:
+        """The rows, the number of the first that was changed after it was written, and how many
+        lines are not readable; of a changed row only `event` and `attempt` are kept.
         """
-        rows, changed = without_changed(self.read_attempts(), kept=("event", "attempt"))
-        return cast(list[AttemptStart | AttemptEnd], rows), changed
+        found, broken = self.read_rows(self.attempts)
+        rows, changed = without_changed(found, kept=("event", "attempt"))
+        return cast(list[AttemptStart | AttemptEnd], rows), changed, broken
 
     def read_ranks(self) -> dict[int, list[RankRow]]:
         """The rows of each rank that has any, in the order of the ranks."""
@@ -420,15 +422,30 @@ def find_runs(root: Path) -> list[RunFolder]:
     """Every run at or below a folder or in an archive, in a stable order, except runs set aside,
     and except published ones unless the root is their folder.
     """
-    return find_folders(SETTINGS, root)
+    return _find(_is_run, root)
+
+
+def _is_run(folder: str, files: Container[str]) -> bool:
+    """Whether a folder is that of a run. One that has lost its settings.json is found, too, and is
+    then named as unreadable. A launcher's record of a run that never began has no such file.
+    """
+    if SETTINGS in files:
+        return True
+    lost = EPOCHS in files or (SUMMARY in files and ENVIRONMENT in files)
+    return lost and RUN_FOLDER.fullmatch(Path(folder).absolute().name) is not None
 
 
 def find_folders(name: str, root: Path) -> list[RunFolder]:
-    """The folders at or below a root that contain a file of this name; not those inside them.
+    """The folders at or below a root that contain a file of this name; not those inside them."""
+    return _find(lambda _, files: name in files, root)
+
+
+def _find(is_one: IsOne, root: Path) -> list[RunFolder]:
+    """The folders at or below a root for which is_one(path, names of files); not those inside them.
 
     A damaged archive is returned as a folder with a problem.
     """
-    folders, archives = _walk(name, root)
+    folders, archives = walk(is_one, root)
     by_path = {folder: RunFolder(folder) for folder in folders}
     for archive in (root,) if is_archive(root) else (*archives, *archives_above(root)):
         try:
@@ -438,52 +455,9 @@ def find_folders(name: str, root: Path) -> list[RunFolder]:
             continue
         below = archive == root or archive in archives
         for path, files in inside.items():
-            if name in files and (below or path.is_relative_to(root)):
+            if is_one(str(path), files) and (below or path.is_relative_to(root)):
                 if path in by_path:  # the folder on disk takes precedence
                     same_files(path, archive, files, by_path[path].archived)
                 else:
                     by_path[path] = RunFolder(path, files)
     return [by_path[path] for path in sorted(by_path)]
-
-
-def _walk(name: str, root: Path) -> tuple[list[Path], list[Path]]:
-    """The folders that contain a file of this name, and the archives outside those folders.
-
-    Links to folders are followed after everything else, except links to a folder that contains
-    them; each folder is visited once.
-    """
-    folders, archives, met, links = list[Path](), list[Path](), {_NOWHERE}, [root]
-    while links:
-        for folder, inner, files in os.walk(links.pop(0)):
-            if (inode := _inode(folder)) in met:
-                inner.clear()
-                continue
-            met.add(inode)
-            inner[:] = sorted(
-                d for d in inner if ASIDE not in d and d != PUBLISHED and not d.startswith(".")
-            )
-            if name in files:
-                folders.append(Path(folder))
-                inner.clear()
-            packed = [Path(folder, file) for file in files if file.endswith(SUFFIX)]
-            archives += filter(is_archive, packed)
-            leading = [d for d in inner if os.path.islink(os.path.join(folder, d))]
-            links += [path for d in leading if _leads_away(path := Path(folder, d))]
-    return folders, archives
-
-
-_NOWHERE = (0, 0)
-
-
-def _inode(folder: str) -> tuple[int, int]:
-    """(device, inode) of a folder; _NOWHERE if it has just been removed."""
-    try:
-        known = os.stat(folder)
-    except OSError:
-        return _NOWHERE
-    return known.st_dev, known.st_ino
-
-
-def _leads_away(path: Path) -> bool:
-    """Whether the target of this link does not contain it."""
-    return not path.parent.resolve().is_relative_to(path.resolve())

@@ -10,10 +10,25 @@ import types
 import typing
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    TypeGuard,
+    Union,
+    get_args,
+    get_origin,
+)  # fmt: skip
 
 # Larger than anything measured: sums and squares of smaller numbers are still finite.
 LARGEST = 1e100
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a finite number; anything else, such as null, means unknown."""
+    number = isinstance(value, (int, float)) and type(value) is not bool
+    return number and -LARGEST <= value <= LARGEST
 
 
 @dataclass(frozen=True)

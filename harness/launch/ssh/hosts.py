@@ -30,6 +30,7 @@ from harness.core.records import (
     ATTEMPTS,
     CHECKPOINT,
     FAILURE_OF_RANK,
+    SETTINGS,
     SUMMARY,
     TELEMETRY,
     RunFolder,
@@ -242,8 +243,8 @@ def put(files: Mapping[str, Fetched], folder: RunFolder, clock_s: float) -> None
         folder.summary.unlink(missing_ok=True)  # of the previous attempt: this one has none yet
     if None not in (_began(here), _began(there)) and _began(here) != _began(there) and files:
         folder.set_aside()
-    # The summary comes last: a reader who sees it may rely on the other files.
-    for name in sorted(files, key=lambda name: (name == SUMMARY, name)):
+    # Settings come first, the summary last: a reader who sees it may rely on the other files.
+    for name in sorted(files, key=lambda name: (name == SUMMARY, name != SETTINGS, name)):
         _write(folder.path / name, files[name], clock_s)
 
 

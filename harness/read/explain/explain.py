@@ -5,6 +5,7 @@ times as fast.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
-from harness.core.records import DISTURBING_SHARE
+from harness.core.records import DISTURBING_SHARE, EPOCHS
 from harness.core.settings import UserError
 from harness.read import table
 from harness.read.explain import causes
@@ -400,8 +401,10 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
             "`--precision bf16` on this processor."
         )
     yield from _resumed_notes(group)
-    if torn := sum(run.broken_lines for run in group.finished):
-        yield f"{torn} torn line(s) of epochs.jsonl are left out; every epoch has a whole one."
+    torn = sum((Counter(run.broken_lines) for run in group.finished), Counter[str]())
+    for file, number in torn.items():
+        whole = "; every epoch has a whole one" if file == EPOCHS else ""
+        yield f"{number} torn line(s) of {file} are left out{whole}."
     if left_out := len(group.runs) - len(group.finished):
         yield f"{left_out} run(s) did not finish and are not counted."
 

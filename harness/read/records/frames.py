@@ -33,8 +33,9 @@ def load(root: str | Path) -> pd.DataFrame:
     believed have no epochs and are named on stderr. Copies of a run count once.
     """
     rows: list[dict[str, Any]] = []
-    for record in _recorded_below(root):
-        shared = {**_shared(record), "outcome": record.state, "broken_lines": record.broken_lines}
+    for record in _recorded_below(root)[0]:
+        torn = sum(record.broken_lines.values())
+        shared = {**_shared(record), "outcome": record.state, "broken_lines": torn}
         rows += [{**shared, **_flat(row)} for row in record.epochs]
     return pd.DataFrame(rows)
 
@@ -45,19 +46,19 @@ def load_runs(root: str | Path) -> pd.DataFrame:
 
     A run that is not believed has the outcome "unreadable" and no numbers.
     """
-    frame, _ = frame_with_runs(root)
+    frame, *_ = frame_with_runs(root)
     return frame
 
 
 @without_collecting()
 def frame_with_runs(
     root: str | Path, dtype: type | None = None
-) -> tuple[pd.DataFrame, list[Run]]:  # fmt: skip
-    """load_runs() with the run of each row. With dtype=object, integers stay integers even where
-    some runs lack them.
+) -> tuple[pd.DataFrame, list[Run], list[str]]:  # fmt: skip
+    """load_runs(), the run of each row, and a line for each record that was not read. With
+    dtype=object, integers stay integers even where some runs lack them.
     """
     path, conditions = parse_selector(str(root))
-    records = [*_recorded_below(path)]
+    records, not_read = _recorded_below(path)
     read = [run_of(record, {}, str(record.folder.path), None) for record in records]
     if conditions:
         kept = {*select(path, read, conditions)}
@@ -72,12 +73,12 @@ def frame_with_runs(
         }
         for record, run in zip(records, read, strict=True)
     ]
-    return pd.DataFrame(rows, dtype=dtype), read
+    return pd.DataFrame(rows, dtype=dtype), read, not_read
 
 
-def _recorded_below(root: str | Path) -> Iterator[Recorded]:
-    """Every run below a folder, once, also those that are not believed; these and copies are named
-    on stderr.
+def _recorded_below(root: str | Path) -> tuple[list[Recorded], list[str]]:
+    """Every run below a folder, once, also those that are not believed; and a line for each of
+    these, for torn lines and for copies, which are named on stderr.
 
     UserError where there are runs and none is believed.
     """
@@ -86,10 +87,11 @@ def _recorded_below(root: str | Path) -> Iterator[Recorded]:
     folders, copies = without_copies([*records], known=begun)
     once = [records[folder] for folder in folders]
     bad = [record.line for record in once if record.problem]
-    yield from once
     if bad and len(bad) == len(once):
         raise none_readable(bad)
-    warn_not_read([*bad, *copies])
+    not_read = [*(line for record in once for line in record.lines), *copies]
+    warn_not_read(not_read)
+    return once, not_read
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 from harness.core.attempts import ends_of, first_start, starts_of, times_of_attempts
 from harness.core.identity import stem
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
 from harness.core.process import warn
-from harness.core.records import FINISHED, SCHEMA, RunFolder
+from harness.core.records import FINISHED, RUN_FOLDER, SCHEMA, RunFolder
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import OWN, changed_row, is_changed
 from harness.core.records.summary import best_of, device_counts, of_rows, own_metrics, rate_of
-from harness.core.schema.checks import check_fields, fields, quality_of_epochs
-from harness.core.schema.fields import LARGEST
+from harness.core.schema.checks import check_fields, fields
+from harness.core.schema.fields import is_number as is_number
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import SETUP, Settings, UserError, flag_fields, nearest
 from harness.core.strategies import SENT_DIRECTLY, recorded_strategy
+from harness.read.labels import counted
+from harness.read.records.per_cent import as_shares
 
 # The outcome of a record that is not believed; no file holds this value.
 UNREADABLE = "unreadable"
@@ -39,9 +40,6 @@ UNREADABLE = "unreadable"
 UNFINISHED = "unfinished"
 MOST_NAMED = 10  # records, in the warnings
 NEARLY = 1 - 1e-6  # factor that allows for the rounding of sums
-
-# A folder that a run of this project has made: its set-up, and below it the name of the run.
-RUN_FOLDER = re.compile(r".*_s\d+(_[a-z0-9]+)*_[0-9a-f]{8}")
 
 
 @dataclass
@@ -58,7 +56,8 @@ class Recorded:
     changed_attempt: int | None = None  # the first row of attempts.jsonl that was changed
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     in_per_cent: tuple[str, ...] = ()  # the metrics that its script gave so
-    broken_lines: int = 0  # of epochs.jsonl, torn when a process was killed
+    # File -> number of unreadable lines, torn when a process was killed.
+    broken_lines: dict[str, int] = field(default_factory=dict)
     problem: str | None = None  # why nothing that it measured is believed
 
     @property
@@ -82,6 +81,12 @@ class Recorded:
     def line(self) -> str:
         return f"{self.folder.path}: {self.problem}"
 
+    @property
+    def lines(self) -> list[str]:
+        """What of this record is not read."""
+        torn = torn_lines(self.folder.path, self.broken_lines)
+        return [*torn] if self.problem is None else [self.line]
+
 
 def recorded(folder: RunFolder, with_ranks: bool = False) -> Recorded:
     """The record of a folder, which may hold nothing but an outcome that a launcher wrote."""
@@ -104,6 +109,11 @@ def none_readable(lines: Sequence[str]) -> UserError:
     return UserError(f"no run can be read: {lines[0]}{more}")
 
 
+def torn_lines(path: object, broken: Mapping[str, int]) -> Iterator[str]:
+    for file, number in broken.items():
+        yield f"{path}: {counted(number, 'line')} of {file} not readable, left out"
+
+
 def warn_not_read(lines: Sequence[str]) -> None:
     """Warn of records that are left out, a line each: what is printed lacks them."""
     for line in lines[:MOST_NAMED]:
@@ -113,12 +123,15 @@ def warn_not_read(lines: Sequence[str]) -> None:
 
 
 def _read(record: Recorded, with_ranks: bool) -> None:
-    attempts, record.changed_attempt = attempts_of(folder := record.folder)
+    folder = record.folder
+    attempts, record.changed_attempt, torn_attempts = attempts_of(folder)
     record.begun = first_start(attempts)
     settings = record.settings = settings_of(folder)
     record.environment = _object("environment", folder, folder.environment, settings) or {}
     check_links(record.environment, folder.environment.name)
-    rows, record.broken_lines = folder.read_epochs()
+    rows, torn = folder.read_epochs()
+    broken = {folder.epochs.name: torn, folder.attempts.name: torn_attempts}
+    record.broken_lines = {file: number for file, number in broken.items() if number}
     _check_rows("epochs", rows, folder.epochs, settings)
     record.epochs, record.attempts = tuple(rows), attempts
     if with_ranks:
@@ -131,7 +144,7 @@ def _read(record: Recorded, with_ranks: bool) -> None:
         _check_whole(record, summary)
         record.summary = cast(SummaryRecord, summary)
     if _has_own_metrics(settings):
-        _take_per_cent_for_shares(record)
+        record.in_per_cent, record.epochs, record.summary = as_shares(record.epochs, record.summary)
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
@@ -140,6 +153,9 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
         raise UserError(folder.problem)
     settings = _object("settings", folder, folder.settings, {})
     if settings is None:
+        for file in (folder.epochs, folder.environment):
+            if folder.has(file):  # a launcher's outcome has neither
+                raise UserError(f"settings.json is missing beside {file.name}: restore the file")
         return {}
     del settings["schema"]
     _check_place(folder.path, settings)
@@ -183,36 +199,6 @@ def _check_rows(
 def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
     """Whether LogCallback ran in a script of its user: accuracy may be in per cent there."""
     return "script" not in settings
-
-
-def _take_per_cent_for_shares(record: Recorded) -> None:
-    """Turn what a script gives in per cent into shares, which all that is shown expects. A metric
-    has one unit in a run, whichever evaluation set it is of.
-    """
-    rows: Sequence[Mapping[str, Any]] = record.epochs
-    every = {name for row in rows for name in row}
-    losses = (name.removeprefix("trainer_") for name in every if name.endswith("_loss"))
-    sets = {"", "test_", *(name.removesuffix("loss") for name in losses)}
-    most: dict[str, float] = {}
-    metric_of = {f"{of_set}{name}": name for of_set in sets for name in quality_of_epochs()}
-    for name, metric in metric_of.items():
-        values = (value for row in rows if is_number(value := row.get(name)))
-        most[metric] = max(most.get(metric, 0.0), *values, 0.0)
-    # A share that was rounded in half precision may be a little above 1.
-    record.in_per_cent = tuple(name for name, value in most.items() if 1.01 < value <= 100)
-
-    def as_shares(row: Mapping[str, Any]) -> dict[str, Any]:
-        best = str(row.get("best_metric"))
-        metrics = {name: metric_of.get(best if name == "best_value" else name) for name in row}
-        return {
-            name: value / 100 if is_number(value) and metrics[name] in record.in_per_cent else value
-            for name, value in row.items()
-        }
-
-    if record.in_per_cent:
-        record.epochs = cast(tuple[EpochRow, ...], tuple(map(as_shares, rows)))
-        if record.summary is not None:
-            record.summary = cast(SummaryRecord, as_shares(record.summary))
 
 
 def check_schema(schema: object, name: str) -> None:
@@ -339,7 +325,8 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
         return  # imported: a row per evaluation
     ours, done, rows = is_ours(record.settings), summary.get("epochs_done"), record.epochs
     if done is not None and done != len(rows):
-        torn = f" and {record.broken_lines} torn lines" if record.broken_lines else ""
+        number = record.broken_lines.get(record.folder.epochs.name)
+        torn = f" and {number} torn lines" if number else ""
         raise UserError(f"epochs.jsonl has {len(rows)} rows{torn}, summary.json counts {done:g}")
     if ours and not rows and summary.get("outcome") == FINISHED:
         raise UserError("epochs.jsonl has no row beside the summary of a finished run")
@@ -445,26 +432,29 @@ def processes_of(environment: Mapping[str, Any]) -> int | None:
 
 
 def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
-    if not record.folder.has(record.folder.settings):
+    if not (folder := record.folder).has(folder.settings):
         raise UserError("settings.json is missing beside the summary of a finished run")
     if not record.environment:
         raise UserError("environment.json is missing beside the summary of a finished run")
     for name in ("nodes", "processes_per_node"):
         if record.environment.get(name) is None:
             raise UserError(f"environment.json: {name} is missing")
+    if is_ours(record.settings) and not starts_of(record.attempts):
+        without = "has no readable start" if folder.has(folder.attempts) else "is missing"
+        raise UserError(f"attempts.jsonl {without} beside the summary of a finished run")
     if summary.get("train_samples_per_s") == 0:
         raise UserError("summary.json: train_samples_per_s is 0 in a finished run")
 
 
-def attempts_of(folder: RunFolder) -> tuple[list[AttemptStart | AttemptEnd], int | None]:
+def attempts_of(folder: RunFolder) -> tuple[list[AttemptStart | AttemptEnd], int | None, int]:
     """attempts_as_written(), but no rows if one is not as declared."""
-    rows, changed = folder.attempts_as_written()
+    rows, changed, broken = folder.attempts_as_written()
     try:
         for row in rows:
             check_fields("start" if row.get("event") == "start" else "end", row, folder.attempts)
     except UserError:
-        return [], changed
-    return rows, changed
+        return [], changed, broken
+    return rows, changed, broken
 
 
 def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
@@ -480,12 +470,6 @@ def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
             continue
         believed[node] = [row for row in rows if row.get("unix") is not None]
     return believed
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number; anything else, such as null, means unknown."""
-    number = isinstance(value, (int, float)) and type(value) is not bool
-    return number and -LARGEST <= value <= LARGEST
 
 
 def existing(root: str | Path) -> Path:

@@ -161,7 +161,7 @@ class Run:
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
     attempts: Sequence[AttemptStart | AttemptEnd] = ()
     in_per_cent: tuple[str, ...] = ()  # metrics that its script gave so, which are shares here
-    broken_lines: int = 0  # unreadable lines of epochs.jsonl
+    broken_lines: dict[str, int] = field(default_factory=dict)  # file -> its unreadable lines
     other_batches: tuple[int, ...] = ()  # per process, those that ran instead of the one asked for
     left_out: tuple[str, ...] = ()  # names of measures that were dropped for that
 

@@ -123,7 +123,11 @@ def read_selected(selector: str, target: Target | None) -> Selected:
         read = [replace(run, path=str(run.recorded_folder.path)) for run in planned]
     else:
         read, copies = runs_below(path, target)
-    runs = [run for run in read if run.recorded_folder.has(run.recorded_folder.settings)]
+    folders = [run.recorded_folder for run in read]
+    runs = [
+        run for run, folder in zip(read, folders, strict=True)
+        if run.state == UNREADABLE or folder.has(folder.settings)
+    ]  # fmt: skip
     if not runs:
         raise UserError(f"{path}: there is no record of a run below it")
     not_read = tuple(f"{run.path}: {run.reason}" for run in runs if run.state == UNREADABLE)

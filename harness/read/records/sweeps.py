@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -34,6 +34,7 @@ from harness.read.records.recorded import (
     link_text,
     none_readable,
     settings_of,
+    torn_lines,
 )
 from harness.read.records.runs import Run, Target, identity_settings, read_run
 
@@ -175,7 +176,8 @@ class SweepResults:
     @property
     def problems(self) -> list[str]:
         """What could not be read."""
-        return [*self.unreadable, *self.not_read, *_broken_lines(self.runs)]
+        torn = (line for run in self.runs for line in torn_lines(run.path, run.broken_lines))
+        return [*self.unreadable, *self.not_read, *torn]
 
     @property
     def not_read(self) -> list[str]:
@@ -246,13 +248,6 @@ def _other_settings(run: Run) -> str | None:
         if not same:
             return f"settings.json is that of another run: {name} {value}, planned was {planned}"
     return None
-
-
-def _broken_lines(runs: Iterable[Run]) -> Iterator[str]:
-    for run in runs:
-        if run.broken_lines:
-            lines = counted(run.broken_lines, "line")
-            yield f"{run.path}: {lines} of epochs.jsonl not readable, left out"
 
 
 def read_results(path: str | Path) -> SweepResults:

@@ -110,11 +110,11 @@ def _latex(table: Table, about: str) -> None:
 
 
 def _show_runs(root: str, options: argparse.Namespace) -> None:
-    runs, read = frame_with_runs(root, dtype=object if options.json else None)
+    runs, read, not_read = frame_with_runs(root, dtype=object if options.json else None)
     if runs.empty:
         raise UserError(NO_RECORDS.format(root))
     if options.json:
-        print_json({"records": root, "runs": runs.to_dict("records")})
+        print_json({"records": root, "runs": runs.to_dict("records"), "not_read": not_read})
         return
     runs["outcome"] = [run.current_state for run in read]
     if "strategy" in runs:
