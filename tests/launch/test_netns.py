@@ -152,7 +152,7 @@ def test_a_torchrun_that_was_forgotten() -> None:
 @pytest.mark.parametrize(
     "line",
     ["torchrun vit.py --tiny", "python -m none --file none.py", "bash none.py", "python -c 0 a.py",
-     "torchrun --no-python none.py", "sleep 1"],
+     "torchrun --no-python none.py", "python -mnone none.py", "python . none.py", "sleep 1"],
 )  # fmt: skip
 def test_only_a_script_that_python_would_read_must_be_there(line: str) -> None:
     refuse_missing_script(line.split())

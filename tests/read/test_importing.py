@@ -458,6 +458,7 @@ def test_the_batch_of_dataparallel_is_that_of_one_gpu(
     assert take(tmp_path, file, *of_one, "--setup", "1_4", "--train_size", "80") == 0
     assert only(tmp_path).read_epochs()[0][-1]["effective_batch"] == 8
     assert (only(tmp_path).read_settings() or {})["per_gpu_batch"] == 2
+    assert take(tmp_path, file, "--script", "bert", "--setup", "1_4") == 0  # as it is there
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,10 @@ def test_what_to_name_once_a_run_of_one_process_is_measured(
     assert f"Then name {named}\n" in predicted.refused(f"{root}:setup=1_2,precision=fp32", *to_ask)
     monkeypatch.chdir(tmp_path)
     assert "Then name outputs:script=vit,threads=1," in predicted.refused(str(sweep), *to_ask)
+    for folder, selector in ((root / "vit", "1_2:precision=fp32"), (paths[0], ".")):
+        monkeypatch.chdir(folder)
+        assert "Measure one: " in predicted.refused(selector, *to_ask)
+    monkeypatch.chdir(tmp_path)
     timed(tmp_path / "plain", 16, 1, 2)  # a folder that is read as it is
     assert "Then name" not in predicted.refused(str(tmp_path / "plain"), *to_ask)
     changed(timed(root, 16), threads=1)

@@ -179,6 +179,17 @@ def test_a_damaged_record_is_not_believed(
     assert err.startswith("harness table: error: no run can be read: ") and err.count("\n") == 1
 
 
+def test_attempts_with_an_odd_value_are_not_lost(tmp_path: Path) -> None:
+    """A clock that was set back must not hide a finished run."""
+    path = whole(tmp_path, "odd")
+    edit_rows(
+        lambda lines: [json.dumps({**json.loads(lines[0]), "gap_s": -1.0}), *lines[1:]],
+        "attempts.jsonl",
+    )(path)
+    record = recorded(RunFolder(path))
+    assert record.problem is None and not record.attempts
+
+
 def test_the_rate_of_a_device_where_devices_come_and_go(tmp_path: Path) -> None:
     """Older programs divided by the number in the last row; their records stay readable."""
     rows = [

@@ -41,8 +41,8 @@ from harness.launch.places import (
 from harness.launch.plan import PORT, Job, script_of
 
 OUR_SCRIPTS = {f"{name}.py" for name in TASKS}
-# Flags of python and torchrun after which the first name that ends in .py is not the script.
-NO_SCRIPT = {"-c", "-m", "--module", "--no-python", "--no_python"}
+# Flags of python and torchrun that run something else than a script; "-mNAME" is one word.
+NO_SCRIPT = ("-c", "-m", "--module", "--no-python", "--no_python")
 
 
 class Netns(Local):
@@ -208,13 +208,18 @@ def refuse_missing_script(command: list[str]) -> None:
     """Refuse a script that is not there: torchrun would say so on every node, in a long banner."""
     is_python = Path(command[0]).name.startswith(("python", "torchrun"))
     at = next((n for n, word in enumerate(command) if word.endswith(".py")), None)
-    if not is_python or at is None or NO_SCRIPT & {*command[:at]}:
+    if not is_python or at is None or any(map(_runs_another, command[1:at])):
         return
     script = Path(command[at])
     if not script.exists() and not command[at].startswith("-"):
         names = sorted(str(script.with_name(file.name)) for file in script.parent.glob("*.py"))
         hint = nearest(str(script), names, "")
         raise UserError(f"{script}: there is no such file{hint and f': {hint}'}")
+
+
+def _runs_another(word: str) -> bool:
+    """Whether, after this word of python or torchrun, a name that ends in .py is not the script."""
+    return word.startswith(NO_SCRIPT) or (not word.startswith("-") and Path(word).exists())
 
 
 def show(nodes: list[Node]) -> int:

@@ -161,8 +161,8 @@ def compare(one: Group, other: Group) -> Comparison:
             continue
         if work := differing_work(measure, one, other):
             notes.append(
-                f"{measure.title} is left out: {work} differ ({one.name} {work_of(one, work)}, "
-                f"{other.name} {work_of(other, work)})"
+                f"{title_of(measure, one.target)} is left out: {work} differ "
+                f"({one.name} {work_of(one, work)}, {other.name} {work_of(other, work)})"
             )
             continue
         rows.append(_row(replace(measure, title=title_of(measure, one.target)), values, others))

@@ -84,7 +84,7 @@ def import_files(
     for file in files:
         try:
             read.append(_complete(read_foreign(file), flags))
-            _check_known(read[-1], source, known)
+            _check_known(read[-1], {**flags, "source": source}, known)
         except UserError as error:
             errors.append(error)
     if errors:
@@ -165,21 +165,20 @@ def _update_of(settings: Mapping[str, Any]) -> int | None:
 
 
 def _check_known(
-    foreign: Foreign, source: str | None, known: Mapping[Path, dict[str, Any]]
+    foreign: Foreign, flags: Mapping[str, Any], known: Mapping[Path, dict[str, Any]]
 ) -> None:
-    """UserError where a folder holds this file with other settings, or of another source."""
+    """UserError where a folder holds this file with other flags than these."""
     for path, settings in known.items():
         imported = settings.get("imported") or {}
         if imported.get("sha256") != foreign.sha256:
             continue
-        given = {**foreign.settings, "source": source}
         there = {**settings, "source": imported.get("source")}
-        unlike = [name for name, value in given.items()
+        unlike = [name for name, value in flags.items()
                   if name in there and value not in (None, there[name])]  # fmt: skip
         if unlike:
-            flags = ", ".join(_flag(name) for name in unlike)
+            names = ", ".join(_flag(name) for name in unlike)
             raise UserError(
-                f"{foreign.file}: {path} holds it with other flags ({flags}); to give it these, "
+                f"{foreign.file}: {path} holds it with other flags ({names}); to give it these, "
                 "remove that folder"
             )
 

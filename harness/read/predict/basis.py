@@ -98,8 +98,8 @@ def _how_to_measure_one(selector: str, runs: Sequence[Run]) -> str:
     run = next((run for run in runs if run.command and is_ours(run.settings)), None)
     if run is None or is_published(run):  # it is measured elsewhere, or written elsewhere
         return text
-    into = run.recorded_folder.path.parent.with_name("1_1")
-    if into.absolute().is_relative_to(path.absolute()) and not is_sweep and not conditions:
+    into = run.recorded_folder.path.absolute().parent.with_name("1_1")
+    if into.is_relative_to(path.absolute()) and not is_sweep and not conditions:
         return text
     root = as_typed(into.parents[1])
     text += f". Then name {shlex.quote(selecting(str(root), _of_one_fit(root, run)))}"

@@ -439,7 +439,9 @@ def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
     for name in ("nodes", "processes_per_node"):
         if record.environment.get(name) is None:
             raise UserError(f"environment.json: {name} is missing")
-    if is_ours(record.settings) and not starts_of(record.attempts):
+    # Rows that are not as declared are not in record.attempts; they are no loss.
+    starts = starts_of(record.attempts) or starts_of(folder.attempts_as_written()[0])
+    if is_ours(record.settings) and not starts:
         without = "has no readable start" if folder.has(folder.attempts) else "is missing"
         raise UserError(f"attempts.jsonl {without} beside the summary of a finished run")
     if summary.get("train_samples_per_s") == 0:

@@ -25,7 +25,7 @@ from harness.train.patches import check_patched
 def patch_libraries() -> None:
     """Patch the Trainer's libraries, here alone; fails with versions that were not checked."""
     check_patched(transformers, "for training")  # private methods, in subclasses
-    check_patched(accelerate, "for training", [(accelerate.optimizer, "is_lomo_available")])
+    check_patched(accelerate, "for training")
     # accelerate looks for the lomo package on the disk, twice a step.
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
     # The manifest of a checkpoint has a checksum of each file, made in a tenth of the time.

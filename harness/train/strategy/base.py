@@ -55,7 +55,8 @@ class Exchange:
 
     def spread(self, model: nn.Module, batch: Callable[[], dict[str, Any]]) -> bool:
         """Before the model is wrapped: place its weights; False: each rank has all, as they are.
-        batch: makes a batch of one sample, to try the model out.
+        batch: makes a batch of one sample, to try the model out. Only of built-in strategies, as
+        what training uses is verified: it must be DDP of others.
         """
         return False
 
