@@ -102,9 +102,14 @@ def tells_rate(size: float, seconds: float, round_trip_s: float) -> bool:
     return seconds > 0 and seconds >= trips * round_trip_s
 
 
+def handover_bytes(bytes_per_s: float) -> int:
+    """How many bytes, headers included, an emulated link of this rate is handed at a time."""
+    return int(min(bytes_per_s * MOMENT_S, HANDOVER_BYTES))
+
+
 def packets_at_once(bytes_per_s: float) -> int:
-    """How many packets an emulated link of this rate, headers included, is handed at a time."""
-    return max(1, int(min(bytes_per_s * MOMENT_S, HANDOVER_BYTES) / PACKET))
+    """How many packets an emulated link of this rate is handed at a time."""
+    return max(1, handover_bytes(bytes_per_s) // PACKET)
 
 
 def rate_of(link: Mapping[str, Any]) -> float | None:

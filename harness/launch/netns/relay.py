@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import heapq
-import math
 import os
 import random
 import select
@@ -22,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from harness.core.links import HANDOVER_BYTES, MOMENT_S, PACKET, Link
+from harness.core.links import HANDOVER_BYTES, PACKET, Link, handover_bytes
 from harness.core.settings import UserError
 
 INTERFACE = "link0"  # the same name in every node
@@ -146,10 +145,10 @@ class Relay:
     def handover(links: Sequence[Link]) -> tuple[int, int]:
         """Single packets on lossy links, else what the slowest link sends in MOMENT_S."""
         rates = [link.rate_mbit for link in links if link.rate_mbit]
-        size = int(min(rates, default=math.inf) * 1e6 / 8 * MOMENT_S) if rates else 0
+        size = handover_bytes(min(rates) * 1e6 / 8) if rates else 0
         if any(link.loss for link in links) or 0 < size < 2 * PACKET:
             return ONE_PACKET
-        return LARGEST_HANDOVER if not size else (65535, min(size, HANDOVER_BYTES))
+        return (65535, size) if size else LARGEST_HANDOVER
 
     def change(self, links: Matrix) -> None:
         for i, row in enumerate(self.channels):
