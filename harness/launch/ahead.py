@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.core.identity import REPETITIONS
 from harness.core.process import working
 from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import FINISHED, SKIPPED
@@ -19,7 +17,7 @@ from harness.core.strategies import OF_ONE_STRATEGY, with_exchange
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
 from harness.launch.plan import Job, as_text
-from harness.launch.screen import short
+from harness.launch.screen import short, usual_s
 from harness.launch.sweepfile import Sweep
 
 CHECKED = ("script", "dataset", "dataset_config", "model", "text_column", "image_column",
@@ -135,7 +133,7 @@ def ahead(
     known = len(states) - len(to_go) - skips
     line, left_s = f"{known} done before, {len(to_go)} to go", 0.0
     if took and to_go:
-        left_s = sum(_usual_s(state.job.label, took) for state in to_go)
+        left_s = sum(usual_s(state.job.label, took) for state in to_go)
         line += f", about {short(left_s)} plus loading libraries"
         known_links = {None, *(label.get("link") for label, _ in took)}
         if unknown := sum(state.job.label.get("link") not in known_links for state in to_go):
@@ -145,17 +143,6 @@ def ahead(
         # The header may count runs that are skipped here.
         line += f", {'at most' if skips else 'about'} {short(left_s)} by the header of the file"
     return line, left_s
-
-
-def _usual_s(label: Mapping[str, Any], took: list[tuple[dict[str, Any], float]]) -> float:
-    """The median time of the finished runs most like this one; an equal link counts most."""
-
-    def alike(other: Mapping[str, Any]) -> tuple[bool, int]:
-        same = [label.get(name) == other.get(name) for name in label if name not in REPETITIONS]
-        return label.get("link") == other.get("link"), sum(same)
-
-    best = max(alike(other) for other, _ in took)
-    return statistics.median(took_s for other, took_s in took if alike(other) == best)
 
 
 def links_apart(sweep: Sweep, states: list[State]) -> list[str]:

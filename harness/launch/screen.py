@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.identity import number
+from harness.core.identity import REPETITIONS, number
 from harness.core.records import FINISHED, RUNNING, SKIPPED, WAITING
 from harness.launch.outcome import ELSEWHERE, State
 
@@ -143,25 +143,27 @@ def progress_of(state: State) -> tuple[str, ...]:
 
 
 def time_left_s(states: list[State]) -> float | None:
-    """Estimated from the times of runs of the same kind; None until the first run has ended."""
-    took: dict[tuple[str, int], list[float]] = {}
-    for state in states:
-        if state.took_s is not None:
-            took.setdefault(_kind(state), []).append(state.took_s)
-    every = [seconds for kind in took.values() for seconds in kind]
-    if not every:
+    """Estimated from the times of the runs most like each; None until the first run has ended."""
+    took = [(state.job.label, state.took_s) for state in states if state.took_s is not None]
+    if not took:
         return None
     left = 0.0
     for state in states:
         if state.state in (WAITING, RUNNING):
-            usual_s = statistics.median(took.get(_kind(state), every))
             elapsed_s = time.monotonic() - state.began_s if state.began_s is not None else 0.0
-            left += max(0.0, usual_s - state.before_s - elapsed_s)
+            left += max(0.0, usual_s(state.job.label, took) - state.before_s - elapsed_s)
     return left
 
 
-def _kind(state: State) -> tuple[str, int]:
-    return state.job.settings.script, state.job.nodes * state.job.devices
+def usual_s(label: Mapping[str, Any], took: Sequence[tuple[Mapping[str, Any], float]]) -> float:
+    """The median time of the finished runs most like this one; an equal link counts most."""
+
+    def alike(other: Mapping[str, Any]) -> tuple[bool, int]:
+        same = [label.get(name) == other.get(name) for name in label if name not in REPETITIONS]
+        return label.get("link") == other.get("link"), sum(same)
+
+    best = max(alike(other) for other, _ in took)
+    return statistics.median(took_s for other, took_s in took if alike(other) == best)
 
 
 def short(seconds: float) -> str:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,14 @@ def test_time_left_is_that_of_like_runs(tmp_path: Path) -> None:
     assert time_left_s(states) == 30.0  # nothing is known of 1_2: like any
     states[2].state, states[2].took_s = "finished", 50.0
     assert time_left_s(states) == 60.0
+    # Of one script and set-up, a strategy may take ten times as long as another.
+    ways = [{"strategy": way, "seed": seed} for seed in (1, 2) for way in ("ddp", "diloco")]
+    for state, label in zip(states, ways, strict=True):
+        state.job = replace(state.job, label=label)
+        state.state, state.took_s = "waiting", None
+    for state, took_s in zip(states, (100.0, 10.0), strict=False):
+        state.state, state.took_s = "finished", took_s
+    assert time_left_s(states) == 110.0
     assert [short(s) for s in (5.4, 65, 7200)] == ["5 s", "1:05", "2:00:00"]
 
 
