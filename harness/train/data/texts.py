@@ -307,10 +307,13 @@ class TextBatches:
         first = np.empty_like(begins)
         first[order] = begins  # in the order of the samples, as the results have to be
         attention, few_shapes = self.layout.attention, self.layout.few_shapes
-        bound = self._longest_gap(len(samples)) if few_shapes else int(ordered[-1])
-        filled_to = total if few_shapes or total > tokens else None
-        inputs = attention_inputs(attention, ordered, bound, filled_to)
-        squares = int((ordered * ordered).sum()) + (total - tokens) ** 2
+        longest = int(ordered[-1])
+        fill = [total - tokens] if total > tokens else []
+        if few_shapes:  # compiled in once: the longest text of all, and how many fill a row up
+            longest = int(np.diff(self.offsets).max())
+            fill = self._fill(total - tokens, longest, len(samples))
+        inputs = attention_inputs(attention, ordered, longest, fill)
+        squares = int((ordered * ordered).sum()) + sum(length * length for length in fill)
         if attention == "padded":
             squares = len(samples) * int(ordered[-1]) ** 2
         return {
@@ -343,19 +346,26 @@ class TextBatches:
     def _rounded_up(self, size: int, texts: int) -> int:
         if not self.layout.few_shapes:
             return size
-        buckets = self._buckets(texts)
-        return buckets[bisect_left(buckets, size)]
+        sizes = self.sizes_of(texts)
+        return sizes[bisect_left(sizes, size)]
 
-    def _buckets(self, texts: int) -> list[int]:
+    def sizes_of(self, texts: int) -> list[int]:
+        """The numbers of columns of batches of so many texts, where the layout has few shapes."""
         if texts not in self.buckets:
             packed = self.layout.kind == "packed"
             self.buckets[texts] = size_buckets(np.diff(self.offsets), texts, packed)
         return self.buckets[texts]
 
-    def _longest_gap(self, texts: int) -> int:
-        """A bound for every text and for what fills a row up: a constant, compiled in once."""
-        steps = np.diff([0, *self._buckets(texts)])
-        return int(max(np.diff(self.offsets).max(), steps.max()))
+    def _fill(self, tokens: int, longest: int, texts: int) -> list[int]:
+        """The lengths, none above the longest, of what fills up a row of so many texts by so many
+        tokens; as many for all rows, so that some are 0. The kernel reserves work for each text as
+        if it were the longest, and computes the square of its length: one filler of thousands of
+        tokens would cost more than all texts.
+        """
+        most = int(np.diff([0, *self.sizes_of(texts)]).max())
+        whole, rest = divmod(tokens, longest)
+        pieces = -(-most // longest)
+        return ([longest] * whole + [rest] + [0] * pieces)[:pieces]
 
 
 def classifies_by_ends(model: Any) -> bool:
@@ -376,13 +386,15 @@ def tokens_of(model: Any) -> int | None:
 
 
 def attention_inputs(
-    attention: str, lengths: np.ndarray, longest: int, filled_to: int | None = None
+    attention: str, lengths: np.ndarray, longest: int, fill: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """What packed attention needs to keep texts of these lengths apart, in the order of the row."""
+    """What packed attention needs to keep texts of these lengths apart, in the order of the row.
+    fill: the lengths of what fills it up.
+    """
     ends = np.cumsum(lengths)
     if attention == "kernel":
-        bounds = [0, *ends.tolist(), *([] if filled_to is None else [filled_to])]
-        return {"bounds": torch.tensor(bounds, dtype=torch.int32), "longest": longest}
+        bounds = np.cumsum([0, *lengths, *fill])
+        return {"bounds": torch.from_numpy(bounds.astype(np.int32)), "longest": longest}
     if attention == "padded":
         columns = np.arange(longest)
         inside = columns < lengths[:, None]
@@ -396,7 +408,7 @@ def attention_inputs(
         }
     sizes, counts = np.unique(lengths, return_counts=True)
     runs = list(zip(counts.tolist(), sizes.tolist(), strict=True))
-    return {"runs": runs if filled_to is None else [*runs, (1, filled_to - int(ends[-1]))]}
+    return {"runs": [*runs, *((1, length) for length in fill)]}
 
 
 def for_model(inputs: dict[str, Any]) -> dict[str, Any]:

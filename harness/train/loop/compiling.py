@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from harness.core.process import lacks_memory
+from harness.train.data.texts import TextBatches
 from harness.train.measure.clock import MEASURING
 
 # After SETTLED updates without compiling, PASSES passes are timed both compiled and eager, after a
@@ -46,6 +47,9 @@ class Compiled(TrainerCallback):
             # The first pass would set it, and because of that the second would be compiled again.
             config.problem_type = "single_label_classification"
         self.trainer, self.model, self.counters = trainer, model, counters
+        batches = trainer.data_collator
+        texts = trainer.args.train_batch_size
+        self.varies = isinstance(batches, TextBatches) and len(batches.sizes_of(texts)) > 1
         self.before = self.seen = self._graphs()
         self.updates: list[int] = []
         self.compiling_s: list[float] = []  # seconds of these updates
@@ -65,6 +69,15 @@ class Compiled(TrainerCallback):
     @property
     def _is_due(self) -> bool:
         return not self.tried and self.settled + 1 == SETTLED and bool(self.updates)
+
+    def mark(self, inputs: Mapping[str, Any]) -> None:
+        """Say that columns vary in number, before the model is compiled for one of the numbers: it
+        would be compiled again as soon as there are others.
+        """
+        if self.varies:
+            for value in inputs.values():
+                if isinstance(value, torch.Tensor) and value.ndim == 2:
+                    torch._dynamo.maybe_mark_dynamic(value, 1)
 
     def fed(self, batch: Any) -> None:
         """Keep the batch of a step for the measurement, if that is due."""

@@ -199,6 +199,8 @@ class ExactTrainer(Trainer):
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         # Losses are added up for the epoch's exact loss; the Trainer logs a mean of rounded means.
         samples = len(inputs["labels"])  # before label smoothing removes them
+        if self.compiled is not None and model.training:
+            self.compiled.mark(inputs)
         result = super().compute_loss(model, inputs, *args, **kwargs)
         loss, *outputs = result if isinstance(result, tuple) else (result,)
         if model.training:

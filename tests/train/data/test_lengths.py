@@ -121,9 +121,13 @@ def test_batches_have_few_shapes(layout: Layout, size: int, tmp_path: Path) -> N
         # Compiled in as numbers: the same for all batches, and no text or filling is longer.
         inputs = [batch["texts"] for batch in drawn]
         assert len({each["longest"] for each in inputs}) == 1
-        assert {len(each["bounds"]) for each in inputs} == {size + 2}
-        steps = [int(each["bounds"].diff().max()) for each in inputs]
-        assert max(steps) <= inputs[0]["longest"]
+        (count,) = {len(each["bounds"]) for each in inputs}
+        assert size + 1 < count <= 2 * size + 2
+        steps = [each["bounds"].diff() for each in inputs]
+        assert inputs[0]["longest"] == lengths.max()
+        assert all(step.min() >= 0 and step.max() <= lengths.max() for step in steps)
+        squares = [int((step.long() ** 2).sum()) for step in steps]
+        assert squares == [batch[SHAPE].squares for batch in drawn]
         assert all(
             each["bounds"][-1] == batch["input_ids"].shape[1]
             for each, batch in zip(inputs, drawn, strict=True)
