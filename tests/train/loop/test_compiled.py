@@ -59,6 +59,20 @@ def test_compiled_once_and_trained_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_texts_of_many_lengths_are_compiled_once(tmp_path: Path) -> None:
+    """A shape that is not said to vary is compiled for its numbers alone, and the next again."""
+    words = ["one", "two", "three", "four"]
+    rows = [f'"{" ".join(words * (1 + n % 11))}",{n % 2}' for n in range(80)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    argv = ["--tiny", "--dataset", str(tmp_path / "texts.csv"), "--train_size", "64", "--b", "2"]
+    argv += ["--test_size", "16", "--epochs", "1", "--save", "none", "--o", str(tmp_path / "out")]
+    done = script("bert", *argv, "--torch_compile", "--torch_compile_backend", "eager", count=1)
+    assert done.code == 0, done.err
+    observed = only_run(tmp_path / "out").read_environment()["observed"]
+    assert observed["compiled_graphs"] == 1 and observed["compiled_in_updates"] == [1]
+
+
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("count", [1, 2])
