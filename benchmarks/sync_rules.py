@@ -70,6 +70,7 @@ RULES = {
     "qsr-outer": Rule("the same periods with DiLoCo's outer step", 3, growth=1.8),
     "qsr-rare": Rule("QSR: averaging every 6 and more, by the rate", 6, growth=2.5, outer=None),
     "ddp-muon": Rule("DDP, Muon inside", muon=1.0),
+    "avg10-muon": Rule("local SGD every 10, Muon inside", 10, outer=None, muon=1.0),
     "h10-muon": Rule("DiLoCo every 10, Muon inside", 10, muon=1.0),
     "h50-muon": Rule("DiLoCo every 50, Muon inside", 50, muon=1.0),
 }

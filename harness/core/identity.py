@@ -24,7 +24,7 @@ EVAL_BATCH = 64
 # Settings that distinguish repetitions of a measurement: they are no axis of a sweep or table.
 REPETITIONS = ("seed", "repeat")
 # Flags that are newer than published records: a run without them keeps its earlier name.
-SINCE_RECORDS = ("lora", "balance", "sync_first")
+SINCE_RECORDS = ("lora", "balance", "sync_first", "muon")
 
 
 def number(value: Any) -> str:
@@ -68,6 +68,8 @@ def _how(settings: Settings) -> str:
         parts.append(f"h{settings.sync_every}")
     if settings.sync_first:
         parts.append(f"first{settings.sync_first}")
+    if settings.muon:
+        parts.append("muon")
     if settings.target_batch is not None:
         parts.append(f"t{settings.target_batch}")
     return "-".join(parts)

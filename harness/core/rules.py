@@ -152,8 +152,9 @@ WITHOUT_LORA = {
 }
 # The address of a peer in libp2p's notation.
 PEER_ADDRESS = re.compile(r"/(ip4|dns|dns4)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
+ADAMW = ("adamw_torch", "adamw_torch_fused")
 # Optimizers whose state can be created before the first step, so that peers can exchange it.
-PEER_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+PEER_OPTIMIZERS = (*ADAMW, "sgd")
 # Schedules whose learning rate does not follow from the number of the update alone.
 BLIND_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
@@ -196,6 +197,11 @@ FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
     (lambda s, c: s.lora and c.strategy.name in WITHOUT_LORA,
      "--lora {s.lora} does not go with --strategy {c.strategy.name}, {c.why_no_lora}: use ddp, "
      "local_sgd, diloco or single"),
+    (lambda s, c: s.muon and s.lora,
+     "--lora {s.lora} does not go with --muon: Muon makes updates of full rank; leave one out"),
+    (lambda s, c: s.muon and s.passed.get("optim", ADAMW[0]) not in ADAMW,
+     "--optim {s.passed[optim]} does not go with --muon, beside which AdamW trains the rest: leave "
+     "one out"),
     (lambda s, c: s.compress != "none" and not c.strategy.compress,
      "--compress {s.compress} does not go with --strategy {c.strategy.name}, but with "
      f"{COMPRESSING}"),

@@ -132,6 +132,9 @@ class Settings:
         "passes over the training set (3)", names=("num_train_epochs",))
     lr: float | None = flag(None, "positive", "Training",
         "peak learning rate (2e-05)", names=("learning_rate",))
+    muon: bool = flag(False, "bool", "Training",
+        "Muon for the matrices between embeddings and head, at the learning rate of AdamW, which "
+        "trains the rest")
     seed: int = flag(42, "seed", "Training", "weights of the head, order of the samples, dropout")
     precision: str = flag("fp32", "text", "Training",
         "number format of the computation", choices=("fp32", "tf32", "bf16", "fp16"))

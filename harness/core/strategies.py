@@ -82,18 +82,20 @@ class _Strategies(dict[str, Strategy]):
         return Strategy(name, "one of your own", "what it says", "many", apart=apart)
 
 
+# Flags of strategies in which each process has whole matrices, and nobody takes over its state.
+WHOLE = {"muon": False}
 # Flags of strategies whose units train apart from one exchange to the next.
-PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": None}
+PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": None, **WHOLE}
 STRATEGIES = _Strategies({
-    "single": Strategy("single", "one process on one device", "nothing", "one"),
+    "single": Strategy("single", "one process on one device", "nothing", "one", own=WHOLE),
     "dp": Strategy(
         "dp", "nn.DataParallel: one process, the batch split over the GPUs of one machine",
         "weights and outputs, every step", "one",
-        needs_gpu=True, splits_batch=True, can_pad=False),
+        needs_gpu=True, splits_batch=True, can_pad=False, own=WHOLE),
     "ddp": Strategy(
         "ddp", "DistributedDataParallel: a whole model per process",
         "gradients, every step, while the backward pass runs", "many",
-        compress=("bf16", "fp16", "int8", "int4", "powersgd"), direct=True),
+        compress=("bf16", "fp16", "int8", "int4", "powersgd"), direct=True, own=WHOLE),
     "fsdp": Strategy(
         "fsdp", "fully_shard (FSDP2): weights, gradients and optimizer split over the processes",
         "weights before, gradients after use, every step", "many"),

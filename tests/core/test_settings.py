@@ -35,7 +35,7 @@ trust_remote_code | dataset dataset_name | dataset_config dataset_config_name | 
 image_column | label_column | train_size max_train_samples | test_size max_eval_samples | test_split
 validation_split | data_seed | tail | augment | tiny | per_gpu_batch b per_device_train_batch_size
 grad_acc gradient_accumulation_steps | auto_batch | epochs num_train_epochs | lr learning_rate
-seed | precision
+muon | seed | precision
 rank_dropout | padding | eval_batch per_device_eval_batch_size | strategy | setup | fsdp_shard
 fsdp_offload | elastic_batch | balance | compress | exchange | sync_every | sync_first | sync_scope
 outer_lr | outer_momentum | fragments | overlap | target_batch | local_updates | initial_peers

@@ -127,6 +127,7 @@ class ObservedRecord(TypedDict, total=False):
         "average"]
     decayed_tensors: Annotated[Count, "tensors with weight decay"]
     decayed_vectors: Annotated[Count, "those among them with one dimension"]
+    muon_matrices: Annotated[Positive, "with `--muon`: the matrices that Muon trains"]
     sync_every: Annotated[Positive,
         "with local_sgd and diloco: updates between two exchanges"]
     sync_first: Annotated[Count,

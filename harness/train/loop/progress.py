@@ -154,9 +154,7 @@ class Console(TrainerCallback):
             yield f"warning: {crowded}"
         if shares := observed.get("shares"):
             yield f"shares of the ranks in a step: {', '.join(map(str, shares))} samples"
-        if settings.lora:
-            trained, total = observed["trained_bytes"], observed["parameter_bytes"]
-            yield f"LoRA of rank {settings.lora}: {trained / total:.2%} of the weights are trained"
+        yield from _about_weights(settings, observed)
         if (gain := self._bf16_gain()) >= WORTH_SAYING:
             yield f"--precision bf16 would be {gain:.1f} times as fast on this processor"
         if expected := observed.get("exchange_estimates_s"):
@@ -332,3 +330,12 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, float]]:
             yield from _walk(part, f"{name}/{key}")
     elif isinstance(value, (int, float)):
         yield name, value
+
+
+def _about_weights(settings: Settings, observed: Mapping[str, Any]) -> Iterator[str]:
+    """Where not all weights are trained, or not all by AdamW."""
+    if settings.lora:
+        trained, total = observed["trained_bytes"], observed["parameter_bytes"]
+        yield f"LoRA of rank {settings.lora}: {trained / total:.2%} of the weights are trained"
+    if matrices := observed.get("muon_matrices"):
+        yield f"Muon trains {matrices} matrices, AdamW the rest"

@@ -40,6 +40,7 @@ from harness.train.run.checkpoints import Written, agree_to_save, complete, requ
 from harness.train.run.failures import Diverged, preemption
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.strategy import choice, exchange_of, sharding, verify
+from harness.train.strategy.muon import with_muon
 from harness.train.strategy.weights import arrange_ddp, is_wrapped, settle_unused
 
 
@@ -257,7 +258,7 @@ class ExactTrainer(Trainer):
         # From here on the model is as it will be trained: the strategy attaches; all is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
         checked = self.observations.checked = self.exchange.observe(model)
-        checked |= verify.observe_decay(self.optimizer) | self.laid_out
+        checked |= verify.observe_optimizer(self.optimizer, self.settings) | self.laid_out
         checked |= {**self.context.session.observed, **self.balance.observed}
         self.exchange.states = {
             "optimizer": self.optimizer, "schedule": self.lr_scheduler,
@@ -277,6 +278,13 @@ class ExactTrainer(Trainer):
         if self.compiled is None:
             verify.observe_dtype(self.model, self.settings, checked)
         return model, loader
+
+    def create_optimizer(self, *args: Any) -> Any:
+        # AdamW is the Trainer's; with --muon, another optimizer trains some of its matrices.
+        optimizer = super().create_optimizer(*args)
+        if self.settings.muon:
+            optimizer = self.optimizer = with_muon(self.model, optimizer)
+        return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         # Where updates change in size, the learning rate follows the samples.

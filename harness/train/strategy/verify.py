@@ -25,6 +25,7 @@ from harness.core.topology import World
 from harness.train.data import lora
 from harness.train.data.probes import BATCHNORM
 from harness.train.measure.communication import uncompiled
+from harness.train.strategy.muon import WithMuon
 
 # What torch says of a model that a strategy cannot train, and what that means.
 UNFIT = {
@@ -152,11 +153,21 @@ def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -
     return {"gradient_hook": hook}
 
 
-def observe_decay(optimizer: Any) -> dict[str, int]:
-    """How many tensors weight decay applies to, and how many of these are vectors (biases)."""
+def observe_optimizer(optimizer: Any, settings: Settings) -> dict[str, int]:
+    """How many tensors weight decay applies to, how many of these are vectors (biases), and how
+    many matrices Muon trains; raises if that is not what --muon asks for.
+    """
     decayed = [p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]]
     vectors = sum(p.ndim < 2 for p in decayed)
-    return {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
+    found = {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # without accelerate's wrapper
+    matrices = optimizer.matrices if isinstance(optimizer, WithMuon) else 0
+    if settings.muon != (matrices > 0):
+        raise RuntimeError(
+            f"--muon is {settings.muon}, but Muon trains {matrices} matrices: refusing to record "
+            "one as the other"
+        )
+    return found | ({"muon_matrices": matrices} if matrices else {})
 
 
 def own_model(model: nn.Module, named: str) -> dict[str, str]:

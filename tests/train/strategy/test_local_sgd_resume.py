@@ -40,6 +40,7 @@ WAYS = [
     STREAMED,
     [*STREAMED, "--compress", "int8", "--exchange", "direct"],
     [*LOCAL, "--sync_first", "10"],
+    [*DILOCO, "--compress", "int8", "--muon"],
     [*STREAMED, "--sync_first", "8", "--compress", "int8", "--exchange", "direct"],
 ]
 # 20 updates in two epochs; saved between two exchanges, with several of them on their way.
