@@ -43,9 +43,7 @@ def prepare(case: Case, folder: Path, real: Path | None) -> dict[str, Any]:
     if case.kind == TEXT:
         config.vocab_size = max(config.vocab_size, facts["vocabulary"])
     set_seed(0)
-    model = models.auto_class(SCRIPTS[case.kind]).from_config(config)
-    if getattr(config, "cifar_stem", False):
-        models._cifar_stem(model)
+    model = models.class_of(SCRIPTS[case.kind], config).from_config(config)
     model.save_pretrained(folder / "model")
     side = int(case.image_size or getattr(config, "image_size", 0) or 0)
     fed = {"pixel_values": torch.zeros(1, 3, side, side)}
@@ -138,7 +136,7 @@ def _pictures(case: Case, folder: Path, data: datasets.DatasetDict) -> dict[str,
     if case.jpeg_px is None:
         labels = data["train"].features["label"].names
     else:
-        labels = sorted({f"class{label}" for label in data["train"]["label"]})
+        labels = sorted({f"class{label}" for split in SPLITS for label in data[split]["label"]})
     return {"labels": labels, "kb_per_file": written / 1e3 / (case.train + case.test)}
 
 

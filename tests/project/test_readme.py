@@ -21,7 +21,6 @@ from harness.core.settings import Settings
 from harness.core.strategies import STRATEGIES
 from harness.launch.plan import plan
 from harness.launch.sweepfile import KEYS, load
-from harness.train.data.models import build
 from harness.train.run.warm import free_port
 from tests.support.pages import commands, texts
 from tests.support.ranks import script
@@ -199,8 +198,7 @@ def test_commands_run(count: int, name: str, argv: list[str], tmp_path: Path) ->
     (model,) = re.findall(r"\n  the trained model is in (.*)\n", done.out)
     saved = load_file(Path(model, "model.safetensors"))
     if "resnet-18-cifar" in argv:  # with a first layer of this project
-        built = build(parse(name, argv, {}), [*map(str, range(10))])
-        done.loaded(model=built)
+        built = done.loaded()["model"]
     else:
         ready = done.loaded()["classify"]
         built = ready.model

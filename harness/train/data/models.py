@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,37 @@ def auto_class(script: str) -> Any:
     return getattr(transformers, task_of(script).auto_model)
 
 
+def class_of(script: str, config: Any) -> Any:
+    """The class that makes or loads a model of this configuration, a new one or a saved one."""
+    return small_stem_resnet() if has_small_stem(config) else auto_class(script)
+
+
+def has_small_stem(config: Any) -> bool:
+    return bool(getattr(config, "cifar_stem", False))
+
+
+@cache
+def small_stem_resnet() -> Any:
+    """A ResNet whose first layer keeps 32-pixel images at their size; that of transformers, which
+    cannot load its weights, shrinks them to 8.
+    """
+    from transformers import ResNetForImageClassification  # most runs do not need its module
+
+    class SmallStemResNetForImageClassification(ResNetForImageClassification):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            stem, width = self.resnet.embedder, config.embedding_size
+            stem.embedder.convolution = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
+            stem.pooler = nn.Identity()
+
+        @classmethod
+        def from_config(cls, config: Any, trust_remote_code: bool = False) -> Any:
+            """As the Auto classes have it."""
+            return cls._from_config(config)
+
+    return SmallStemResNetForImageClassification
+
+
 def named(settings: Settings) -> Mapping[str, Any] | None:
     """The entry in the table of architectures, or None for a model of the Hub or a folder."""
     return task_of(settings.script).architectures.get(str(settings.model))
@@ -171,7 +203,7 @@ def configuration(settings: Settings, labels: list[str] | None = None) -> Any:
 def build(settings: Settings, labels: list[str]) -> nn.Module:
     """The model with a head for these classes; with random weights if asked for."""
     config = configuration(settings, labels)
-    auto, drawn = auto_class(settings.script), []
+    auto, drawn = class_of(settings.script, config), []
     try:
         if named(settings) is not None or settings.from_scratch:
             model = auto.from_config(config, trust_remote_code=settings.trust_remote_code)
@@ -200,8 +232,6 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
             ) from None
         raise
     _refuse_other_inputs(settings, model)
-    if getattr(config, "cifar_stem", False):
-        _cifar_stem(model)
     checkpointing = settings.passed.get("gradient_checkpointing")
     if checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
         raise UserError(
@@ -221,7 +251,10 @@ def loading(settings: Settings, model: Any, folder: Path, max_length: int | None
     usual = auto_class(settings.script)._model_mapping.get(type(config), ())
     classes = tuple(usual) if isinstance(usual, (list, tuple)) else (usual,)
     remote = type(model).__module__.startswith("transformers_modules.")
-    if (remote or isinstance(model, classes)) and not getattr(config, "cifar_stem", False):
+    if has_small_stem(config):
+        load = f"model = small_stem_resnet().from_pretrained({str(folder)!r})"
+        return f"from harness.train.data.models import small_stem_resnet; {load}"
+    if remote or isinstance(model, classes):
         task = f"{task_of(settings.script).input}-classification"
         more = f", truncation=True, max_length={max_length}" if max_length else ""
         more += ", trust_remote_code=True" if remote else ""
@@ -385,14 +418,6 @@ def _set_dropout(config: Any, rate: float) -> None:
                     f"--dropout {rate}: {name} of {config.model_type} can only be 0: leave out "
                     "--dropout"
                 ) from None
-
-
-def _cifar_stem(model: Any) -> None:
-    """A first layer that keeps 32-pixel images at their size; the stock one shrinks them to 8."""
-    embedder = model.resnet.embedder
-    width = embedder.embedder.convolution.out_channels
-    embedder.embedder.convolution = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
-    embedder.pooler = nn.Identity()
 
 
 @contextmanager

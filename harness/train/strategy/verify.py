@@ -36,7 +36,7 @@ UNFIT = {
 }
 
 # Packages of classes that a name or folder stands for; the second holds the code of the Hub.
-NAMED = ("transformers", "transformers_modules")
+NAMED = ("transformers", "transformers_modules", "harness")
 
 
 @contextmanager

@@ -13,10 +13,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from harness.core.command_line import parse
 from harness.core.settings import Settings, UserError
 from harness.train.data import models
 from harness.train.data.texts import _fingerprint
 from tests.support import architectures
+from tests.support.broken_runs import only_run
+from tests.support.ranks import script
 
 LABELS = ["bad", "fair", "good"]
 SIZES: dict[str, Any] = {
@@ -237,3 +240,41 @@ def test_a_folder_without_weights_is_one_line(folder: Path, trust: bool) -> None
     with pytest.raises(UserError, match="bert is a folder without weights: save them there, or"):
         build(folder, trust_remote_code=trust)
     assert build(folder, from_scratch=True).num_labels == 3
+
+
+@pytest.mark.process
+def test_a_resnet_with_a_small_stem_is_trained_saved_and_loaded(tmp_path: Path) -> None:
+    argv = ["--tiny", "--train_size", "32", "--test_size", "16", "--epochs", "1", "--b", "16"]
+    named = ["--model", "resnet-8-cifar", "--image_size", "16"]
+    done = script("vit", *argv, *named, "--o", str(tmp_path / "first"))
+    assert done.code == 0, done.err
+    printed = done.loaded()["model"].eval()
+    saved = str(printed.config._name_or_path)
+    assert printed.resnet.embedder.embedder.convolution.weight.shape == (16, 3, 3, 3)
+    labels = [str(printed.config.id2label[n]) for n in range(10)]
+    again = models.build(parse("vit", ["--model", saved], environ={}), labels).eval()
+    trained = load_file(Path(saved) / "model.safetensors")
+    assert trained.keys() == again.state_dict().keys()
+    assert all(again.state_dict()[name].equal(value) for name, value in trained.items())
+    pixels = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(again(pixels).logits, printed(pixels).logits)
+    done = script("vit", *argv, "--model", saved, "--o", str(tmp_path / "second"))
+    assert done.code == 0, done.err
+    # The class of this project is not a model of the user.
+    for folder in ("first", "second"):
+        environment = only_run(tmp_path / folder).read_environment() or {}
+        assert "own_model" not in environment["observed"]
+    # transformers has another first layer, and does not load these weights as if they were its own.
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        transformers.AutoModelForImageClassification.from_pretrained(saved)
+
+
+def test_random_weights_for_a_saved_small_stem_have_it_too(tmp_path: Path) -> None:
+    named = models.build(parse("vit", ["--model", "resnet-8-cifar"], environ={}), LABELS)
+    named.save_pretrained(tmp_path)
+    argv = ["--model", str(tmp_path), "--from_scratch"]
+    other = models.build(parse("vit", argv, environ={}), LABELS)
+    shapes = [{name: value.shape for name, value in m.state_dict().items()} for m in (named, other)]
+    assert shapes[0] == shapes[1]
+    first = "resnet.embedder.embedder.convolution.weight"
+    assert not named.state_dict()[first].equal(other.state_dict()[first])

@@ -360,13 +360,14 @@ def test_an_own_model_is_loaded_as_its_run_says(tmp_path: Path) -> None:
     assert not torch.equal(model.head.bias, before)
 
 
-def test_an_architecture_that_transformers_would_make_otherwise_is_loaded_into_ours(
+def test_an_architecture_that_transformers_would_make_otherwise_is_loaded_by_ours(
     tmp_path: Path,
 ) -> None:
     settings = resolve(Settings(script="vit", model="resnet-18-cifar", dataset="embedded:digits"))
     model = build(settings, ["a", "b"])
-    assert loading(settings, model, tmp_path, None).startswith(
-        "from safetensors.torch import load_model"
+    assert loading(settings, model, tmp_path, None) == (
+        "from harness.train.data.models import small_stem_resnet; "
+        f"model = small_stem_resnet().from_pretrained('{tmp_path}')"
     )
     usual = build(replace(settings, model="vit-nano"), ["a", "b"])
     assert loading(settings, usual, tmp_path, None) == (
