@@ -173,7 +173,7 @@ attempt environment 60 "$PYTHON" -m harness env
 # Single files, as other files of the suite may need packages that are not installed.
 attempt tests 120 "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu \
   tests/train/loop/test_gpu_steps.py tests/train/loop/test_identities.py \
-  tests/train/data/test_padding.py tests/train/measure/test_exposure.py
+  tests/train/data/test_kernel.py tests/train/measure/test_exposure.py
 attempt roofline 30 "$PYTHON" -m benchmarks.roofline bf16 "${SIZE[@]}"
 
 # One process, measured: the kernel for packed texts.

@@ -28,6 +28,6 @@ fi
 if [[ $# -eq 0 ]]; then
   # Files, not the whole suite: other tests look at a machine without GPUs.
   set -- tests/standin_gpu tests/train/loop/test_gpu_steps.py tests/train/loop/test_identities.py \
-    tests/train/data/test_padding.py tests/train/measure/test_exposure.py
+    tests/train/data/test_kernel.py tests/train/measure/test_exposure.py
 fi
 "$PY" -m pytest -q -m "standin or gpu" "$@"

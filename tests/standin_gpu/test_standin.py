@@ -14,8 +14,10 @@ import pytest
 
 from harness.core.records import RunFolder, read_rows
 from harness.core.strategies import STRATEGIES
+from harness.train.data import embedded
 from harness.train.run.warm import free_port
 from tests.support.broken_runs import SHORT, assert_same_training, only_run, stop_at
+from tests.support.padded import small
 from tests.support.ranks import ROOT, Done, ran, run_script, script
 from tests.support.stalled import reason_of
 
@@ -129,6 +131,24 @@ def test_packed_texts_in_half_precision(strategy: str, tmp_path: Path) -> None:
     done = script("bert", *ARGV, *flags, count=ranks, env={"FAKE_GPUS": "2"})
     assert done.code == 0, done.err
     assert environment(only_run(tmp_path))["observed"]["padding"] == "packed, kernel"
+
+
+def test_windows_in_half_precision(tmp_path: Path) -> None:
+    model, rows = str(tmp_path / "model"), embedded.english()["train"]["text"]
+    small("modernbert", vocab_size=500).save_pretrained(model)
+    embedded.train_tokenizer(list(rows), tmp_path / "vocabulary", 500).save_pretrained(model)
+    found = []
+    for more in ([], ["--padding", "batch"]):
+        out = tmp_path / str(len(more))
+        flags = ["--model", model, "--precision", "bf16", "--b", "8", "--o", str(out), *more]
+        done = script("bert", *ARGV, *flags, env={"FAKE_GPUS": "1"})
+        assert done.code == 0, done.err
+        found.append(only_run(out))
+    packed, padded = found
+    observed = environment(packed)["observed"]
+    assert observed["padding"] == "packed, kernel" and observed["padding_reason"] is None
+    assert environment(padded)["observed"]["padding"] == "batch"
+    assert losses(packed) == pytest.approx(losses(padded), rel=0.02)
 
 
 @pytest.mark.parametrize("model", [[], RESNET])  # whose statistics are not offloaded

@@ -1,4 +1,4 @@
-"""Small text models, and lengths of texts of which some are padded far."""
+"""Small text models, lengths of texts of which some are padded far, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from harness.train.data.texts import for_model
 from tests.support.samples import PAD
 
 SIZES = {
@@ -33,9 +34,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
 TRAIN, TEST = 48, 21
 
 
-def small(name: str) -> Any:
+def small(name: str, **changed: Any) -> Any:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name.removesuffix("-cls"), **OWN_SIZES.get(name, SIZES))
+    sizes = {**OWN_SIZES.get(name, SIZES), **changed}
+    config = AutoConfig.for_model(name.removesuffix("-cls"), **sizes)
     return AutoModelForSequenceClassification.from_config(config)
 
 
@@ -44,3 +46,32 @@ def lengths() -> np.ndarray:
     random = np.random.default_rng(1)
     long = random.random(TRAIN + TEST) < 0.15
     return np.where(long, random.integers(45, 60, len(long)), random.integers(3, 20, len(long)))
+
+
+def outcome(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores, and the loss's gradient in one row."""
+    model.zero_grad()
+    result = model(**for_model(batch))
+    result.loss.backward()
+    return result.logits.detach(), torch.cat(
+        [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    )
+
+
+def by_each_text(
+    rows: list[torch.Tensor], bounds: torch.Tensor, longest: int, dropout: float, scale: Any,
+    window: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """What the kernel is to compute: attention within each text, or each token's window of it."""
+    assert int(bounds.diff().max()) <= longest
+    assert int(bounds[-1]) == len(rows[0])
+    query, key, value = (
+        [part.transpose(0, 1) for part in r.split(bounds.diff().tolist())] for r in rows
+    )
+    result = []
+    for q, k, v in zip(query, key, value, strict=True):
+        seen = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool)
+        near = seen if window is None else seen.triu(1 - window).tril(window - 1)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        result.append(attend(q, k, v, attn_mask=None if near.all() else near, scale=scale))
+    return torch.cat([f.transpose(0, 1) for f in result])

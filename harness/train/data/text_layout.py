@@ -7,7 +7,7 @@ gradient are those of padded texts up to rounding; dropout draws other masks of 
 distribution. Attention on a row, by device (TextBatches prepares what each of them needs):
 runs    CPU: texts of equal length are adjacent, and each such run is a batch of its own
 padded  padded for attention alone, which is a small part of the work
-kernel  CUDA in half precision: torch's kernel for texts of any length
+kernel  CUDA in half precision: torch's kernel for texts of any length, with windows or without
 
 In parts: other models, if a text has the same scores however far it is padded (this is tried), are
 fed rows of similar length together. The mean loss of a batch is that of its parts, each weighted by
@@ -58,6 +58,7 @@ KERNEL_DEVICE = "cuda"
 # In tokens. In half precision a CPU's library prepares the product for each shape that it has not
 # met lately, and packed rows hardly ever have the same length.
 CPU_ROW_STEP = 32
+TRIED_WINDOW = 9  # tokens, with which the kernel is compared
 MOST_TRIED = 64  # texts of one trial
 NOT_TRIED = "cannot be tried"
 
@@ -135,8 +136,8 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
         return Layout("parts"), reason
     heads, device = model.config.num_attention_heads, args.device
     dtype = HALF_PRECISION.get(settings.precision, torch.float32)
-    reason = "the kernel is not used with windows" if has_windows(model) else None
-    reason = reason or why_no_kernel(device, dtype, heads, model.config.hidden_size // heads)
+    width = model.config.hidden_size // heads
+    reason = why_no_kernel(device, dtype, heads, width, has_windows(model))
     if reason and few_shapes:
         return Layout(few_shapes=True), f"{reason}, and runs have many shapes to compile"
     attention = "kernel" if reason is None else "runs" if device.type == "cpu" else "padded"
@@ -307,7 +308,8 @@ def packed_attention(
     # (tokens, heads, width). The gradient of an index would be copied, transposed, into zeros.
     rows = [each.squeeze(0).transpose(0, 1) for each in (query, key, value)]
     if "bounds" in texts:
-        attended = kernel_attention(rows, texts["bounds"], texts["longest"], dropout, scaling)
+        bounds, longest = texts["bounds"], texts["longest"]
+        attended = kernel_attention(rows, bounds, longest, dropout, scaling, sliding_window)
     elif "runs" in texts:
         attended = _run_attention(rows, texts["runs"], dropout, scaling, sliding_window)
     else:
@@ -374,29 +376,40 @@ def kernel_attention(
     longest: int,
     dropout: float,
     scaling: float | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """The operator behind torch.nn.attention.varlen, which does not expose dropout."""
     query, key, value = (r.contiguous() for r in rows)
+    side = None if window is None else window - 1  # the farthest token that is seen, as in _near
     attended: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, bounds, bounds, longest, longest, dropout, False, False, scale=scaling
-    )[0]
+        query, key, value, bounds, bounds, longest, longest, dropout, False, False, scale=scaling,
+        window_size_left=side, window_size_right=side,
+    )[0]  # fmt: skip
     return attended
 
 
-def why_no_kernel(device: torch.device, dtype: torch.dtype, heads: int, width: int) -> str | None:
-    """Why the kernel is not used; None if its results here are those of padded texts."""
+def why_no_kernel(
+    device: torch.device, dtype: torch.dtype, heads: int, width: int, windows: bool = False
+) -> str | None:
+    """Why the kernel is not used; None if its results here are those of padded texts. windows: the
+    model has layers whose tokens see only those near to them.
+    """
     if device.type != KERNEL_DEVICE:
         return f"the kernel needs CUDA, not {device.type}"
     if dtype not in HALF:
         return f"the kernel needs half precision, not {str(dtype).removeprefix('torch.')}"
     try:
         error = kernel_error(device, dtype, heads, width)
+        if windows:
+            error = max(error, kernel_error(device, dtype, heads, width, TRIED_WINDOW))
     except (RuntimeError, AttributeError, TypeError) as failure:
         return f"the kernel does not run here: {first_line(failure)}"
     return None if error < 0.05 else f"the kernel is off by {error:.2g} here"
 
 
-def kernel_error(device: torch.device, dtype: torch.dtype, heads: int, width: int) -> float:
+def kernel_error(
+    device: torch.device, dtype: torch.dtype, heads: int, width: int, window: int | None = None
+) -> float:
     """The largest difference between kernel and padding, in results and gradients of size 1."""
     lengths = np.array([3, 17, 40])
     padded = {
@@ -409,11 +422,11 @@ def kernel_error(device: torch.device, dtype: torch.dtype, heads: int, width: in
     for kernel in (True, False):
         rows = [r.clone().requires_grad_() for r in drawn[:3]]
         if kernel:
-            attended = kernel_attention(rows, bounds, 40, 0.0, None)
+            attended = kernel_attention(rows, bounds, 40, 0.0, None, window)
         else:
-            attended = _padded_attention(rows, padded, 0.0, None)
+            attended = _padded_attention(rows, padded, 0.0, None, window)
         gradients = torch.autograd.grad(attended, rows, drawn[3])
         results.append(torch.stack([attended.detach(), *gradients]))
     # With dropout there is nothing to compare with, but it must run.
-    torch.autograd.grad(kernel_attention(rows, bounds, 40, 0.1, None).sum(), rows)
+    torch.autograd.grad(kernel_attention(rows, bounds, 40, 0.1, None, window).sum(), rows)
     return float((results[0].float() - results[1].float()).abs().max())

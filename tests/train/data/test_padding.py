@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.utils import send_to_device
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -23,7 +22,16 @@ from harness.core.command_line import parse
 from harness.train.data import models, text_layout
 from harness.train.data.samples import SHAPE
 from harness.train.data.texts import PARTS, Layout, TextBatches, for_model, parts_of
-from tests.support.padded import OWN_SIZES, SIZES, TEST, TRAIN, lengths, small
+from tests.support.padded import (
+    OWN_SIZES,
+    SIZES,
+    TEST,
+    TRAIN,
+    by_each_text,
+    lengths,
+    outcome,
+    small,
+)
 from tests.support.ranks import ranks, script
 from tests.support.samples import text_batches
 
@@ -56,30 +64,6 @@ def test_a_class_of_ones_own_is_not_packed_for_its_configuration() -> None:
 # ---- a model on one batch ----
 
 
-def outcome(model: Any, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores, and the loss's gradient in one row."""
-    model.zero_grad()
-    result = model(**for_model(batch))
-    result.loss.backward()
-    return result.logits.detach(), torch.cat(
-        [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    )
-
-
-def by_each_text(
-    rows: list[torch.Tensor], bounds: torch.Tensor, longest: int, dropout: float, scale: Any
-) -> torch.Tensor:
-    """What the kernel is to compute: attention within each text."""
-    assert int(bounds.diff().max()) <= longest
-    assert int(bounds[-1]) == len(rows[0])
-    query, key, value = (
-        [part.transpose(0, 1) for part in r.split(bounds.diff().tolist())] for r in rows
-    )
-    attend = torch.nn.functional.scaled_dot_product_attention
-    result = [attend(q, k, v, scale=scale) for q, k, v in zip(query, key, value, strict=True)]
-    return torch.cat([f.transpose(0, 1) for f in result])
-
-
 @pytest.mark.parametrize("name", [*text_layout.ENCODERS, "modernbert-cls"])
 def test_a_row_of_texts_is_read_like_padded_ones(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -94,10 +78,9 @@ def test_a_row_of_texts_is_read_like_padded_ones(
     again = outcome(model, batches(samples))  # it still takes padded texts
     assert torch.equal(again[0], scores) and torch.equal(again[1], gradient)
     kinds = [("runs", False, 1), ("runs", False, 32), ("padded", False, 1)]
-    if text_layout.has_windows(model):
-        near = 1e-5  # another kernel where there is a mask, and rotary positions in float32
-    else:
-        near, kinds = 1e-6, [*kinds, ("kernel", False, 1), ("kernel", True, 1)]
+    kinds += [("kernel", False, 1), ("kernel", True, 1)]
+    # With windows: another kernel where there is a mask, and rotary positions in float32.
+    near = 1e-5 if text_layout.has_windows(model) else 1e-6
     for attention, few, step in kinds:
         batches.layout = Layout("packed", attention, first, few, step)
         batch = batches(samples)
@@ -328,7 +311,7 @@ CHOICES: list[tuple[str, list[str], dict[str, Any], str, str]] = [
     ("bert", [], {}, "packed runs", "needs CUDA"),
     ("bert", ["--precision", "bf16"], {}, "packed runs", "needs CUDA"),
     ("mpnet", ["--precision", "bf16"], {}, "parts", "mpnet"),
-    ("modernbert", [], {}, "packed runs", "windows"),
+    ("modernbert", [], {}, "packed runs", "needs CUDA"),
     ("bert", ["--padding", "batch"], {}, "batch", "asked for"),
     ("bert", ["--neftune_noise_alpha", "5"], {}, "batch", "neftune"),
     ("bert", ["--torch_compile"], {}, "batch", "many shapes"),
@@ -368,57 +351,6 @@ def test_a_model_that_does_not_compute_in_float64_is_padded(tmp_path: Path) -> N
     assert seen["padding"] == "batch"
     reason = "whether the scores of mixtral depend on padding cannot be tried: RuntimeError: "
     assert seen["padding_reason"].startswith(reason) and "\n" not in seen["padding_reason"]
-
-
-def test_the_kernel_is_refused_with_the_reason() -> None:
-    for device, dtype, word in (
-        ("cpu", torch.bfloat16, "CUDA"),
-        ("cuda", torch.float32, "half precision, not float32"),
-    ):
-        assert word in str(text_layout.why_no_kernel(torch.device(device), dtype, 2, 16))
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_kernel_is_compared_before_it_is_used(
-    wrong: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kernel(rows: Any, bounds: Any, longest: int, dropout: float, scale: Any) -> torch.Tensor:
-        bounds = torch.tensor([0, int(bounds[-1])]) if wrong else bounds  # one text of all
-        return by_each_text(rows, bounds, int(bounds[-1]), 0.0, scale)
-
-    monkeypatch.setattr(text_layout, "kernel_attention", kernel)
-    apart = text_layout.kernel_error(torch.device("cpu"), torch.bfloat16, 2, 16)
-    assert (apart > 0.05) == wrong
-
-
-def broken(*args: Any) -> torch.Tensor:
-    raise RuntimeError("no kernel image\nfor this device")
-
-
-def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_layout, "kernel_attention", broken)
-    monkeypatch.setattr(text_layout, "KERNEL_DEVICE", "cpu")
-    reason = text_layout.why_no_kernel(torch.device("cpu"), torch.bfloat16, 2, 16)
-    assert reason == "the kernel does not run here: no kernel image"
-
-
-@pytest.mark.gpu
-def test_the_kernel_reads_rows_like_padding(tmp_path: Path) -> None:
-    device = torch.device("cuda")
-    for dtype in text_layout.HALF:
-        assert text_layout.why_no_kernel(device, dtype, 2, 64) is None
-    batches = text_batches(tmp_path, lengths(), pair=False)
-    model = small("distilbert").to(device)
-    text_layout.accept_packed(model)
-    result = []
-    for layout in (Layout(), Layout("packed", "kernel"), Layout("packed", "kernel", 0, True)):
-        batches.layout = layout
-        inputs = send_to_device(for_model(batches(np.arange(16))), device)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            result.append(outcome(model, inputs))
-    for scores, gradient in result[1:]:
-        torch.testing.assert_close(scores.float(), result[0][0].float(), rtol=0.05, atol=0.02)
-        assert (gradient - result[0][1]).norm() < 0.05 * result[0][1].norm()
 
 
 @pytest.mark.process
