@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.cli import main
+from harness.core import attempts
 from harness.core.records import RunFolder, append_row, find_runs
 from harness.core.records.archives import SUFFIX
 from harness.read import load, load_runs
@@ -152,6 +153,40 @@ def test_a_copy_that_has_lost_its_attempts_is_not_counted(torn: bool, measured: 
     group = read_group("A", f"{measured}:lr=0.01", None)
     assert len(group.finished) == 3 and len(group.not_read) == 6
     assert all("attempts.jsonl" in line for line in group.not_read)
+
+
+def torn_starts(tmp_path: Path, kept: int) -> list[RunFolder]:
+    """A run without an outcome; a copy with `kept` characters of its first start; and a copy of
+    that which was resumed.
+    """
+    first, torn = copied(tmp_path)
+    for run in (first, torn):
+        run.summary.unlink()
+        run.attempts.unlink()
+    attempts.begin(first, 0, 1)
+    torn.attempts.write_text(first.attempts.read_text()[:kept])
+    resumed = RunFolder(tmp_path / "c" / "bert" / "1_2" / "run")
+    shutil.copytree(torn.path, resumed.path)
+    attempts.begin(resumed, 0, 1)
+    return [first, torn, resumed]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_copies_with_a_torn_first_start_count_once(tmp_path: Path, packed: bool) -> None:
+    """The start that resumed a copy counted as its first, and a torn copy had none."""
+    _, torn, _ = torn_starts(tmp_path, kept=80)
+    if packed:
+        archive = tmp_path / "b" / f"b{SUFFIX}"
+        assert main(["pack", str(tmp_path / "b"), "--out", str(archive)]) == 0
+        shutil.rmtree(torn.path)
+    kept, (line,) = without_copies(find_runs(tmp_path))
+    assert len(kept) == 1 and line.startswith("2 copies of runs that count already")
+    assert read_results(tmp_path).problems[-1].startswith("2 copies of runs")
+
+
+def test_a_start_torn_before_its_time_identifies_no_run(tmp_path: Path) -> None:
+    runs = torn_starts(tmp_path, kept=50)
+    assert without_copies(find_runs(tmp_path)) == (runs, [])
 
 
 def test_imported_copies_count_once(tmp_path: Path) -> None:

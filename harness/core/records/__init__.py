@@ -231,6 +231,15 @@ class RunFolder:
             return read_rows(file)
         return _rows_of(files.get(self._name(file), "[]"))
 
+    def first_line(self, file: Path) -> str:
+        """The first line of a file as it was written, perhaps torn; empty without such a file."""
+        if (files := self._files()) is not None:
+            text = files.get(self._name(file), '""')
+            content = unpacked(text) if text.startswith('"') else b""  # only a text can be torn
+        else:
+            content = file.read_bytes() if file.exists() else b""
+        return content.partition(b"\n")[0].decode("utf-8", errors="replace")
+
     def _numbered(self, first: Path) -> list[Path]:
         """All files named like this one except for the number, sorted by number."""
         pattern = first.name.replace("0", "*")

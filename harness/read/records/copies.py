@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from harness.core.attempts import first_start
 from harness.core.identity import REPETITIONS
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.archives import Files, files_of
 from harness.core.settings import UserError
 from harness.read.grouping import by_key
-from harness.read.records.recorded import attempts_of, recorded, settings_of
+from harness.read.records.recorded import attempts_of, begun_unix, recorded, settings_of
 from harness.read.records.runs import identity_settings
 
 
@@ -31,7 +30,7 @@ def run_key(folder: RunFolder) -> Hashable:
     if imported := settings.get("imported"):
         begun: str | None = imported.get("begins") or imported.get("sha256")
         return begun
-    unix = first_start(attempts_of(folder)[0])
+    unix = _begun(folder)
     if unix is None:
         return None
     repetition = {name: settings.get(name) for name in REPETITIONS}
@@ -52,7 +51,7 @@ def without_copies(
     """
     counted = [*counted] if folders else []
     begun = dict(known or {})
-    begun |= {f: first_start(attempts_of(f)[0]) for f in (*folders, *counted) if f not in begun}
+    begun |= {f: _begun(f) for f in (*folders, *counted) if f not in begun}
     shared = Counter(begun.values())
     # Most runs differ in their first start already, so no further key is computed for them.
     keys = {f: run_key(f) if shared[unix] > 1 or unix is None else f for f, unix in begun.items()}
@@ -65,6 +64,11 @@ def without_copies(
             run = copies[0] if len(copies) == 1 else max(copies, key=_holds)
         left |= {copy: run for copy in copies if copy is not run}
     return [folder for folder in folders if folder not in left], [*_about(left)]
+
+
+def _begun(folder: RunFolder) -> float | None:
+    rows, _, torn = attempts_of(folder)
+    return begun_unix(folder, rows, torn)
 
 
 def _holds(folder: RunFolder) -> tuple[bool, bool, int]:

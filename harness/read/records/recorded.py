@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from harness.core.attempts import ends_of, first_start, starts_of, times_of_attempts
+from harness.core.attempts import Attempts, ends_of, first_start, starts_of, times_of_attempts
 from harness.core.identity import stem
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
@@ -39,6 +40,8 @@ UNREADABLE = "unreadable"
 # The state of a run without summary.json: it may still be running, or have been killed.
 UNFINISHED = "unfinished"
 MOST_NAMED = 10  # records, in the warnings
+# The first row of attempts.jsonl, torn after the time of the start was written.
+TORN_START = re.compile(r'\{"event": "start", "attempt": 1, "unix": (?P<unix>\d+\.\d+),.*[^}]')
 NEARLY = 1 - 1e-6  # factor that allows for the rounding of sums
 
 
@@ -51,7 +54,7 @@ class Recorded:
     environment: dict[str, Any] = field(default_factory=dict)
     summary: SummaryRecord | None = None
     epochs: tuple[EpochRow, ...] = ()
-    attempts: Sequence[AttemptStart | AttemptEnd] = ()  # empty if a row is not as declared
+    attempts: Attempts = ()  # empty if a row is not as declared
     begun: float | None = None  # the time of its first start
     changed_attempt: int | None = None  # the first row of attempts.jsonl that was changed
     ranks: dict[int, list[RankRow]] = field(default_factory=dict)
@@ -125,7 +128,7 @@ def warn_not_read(lines: Sequence[str]) -> None:
 def _read(record: Recorded, with_ranks: bool) -> None:
     folder = record.folder
     attempts, record.changed_attempt, torn_attempts = attempts_of(folder)
-    record.begun = first_start(attempts)
+    record.begun = begun_unix(folder, attempts, torn_attempts)
     settings = record.settings = settings_of(folder)
     record.environment = _object("environment", folder, folder.environment, settings) or {}
     check_links(record.environment, folder.environment.name)
@@ -457,6 +460,13 @@ def attempts_of(folder: RunFolder) -> tuple[list[AttemptStart | AttemptEnd], int
     except UserError:
         return [], changed, broken
     return rows, changed, broken
+
+
+def begun_unix(folder: RunFolder, rows: Attempts, torn: int) -> float | None:
+    """When the run first started, also where that row was torn after its time was written."""
+    if torn and (match := TORN_START.fullmatch(folder.first_line(folder.attempts))):
+        return float(match["unix"])
+    return first_start(rows)
 
 
 def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
