@@ -18,7 +18,8 @@ from harness.launch.outcome import State
 from harness.launch.plan import plan as planned
 from harness.launch.sweepfile import load as load_file
 from harness.read import load
-from tests.support.records import Plan, epochs, record, with_ranks
+from tests.support.paired import imported, text_file
+from tests.support.records import Plan, epochs, lines, record, with_epochs, with_ranks
 from tests.support.sweeps import sweep_file
 
 
@@ -160,6 +161,39 @@ def test_content_that_is_none_is_an_unreadable_record(sweep: Path) -> None:
     archive.write_bytes(edited(archive.read_bytes(), b'"content": ', b'"content": x'))
     for run in find_runs(archive):
         assert run.read_settings() is None and run.read_epochs() == ([], 1)
+    assert main(["pack", str(sweep.parents[1])]) == 0  # and it is packed as it is
+
+
+def test_packed_runs_that_have_lost_a_file_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An archive took them without a word, and no table of it showed them."""
+    root = tmp_path / "outputs"
+    imported(root / "theirs", text_file(tmp_path), "--source", "them")  # has no attempts
+    whole, no_attempts, no_settings = (
+        record(root / "bert" / "1_2" / f"bert_s{seed}_0000000{seed}", "--seed", str(seed))
+        for seed in (1, 2, 3)
+    )
+    for run in (whole, no_attempts, no_settings):
+        with_epochs(run.path, epochs(0.5))
+        lines(run.attempts, [{"event": "start", "attempt": 1, "unix": 1.0}])
+    capsys.readouterr()
+    assert main(["pack", str(root)]) == 0
+    assert capsys.readouterr().err == ""
+    no_attempts.attempts.unlink()
+    no_settings.settings.unlink()
+    assert main(["pack", str(root)]) == 0
+    warning = (
+        "warning: 2 packed runs have lost a file: bert/1_2/bert_s2_00000002 (attempts.jsonl), "
+        "bert/1_2/bert_s3_00000003 (settings.json)\n"
+    )
+    assert capsys.readouterr().err == warning
+    assert main(["pack", str(root), "--json"]) == 0
+    told = capsys.readouterr()
+    assert told.err == warning and json.loads(told.out)["lacking"] == {
+        "bert/1_2/bert_s2_00000002": "attempts.jsonl",
+        "bert/1_2/bert_s3_00000003": "settings.json",
+    }
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

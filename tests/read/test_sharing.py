@@ -15,7 +15,7 @@ from harness.core.settings import UserError
 from harness.read.records.frames import load_runs
 from harness.read.records.sharing import _hub_errors
 from tests.support.hub import TOKEN, Hub
-from tests.support.records import Plan
+from tests.support.records import Plan, lines
 
 ENDPOINT = constants.ENDPOINT
 
@@ -36,7 +36,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.fixture
 def folder(plan: Plan) -> Path:
     for seed in (1, 2):
-        plan.run(seed=seed)
+        run = plan.run(seed=seed)
+        lines(run / "attempts.jsonl", [{"event": "start", "attempt": 1, "unix": float(seed)}])
     return Path(plan.write())
 
 

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.core.command_line import print_json
-from harness.core.records import SETTINGS, SWEEP, RunFolder, find_folders, find_runs
+from harness.core.process import warn
+from harness.core.records import (
+    ATTEMPTS,
+    ENVIRONMENT,
+    EPOCHS,
+    SETTINGS,
+    SWEEP,
+    RunFolder,
+    find_folders,
+    find_runs,
+)
 from harness.core.records.archives import (
     SUFFIX,
     Files,
     is_archive,
+    parsed,
     read_archive,
     unpacked,
     write_archive,
 )
 from harness.core.records.disk import draft_of, writing_to
 from harness.core.settings import UserError
-from harness.read.labels import counted
+from harness.read.labels import counted, listed
 from harness.read.records.copies import texts
 from harness.read.records.recorded import existing
 from harness.read.records.sweeps import NO_RECORDS, read_sweep, sweep_file
+
+MOST_NAMED = 6  # runs, in the warning
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,9 +51,10 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
     with writing_to(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_archive(file, folders)
-    runs = runs_in(folders.values())
+    runs, lacking = runs_in(folders.values()), _warn_of_lost_files(folders)
     if as_json:
-        print_json({"written": file, "runs": runs, "bytes": file.stat().st_size})
+        size = file.stat().st_size
+        print_json({"written": file, "runs": runs, "bytes": size, "lacking": lacking})
     else:
         size_mb = file.stat().st_size / 1e6
         print(f"{counted(runs, 'run')} in {file}, {size_mb:.2f} MB; their folders are kept")
@@ -51,11 +65,38 @@ def pack_into(folder: Path, file: Path) -> int:
     """Write the archive; return the number of runs in it."""
     _, _, folders = _collected(folder)
     write_archive(file, folders)
+    _warn_of_lost_files(folders)
     return runs_in(folders.values())
 
 
 def runs_in(folders: Iterable[Files]) -> int:
     return sum(SETTINGS in files for files in folders)
+
+
+def _warn_of_lost_files(folders: Mapping[str, Files]) -> dict[str, str]:
+    """Folder -> the file that it lacks, of the packed runs that no reader will show."""
+    lacking = {name: lost for name, files in folders.items() if (lost := _lost(files))}
+    if lacking:
+        named = (f"{name} ({file})" for name, file in lacking.items())
+        have = f"{counted(len(lacking), 'packed run')} {'has' if len(lacking) == 1 else 'have'}"
+        warn(f"{have} lost a file: {listed(named, ', ', MOST_NAMED)}")
+    return lacking
+
+
+def _lost(files: Files) -> str | None:
+    if SETTINGS not in files:
+        return SETTINGS if EPOCHS in files or ENVIRONMENT in files else None
+    # What was imported has no attempts, and neither has a run that never began.
+    has_attempts = ATTEMPTS in files or EPOCHS not in files or _is_imported(files[SETTINGS])
+    return None if has_attempts else ATTEMPTS
+
+
+def _is_imported(settings: str) -> bool:
+    try:
+        content = parsed(settings)
+    except ValueError:  # of an archive that somebody changed
+        return False
+    return isinstance(content, dict) and bool(content.get("imported"))
 
 
 def _collected(folder: Path) -> tuple[Path, str, dict[str, Files]]:
