@@ -28,7 +28,7 @@ from typing import Any
 from harness.core.command_line import field_of, print_json, typed
 from harness.core.identity import number
 from harness.core.links import link_of
-from harness.core.process import ending_signals, print_if_possible, warn, working
+from harness.core.process import as_typed, ending_signals, print_if_possible, warn, working
 from harness.core.records import (
     ASIDE,
     FINISHED,
@@ -300,7 +300,7 @@ def _work(
         print(_how_to_repeat(disturbed, place.options.pack))
     if failed := sum(state.failed for state in chosen):
         print(f"{runs(failed)} failed: the same command with --rerun failed tries again")
-    print(shlex.join(["next:", "python", "-m", "harness", "report", place.options.output_dir]))
+    print(shlex.join(["next:", "python", "-m", "harness", "report", str(as_typed(folder))]))
     return 1 if failed or (shown and shown.returncode) else 0
 
 

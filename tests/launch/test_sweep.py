@@ -75,9 +75,10 @@ def test_a_sweep_from_start_to_table_and_again(
     summary = find_runs(out)[0].summary
     as_it_was = summary.read_text()
     summary.write_text(json.dumps({**json.loads(as_it_was), "outcome": "diverged"}))
-    assert main(argv) == 1
     said = "1 run failed: the same command with --rerun failed tries again\nnext: "
-    assert said in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)  # below which folders are named as they are typed
+    command = "python -m harness report out/sweeps/mine-tiny"  # of this sweep, and of no other
+    assert main(argv) == 1 and capsys.readouterr().out.endswith(f"{said}{command}\n")
     summary.write_text(as_it_was)
 
     # Measured again on demand, one of them; its old record is kept, and torchrun says the same.

@@ -90,7 +90,7 @@ def test_a_learning_rate_of_its_own_belongs_to_a_batch(plan: Plan) -> None:
     assert sentence.startswith("The fastest batch per GPU for lr 0.002 is 64 (beyond the noise)")
 
 
-def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
+def test_the_fastest_batch_is_one_sentence(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     batches(plan, "1_1", {4: 100.0, 16: 200.0, 64: 3000.0}, best=4)
     assert fastest_batch(measured(plan)) == [
         "The fastest batch per GPU is 64 (beyond the noise); the highest accuracy has 4 "
@@ -106,6 +106,8 @@ def test_the_fastest_batch_is_one_sentence(plan: Plan) -> None:
     assert shown.best == fastest_batch(sweep) and shown.best[0] in markdown(shown)
     asked = "up to which batch larger ones pay: python -m harness batches "
     assert next_question(sweep) == f"{asked}{plan.folder} --target accuracy=VALUE"
+    monkeypatch.chdir(plan.folder.parent)
+    assert next_question(sweep) == f"{asked}{plan.folder.name} --target accuracy=VALUE"
 
 
 def test_batches_that_compare_refuses_are_not_ranked(plan: Plan) -> None:

@@ -169,6 +169,14 @@ def test_a_loss_that_is_not_a_number_is_a_run_that_diverged(tmp_path: Path) -> N
     assert run["eval_loss"] is None
 
 
+def test_what_comes_next_names_the_folder_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert take(tmp_path, text_file(tmp_path)) == 0
+    assert capsys.readouterr().out.endswith("next: python -m harness table out\n")
+
+
 def test_the_same_file_twice_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = text_file(tmp_path)
     again = text_file(tmp_path, name="2_1_2e-05_16_copy.txt")

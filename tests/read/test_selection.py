@@ -105,6 +105,23 @@ def test_more_seeds_are_measured_into_the_same_folder() -> None:
     assert command_for_seeds(bare, (2, 3)) == f"{command} --seed $seed; done"
 
 
+def test_a_printed_command_names_a_folder_as_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the absolute path that the run was started with."""
+    folder = RunFolder(tmp_path / "there" / "vit" / "1_1" / "run")
+    outside = (
+        f"for seed in 2; do python vit.py --output_dir {tmp_path / 'there'} --seed $seed; done"
+    )
+    inside = "for seed in 2; do python vit.py --output_dir there --seed $seed; done"
+    for command in ("vit.py --out=/then/out", "vit.py --o ~/out", "vit.py"):
+        group = Group((replace(run(), folder=folder, environment={"command": command}),))
+        monkeypatch.chdir("/")
+        assert command_for_seeds(group, [2]) in (outside, outside.replace(" /", " ", 1))
+        monkeypatch.chdir(tmp_path)
+        assert command_for_seeds(group, [2]) == inside
+
+
 def test_flags_are_left_out_however_they_are_spelled() -> None:
     words = ["vit.py", "--per-gpu-batch", "4", "--out=x", "--overlap", "1"]
     assert without_flags(words, ["--per_gpu_batch", "--out"]) == ["vit.py", "--overlap", "1"]

@@ -4,11 +4,13 @@ rate has the highest accuracy; each in one sentence. And what to ask next.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from harness.core.process import as_typed
 from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair, failures_of
 from harness.read.compare.critical_batch import has_enough_batches
 from harness.read.grouping import by_key
@@ -121,7 +123,8 @@ def next_question(sweep: SweepResults) -> str:
     tiny = " --tiny" if sweep.tiny else ""
     if has_enough_batches(sweep.finished):
         target = "" if sweep.target else " --target accuracy=VALUE"
-        command = f"python -m harness batches {sweep.folder_read}{target}"
+        records = shlex.quote(str(as_typed(sweep.folder_read)))
+        command = f"python -m harness batches {records}{target}"
         return f"up to which batch larger ones pay: {command}"
     if "setup" in sweep.varied and BATCH not in sweep.varied and sweep.has_question:
         command = f"python -m harness sweep experiments/batch_size.yaml{tiny}"

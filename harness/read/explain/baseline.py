@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.core.process import as_typed
 from harness.core.records import RunFolder, find_runs
 from harness.core.settings import SETUP
 from harness.core.strategies import OF_ONE_STRATEGY
@@ -15,7 +16,6 @@ from harness.read.records.copies import without_copies
 from harness.read.records.groups import Group
 from harness.read.records.recorded import UNREADABLE, warn_not_read
 from harness.read.records.runs import Run, read_run
-from harness.read.records.selection import as_typed
 
 # What may differ in a baseline that was not named: how work is split and exchanged, and settings
 # that do not change the time of a step.

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.process import complain
+from harness.core.process import as_typed, complain
 from harness.core.records import SCHEMA, RunFolder, append_row, find_runs
 from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, best_of, total_of
@@ -65,7 +65,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"results": lines})
     else:
-        print(*lines, f"next: python -m harness table {shlex.quote(str(options.out))}", sep="\n")
+        records = shlex.quote(str(as_typed(options.out)))
+        print(*lines, f"next: python -m harness table {records}", sep="\n")
     return 0
 
 

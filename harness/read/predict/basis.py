@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core.process import as_typed
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY, WHOLE
@@ -20,7 +21,6 @@ from harness.read.records.processors import by_speed, speed_text
 from harness.read.records.recorded import is_ours
 from harness.read.records.runs import Run
 from harness.read.records.selection import (
-    as_typed,
     command_into_its_folder,
     conditions_of,
     is_published,

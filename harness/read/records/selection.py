@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.core.identity import number
-from harness.core.process import working
+from harness.core.process import as_typed, working
 from harness.core.records import find_runs, without_collecting
 from harness.core.settings import UserError, flag_fields
 from harness.core.strategies import recorded_strategy
@@ -258,12 +258,6 @@ def _most_alike(kind: Sequence[str], others: Iterable[Sequence[str]]) -> int:
     return max((sum(map(str.__eq__, kind, other)) for other in others), default=0)
 
 
-def as_typed(path: Path) -> Path:
-    """The path relative to the current folder, if it is below that."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 def conditions_of(run: Run, names: Iterable[str]) -> dict[str, str]:
     """Conditions that the run meets; a value with a comma would be read as two."""
     texts = {name: _text(_values(run).get(name)) for name in names}
@@ -343,10 +337,13 @@ def command_into_its_folder(run: Run, without: Sequence[str]) -> list[str] | Non
         return None
     script, *flags = (w for w in without_flags(run.command, without) if w != "--rerun")
     path, elsewhere = run.recorded_folder.path, without_flags(flags, OUTPUT_FLAGS)
+    named = [word for word in flags if word not in elsewhere]
+    # A path of that time, perhaps of another machine: the record's own folder is shorter, and here.
+    is_absolute = bool(named) and named[-1].rpartition("=")[2].startswith(("/", "~"))
     if is_published(run):
         flags = [*elsewhere, "--output_dir", OWN_OUTPUT]
-    elif elsewhere == flags and len(path.parents) > 2:
-        flags += ["--output_dir", str(path.parents[2])]
+    elif (is_absolute or not named) and len(path.parents) > 2:
+        flags = [*elsewhere, "--output_dir", str(as_typed(path.parents[2]))]
     return [script, *flags]
 
 

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from harness.core.command_line import print_json
+from harness.core.process import as_typed
 from harness.core.records.archives import SUFFIX, is_archive, read_archive
 from harness.core.records.disk import writing_to
 from harness.core.records.redact import first_line
@@ -105,7 +107,7 @@ def _pull(options: argparse.Namespace) -> tuple[dict[str, object], str]:
             file.replace(into / file.name)
     text = f"{counted(runs, 'run')} of {repo} in {', '.join(str(into / f) for f in files)}"
     written = {"repository": repo, "commit": commit, "files": files, "runs": runs}
-    return written, f"{text}\nnext: python -m harness table {into}"
+    return written, f"{text}\nnext: python -m harness table {shlex.quote(str(as_typed(into)))}"
 
 
 def _token() -> str:

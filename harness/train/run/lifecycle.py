@@ -19,7 +19,13 @@ import torch.distributed as dist
 
 from harness.core.attempts import RESUMES, batch_to_try
 from harness.core.command_line import refuse
-from harness.core.process import end_at_once, ending_signals, forked, restore_excepthook
+from harness.core.process import (
+    as_typed,
+    end_at_once,
+    ending_signals,
+    forked,
+    restore_excepthook,
+)
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.settings import UserError
@@ -117,7 +123,8 @@ class Lifecycle:
                 print(f"  load it: {loading(context.settings, trainer.model, folder, length)}")
             elif context.settings.save == "none":
                 print("  the trained model was not kept (--save none)")
-            table = shlex.join(["python", "-m", "harness", "table", context.settings.output_dir])
+            records = str(as_typed(Path(context.settings.output_dir)))
+            table = shlex.join(["python", "-m", "harness", "table", records])
             print(f"  next: {table}")
 
     def unlock(self) -> None:
