@@ -109,10 +109,25 @@ def test_several_cases_are_counted(plan: Plan) -> None:
     assert (
         "in 3 cases of batch per GPU: samples/s: 0.50 (b8) to 2.00 (b4) times as many, " in answer
     )
-    assert "faster in 1, slower in 1, within the noise in 1; accuracy: equal in all 3 " in answer
+    named = "faster in 1 (b4), slower in 1 (b8), within the noise in 1 (b16)"
+    assert f"{named}; accuracy: equal in all 3 " in answer
     (one,) = map(str, answers(sweep, {"per_gpu_batch": "8"}))
     assert "samples/s: 0.50 times as many (" in one and "cases" not in one
     assert answers(sweep, {"per_gpu_batch": "32"}) == []
+
+
+def test_of_many_cases_the_first_are_named(plan: Plan) -> None:
+    """How many are too uncertain is of no use without their names."""
+    for batch in (1, 2, 4, 8, 16, 32):
+        with_rates(plan, "1_1", 100.0, 100.5, batch=batch)
+        with_rates(
+            plan, "1_2", *((60.0 + batch, 900.0) if batch > 1 else (200.0, 202.0)), batch=batch
+        )
+    sweep = read_sweep(plan.write())
+    (answer,) = map(str, answers(sweep))
+    uncertain = "too uncertain to tell (more quiet runs are needed) in 5"
+    assert f"faster in 1 (b1), {uncertain} (b2, b4, b8, and 2 more); " in answer
+    assert f"faster in 1, {uncertain}" in finding(sweep, RATE)
 
 
 def test_cases_of_the_very_same_values_count_once(plan: Plan) -> None:
@@ -129,8 +144,8 @@ def test_cases_of_the_very_same_values_count_once(plan: Plan) -> None:
     asked = {"axes": ["strategy", "setup", "link"], "baseline": {"strategy": "ddp"}}
     (answer,) = map(str, answers(read_sweep(plan.write(**asked))))
     assert (
-        "accuracy: -9.5 (1_2) to +0.3 (2_1) points, lower in 1, equal in 1, within the noise in 2 "
-        "(4 different results in 12 cases); "
+        "accuracy: -9.5 (1_2) to +0.3 (2_1) points, lower in 1 (1_2), equal in 1 (1_1), within the "
+        "noise in 2 (2_1, 2_2) (4 different results in 12 cases); "
     ) in answer
     two = plan.content["runs"]
     plan.content["runs"] = [run for run in two if run["label"]["setup"] in ("1_2", "2_2")]
@@ -168,7 +183,7 @@ def test_a_case_without_a_value_is_named_by_its_axis(plan: Plan) -> None:
     asked = {"axes": ["setup", "link"], "baseline": {"setup": "1_2"}}
     (answer,) = map(str, answers(read_sweep(plan.write(**asked))))
     assert "samples/s: 0.20 (link none) to 1.00 (link -) times as many, slower in 2" in answer
-    assert ", equal in 1; accuracy: equal in all 3 cases; " in answer
+    assert " (1ms, link none), equal in 1 (link -); accuracy: equal in all 3 cases; " in answer
 
 
 def test_times_to_target_stand_beside_the_rate_and_a_miss_has_no_factor(plan: Plan) -> None:

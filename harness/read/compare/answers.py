@@ -9,7 +9,6 @@ expected.py; its text is printed before the answers, for the reader to judge.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from harness.core.records import FAILURES, INTERRUPTED
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.compare import MEASURES, ComparedMeasure, differing_work, title_of
+from harness.read.grouping import by_key
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -300,8 +300,7 @@ def _part(
     sweep: SweepResults, measure: ComparedMeasure, pairs: Sequence[Pair], brief: bool = False
 ) -> str:
     """The number and interval of each case if there are one or two. For more cases, the least and
-    the most, and how many are faster, slower, within the noise, ... Cases of equal values count
-    once.
+    the most, and which are faster, slower, within the noise, ... Cases of equal values count once.
     """
     cases, what = cases_of(measure, pairs), title_of(measure, sweep.target)
     results = [case.result for case in cases]
@@ -318,20 +317,28 @@ def _part(
     of_pairs = "" if brief else pairs_counted(results)
     once = counted_once(len(cases), len(pairs)) + of_pairs
     more, less = MORE_LESS.get(measure.name, LONGER_SHORTER)
-    counts = Counter(_judgement(measure, each, more, less) for each in results)
-    if {*counts} == {Noise.EQUAL} and len(pairs) > 1:
+    judged = by_key(
+        zip(results, names, strict=True), lambda each: _judgement(measure, each[0], more, less)
+    )
+    if {*judged} == {Noise.EQUAL} and len(pairs) > 1:
         return f"{what}: equal in all {len(pairs)} cases{of_pairs}"
     if len(cases) <= FEW_CASES:
         single_runs = counted_runs(pairs) == ALONE
         both = zip(results, names, strict=True)
         texts = [_one(measure, result, unit, name, single_runs) for result, name in both]
         return f"{what}: {', and '.join(texts)}{once}"
-    order = sorted(counts, key=lambda text: (text not in (more, less), text))
+    order = sorted(judged, key=lambda text: (text not in (more, less), text))
     # In a title what differs is enough; the names of its cases are in the answers.
+    are_named = len(judged) > 1 and not brief
     shown = ([text for text in order if text != Noise.WITHIN] or order) if brief else order
-    texts = [f"{text} in {counts[text]}" for text in shown]
+    texts = [f"{text} {_in_cases([n for _, n in judged[text]], are_named)}" for text in shown]
     span = f"{_span(measure, results, [] if brief else names)} {unit}"
     return f"{what}: {', '.join([span, *texts])}{once}"
+
+
+def _in_cases(names: Sequence[str], are_named: bool) -> str:
+    named = f" ({listed(filter(None, names), ', ', MOST_TEXTS)})" if any(names) else ""
+    return f"in {len(names)}{named if are_named else ''}"
 
 
 def _judgement(measure: ComparedMeasure, result: Estimate | str, more: str, less: str) -> str:
