@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli import main
 from harness.read.compare.answers import answers
-from harness.read.compare.fastest import fastest_batch, next_question
+from harness.read.compare.fastest import fastest_batch, first_to_target, next_question
 from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_all, read_sweep
 from harness.read.report.report import make_report
@@ -219,6 +219,65 @@ def test_of_two_disturbed_batches_none_is_the_fastest_beside_a_quiet_one(plan: P
         "The fastest batch per GPU is 64 for 1_1, 16 for 1_2 (beyond the noise in 2; not known in "
         "1; all runs disturbed in 1); "
     )
+
+
+TARGET = {"metric": "accuracy", "value": 0.9}
+
+
+def reaching(plan: Plan, setup: str, *walls_s: float, reached: float = 0.95) -> None:
+    """A run for each wall time, with a seed of its own."""
+    for seed, wall_s in enumerate(walls_s, 1):
+        plan.run(setup, seed=seed, epochs=epochs(0.5, reached, seconds=wall_s / 2))
+
+
+def test_the_row_that_reaches_the_target_first_is_named(plan: Plan, tmp_path: Path) -> None:
+    reaching(plan, "1_1", 40.0, 40.4, 40.2)
+    reaching(plan, "1_2", 20.0, 20.4, 20.2)
+    reaching(plan, "2_1", 30.0, 30.4, 30.2)
+    reaching(plan, "2_2", 10.0, 10.0, 10.0, reached=0.8)
+    sweep = measured(plan, target=TARGET)
+    (sentence,) = first_to_target(sweep)
+    assert sentence == (
+        "accuracy at least 0.9 is reached first, by wall time, by setup 1_2, 0.67 times as long "
+        "(0.66 to 0.67) as by setup 2_1 (beyond the noise; setup 2_2 missed it in 3 of 3 runs)."
+    )
+    _, page, *_ = make_report(plan.folder, tmp_path / "page")
+    assert sentence in page.read_text()
+
+
+def test_who_is_first_is_told_by_wall_time(plan: Plan) -> None:
+    """It was told by training time, of which batch 4 takes less here."""
+    for batch, seconds, waits_s in ((4, 10.0, 90.0), (16, 20.0, 0.0)):
+        for seed in (1, 2, 3):
+            rows = [
+                row | {"wall_s": row["wall_s"] + waits_s + seed}
+                for row in epochs(0.5, 0.95, seconds=seconds)
+            ]
+            plan.run("1_1", batch, seed, epochs=rows, updates=1000 // batch,
+                     environment={"effective_batch": batch})  # fmt: skip
+    sweep = measured(plan, target=TARGET)
+    (sentence,) = first_to_target(sweep)
+    assert "first, by wall time, by batch per GPU 16, 0.80 times as long (" in sentence
+    (sentence,) = fastest_batch(sweep)
+    assert "accuracy at least 0.9 is reached soonest, by wall time, with 16 (" in sentence
+
+
+def test_a_lead_within_the_noise_is_called_so(plan: Plan) -> None:
+    reaching(plan, "1_1", 40.0, 20.0)
+    reaching(plan, "1_2", 20.0, 30.0)
+    (sentence,) = first_to_target(measured(plan, target=TARGET))
+    assert "by setup 1_2, 0.87 times as long (" in sentence
+    assert sentence.endswith(" as by setup 1_1 (not beyond the noise).")
+
+
+def test_no_row_is_first_to_a_target_of_single_runs_or_of_misses(plan: Plan) -> None:
+    reaching(plan, "1_1", 40.0)
+    reaching(plan, "1_2", 20.0)
+    assert first_to_target(measured(plan, target=TARGET)) == []
+    reaching(plan, "2_1", 40.0, 41.0, reached=0.6)
+    reaching(plan, "2_2", 20.0, 21.0, reached=0.6)
+    sweep = measured(plan, target=TARGET)
+    assert first_to_target(sweep) == [] == first_to_target(measured(plan))
 
 
 def test_no_batch_is_the_fastest_where_leads_go_in_a_circle(plan: Plan) -> None:

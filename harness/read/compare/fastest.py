@@ -1,17 +1,27 @@
 """Which batch of a sweep over batches is fastest, and reaches the target soonest; which learning
-rate has the highest accuracy; each in one sentence. And what to ask next.
+rate has the highest accuracy; which row reaches the target first; each in one sentence. And what to
+ask next.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from harness.core.process import as_typed
-from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair, failures_of
+from harness.read.compare.answers import (
+    AS,
+    BY_NAME,
+    LESS_IS_BETTER,
+    Missed,
+    Pair,
+    failures_of,
+    interval_of,
+    number_of,
+)
 from harness.read.compare.critical_batch import has_enough_batches
 from harness.read.grouping import by_key
 from harness.read.labels import (
@@ -36,7 +46,7 @@ NOT_BEYOND = "not beyond the noise"
 RATE_OF_UPDATES = "lr"
 ENDS = ("the smallest tried", "the largest tried")  # beyond which a better rate may lie
 MOST_NAMED = 6  # batches, or cases
-_, WALL_TO_TARGET = TIMES_TO_TARGET
+WALL_TO_TARGET, _ = TIMES_TO_TARGET
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,13 @@ class Best:
     noise: str  # of its lead over the others; "" where all are equal
     left_out: str  # values that are not compared, and why
     disturbed: bool  # whether only disturbed runs were compared
+    # It against the next of those compared, and that one; None where there is no single leader.
+    against_next: tuple[Estimate, Group] | None = None
+
+    @property
+    def remarks(self) -> list[str]:
+        remarks = [self.noise, self.left_out, "all runs disturbed" if self.disturbed else ""]
+        return [remark for remark in remarks if remark]
 
 
 def fastest_batch(sweep: SweepResults) -> list[str]:
@@ -57,7 +74,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     cases = [] if sweep.is_for_predictions else _cases(sweep)
     if not cases:
         return []
-    rates = [_best(groups, BATCH, RATE) for groups in cases]
+    rates = [_best(groups, partial(_value, axis=BATCH), RATE) for groups in cases]
     axes, of, case = _axes_of(sweep, cases), "", ""
     names = _names(cases, axes)
     if len(cases) > 1:
@@ -73,7 +90,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
     if sweep.target:
         more.insert(0, (f"{sweep.target} is reached soonest, by wall time, with", WALL_TO_TARGET))
     for words, name in more:
-        bests = [_best(groups, BATCH, name) for groups in cases]
+        bests = [_best(groups, partial(_value, axis=BATCH), name) for groups in cases]
         if any(best.value for best in bests):
             text += f"; {words} {_counts(bests, names, '')}"
     return [f"{text}."]
@@ -100,6 +117,25 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
     return [f"The learning rate with the highest accuracy is {'; '.join(texts)}."]
 
 
+def first_to_target(sweep: SweepResults) -> list[str]:
+    """A sentence on the row that reaches the target in the least wall time, against the next one:
+    of rows with several runs, as far as `compare` compares them. Nothing where none reaches it.
+    """
+    groups = [group for group in sweep.groups if len(group.values(WALL_TO_TARGET)) > 1]
+    if sweep.target is None or sweep.is_for_predictions or len(groups) < 2:
+        return []
+    best = _best(groups, sweep.name_of, WALL_TO_TARGET)
+    if not best.value:
+        return []
+    text = f"{sweep.target} is reached first, by wall time, by {best.value}"
+    if best.against_next is not None:
+        (against, following), measure = best.against_next, BY_NAME[WALL_TO_TARGET]
+        times = f"{number_of(measure, against.value)} times {AS[WALL_TO_TARGET]}"
+        text += f", {times}{interval_of(measure, against)} as by {sweep.name_of(following)}"
+    remarks = "; ".join(best.remarks)
+    return [f"{text} ({remarks})." if remarks else f"{text}."]
+
+
 def _best_rate(case: Sequence[Group]) -> tuple[str, str]:
     """The rate, and the remarks on it. One with failed runs is left out: what the others
     reached is not what it gives.
@@ -110,7 +146,7 @@ def _best_rate(case: Sequence[Group]) -> tuple[str, str]:
                for text in texts]  # fmt: skip
     if len(sound) < 2:
         return "", ""
-    best = _best(sound, RATE_OF_UPDATES, ACCURACY)
+    best = _best(sound, partial(_value, axis=RATE_OF_UPDATES), ACCURACY)
     tried = sorted((group.setting(RATE_OF_UPDATES), _value(group, RATE_OF_UPDATES))
                    for group in case if is_number(group.setting(RATE_OF_UPDATES)))  # fmt: skip
     ends = {tried[0][1]: ENDS[0], tried[-1][1]: ENDS[1]} if len(tried) > 1 else {}
@@ -177,7 +213,7 @@ def _others(group: Group, but: Collection[str]) -> Hashable:
     return group.machine, *(str(value) for axis, value in group.label.items() if axis not in but)
 
 
-def _best(groups: Sequence[Group], axis: str, name: str) -> Best:
+def _best(groups: Sequence[Group], called: Callable[[Group], str], name: str) -> Best:
     measure = BY_NAME[name]
 
     @cache
@@ -205,19 +241,26 @@ def _best(groups: Sequence[Group], axis: str, name: str) -> Best:
     compared = max(map(comparable, firsts), key=len)
     apart = [n for n in range(len(groups)) if n not in compared]
     whys = [next(w for o in compared if isinstance(w := between(n, o), str)) for n in apart]
-    left_out = _left_out([groups[n] for n in apart], whys, axis, name)
+    left_out = _left_out([groups[n] for n in apart], whys, called, name)
     if len(compared) < 2:
         (alone,) = (groups[n] for n in compared)
         is_best = all(isinstance(why, Missed) for why in whys) and not alone.missed(measure.name)
-        return Best(_value(alone, axis) if is_best else "", "", left_out, False)
+        return Best(called(alone) if is_best else "", "", left_out, False)
     first = leaders(compared, lead, measure.equal)
     leads = groups[first[0] if first else compared[0]].mean(name)
     if any(busy[n] and _is_as_good(groups[n].mean(name), leads, name) for n in apart):
         return Best("", "", left_out, False)  # as disturbed as it was, it may well lead
     judged = [lead(first[0], o).judged(measure.equal) for o in compared if first and o != first[0]]
-    *others, last = (_value(groups[n], axis) for n in first) if first else [""]
+    *others, last = (called(groups[n]) for n in first) if first else [""]
     values = f"{', '.join(others)} and {last}, equal" if others else last
-    return Best(values, _noise(judged), left_out, busy[compared[0]])
+    against_next = None
+    if len(first) == 1:
+        behind = [n for n in compared if n not in first]
+        following = min(behind, key=lambda n: lead(first[0], n).value or 0.0)
+        estimate = between(first[0], following)
+        assert isinstance(estimate, Estimate)
+        against_next = estimate, groups[following]
+    return Best(values, _noise(judged), left_out, busy[compared[0]], against_next)
 
 
 def _is_as_good(one: float | None, other: float | None, measure: str) -> bool:
@@ -226,14 +269,16 @@ def _is_as_good(one: float | None, other: float | None, measure: str) -> bool:
     return one <= other if measure in LESS_IS_BETTER else one >= other
 
 
-def _left_out(others: Sequence[Group], whys: Sequence[str], axis: str, measure: str) -> str:
+def _left_out(
+    others: Sequence[Group], whys: Sequence[str], called: Callable[[Group], str], measure: str
+) -> str:
     """The values that are not compared, by the reason."""
     reasons: dict[str, list[str]] = {}
     for group, why in zip(others, whys, strict=True):
         if isinstance(why, Missed):
             missed = len(group.missed(measure))
             why = f"missed it in {missed} of {len(group.finished)} runs"
-        reasons.setdefault(why, []).append(_value(group, axis))
+        reasons.setdefault(why, []).append(called(group))
     texts = (f"{listed(names, ', ', MOST_NAMED)} {why}" for why, names in reasons.items())
     return "; ".join(texts)
 
@@ -259,8 +304,7 @@ def _counts(bests: Sequence[Best], names: Sequence[str], of: str) -> str:
     known = [best for best in bests if best.value]
     if len(bests) == 1:
         (best,) = known
-        remarks = [best.noise, best.left_out, "all runs disturbed" if best.disturbed else ""]
-        text = best.value
+        text, remarks = best.value, best.remarks
     else:
         text = _by_value(bests, names) or _counted_by_value(known) + of
         clear = sum(best.noise == Noise.BEYOND for best in known)

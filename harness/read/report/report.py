@@ -23,7 +23,7 @@ from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
 from harness.read.compare.answers import failed_variants
 from harness.read.compare.expected import tally
-from harness.read.compare.fastest import next_question
+from harness.read.compare.fastest import first_to_target, next_question
 from harness.read.drawing import Drawn
 from harness.read.explain.sweep import explain_sweep
 from harness.read.figures.catalogue import FIGURES, draw_all, figures_for, headline
@@ -208,8 +208,8 @@ def _repeat(sweep: SweepResults) -> str:
 def _answers(sweep: SweepResults, table: SweepTable) -> list[Item]:
     compared = [answer.item for answer in table.answers] or [Item(_uncompared(sweep))]
     return [
-        *map(Item, table.verdicts), *map(Item, table.best), *compared,
-        *map(Item, failed_variants(sweep)),
+        *map(Item, table.verdicts), *map(Item, table.best), *map(Item, first_to_target(sweep)),
+        *compared, *map(Item, failed_variants(sweep)),
     ]  # fmt: skip
 
 
