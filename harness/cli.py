@@ -43,6 +43,7 @@ from harness.core.provenance import without_package
 from harness.core.records.disk import one_line
 from harness.core.refused import MEANT, REFUSED
 from harness.core.settings import UserError, nearest
+from harness.core.strategies import DDP
 
 LONG_USAGE = 300  # characters
 FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -270,7 +271,7 @@ def predict(parser: Parser) -> None:
     add("--setup", required=True, help="N_M: N nodes of M processes")
     add("--link", help="between nodes, one way: 0.1ms/25gbit or a name")
     add("--batch", type=integer, help="samples per process and forward pass (the largest measured)")
-    add("--strategy", default="ddp", help="ddp, fsdp, local_sgd or diloco (ddp)")
+    add("--strategy", default=DDP, help="ddp, fsdp, local_sgd or diloco (ddp)")
     add("--compress", default="none", help="bf16, int8 or int4; with ddp also fp16, powersgd")
     add("--exchange", type=setting("exchange"), default="auto", help="as of a run (auto)")
     add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")

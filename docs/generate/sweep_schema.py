@@ -15,6 +15,7 @@ from harness.core.command_line import names_of, trainer_flags
 from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.schema.environment import EXPECTED_MEASURES, FLAG_KINDS
 from harness.core.settings import flag_fields
+from harness.core.strategies import choices_of
 from harness.core.tasks import TASKS
 from harness.launch import sweepfile
 from harness.launch.sweepfile import HOLDS, KEYS, LR_RULES, NOT_IN_A_FILE
@@ -94,8 +95,8 @@ def _flags() -> dict[str, Any]:
     for name, field_name in {n: f for task in TASKS for n, f in names_of(task).items()}.items():
         about = known[field_name].metadata
         value = _of_flag(about["kind"])
-        if about["choices"]:
-            value = {"enum": [*about["choices"]]}
+        if choices := choices_of(field_name):
+            value = {"enum": [*choices]}
             if field_name == "strategy":  # also one's own
                 value = {"anyOf": [value, {"type": "string", "pattern": r"\.py:"}]}
         flags[name] = {**value, "description": about["help"]}

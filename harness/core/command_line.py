@@ -51,7 +51,7 @@ from harness.core.settings import (
     nearest,
     share_of,
 )
-from harness.core.strategies import STRATEGIES, own_strategy
+from harness.core.strategies import STRATEGIES, choices_of, own_strategy
 from harness.core.tasks import TASKS, listing, running_script, task_of
 from harness.core.topology import world_of
 
@@ -163,13 +163,13 @@ class BadValue(argparse.ArgumentTypeError):
 
 def setting(field_name: str) -> Callable[[str], Any]:
     """The function that converts a text into a value of this setting."""
-    meta = flag_fields()[field_name].metadata
+    choices = choices_of(field_name)
     if field_name == "strategy":
-        known = one_of(*meta["choices"], "FILE.py:CLASS")
+        known = one_of(*choices, "FILE.py:CLASS")
         return lambda text: str(Path(text)) if own_strategy(text) else known(text)
     if field_name in ("model", "dataset", "output_dir"):
         return os.path.expanduser  # shells leave the ~ of --model=~/mine to us
-    return one_of(*meta["choices"]) if meta["choices"] else KINDS[meta["kind"]]
+    return one_of(*choices) if choices else KINDS[flag_fields()[field_name].metadata["kind"]]
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
@@ -290,7 +290,7 @@ def _own_flags(input: str, width: int) -> Iterator[str]:
             yield from ("", f"{group}:")
         names = ", ".join(f"--{n}" for n in (name, *(n for n in meta["names"] if len(n) == 1)))
         default = "" if f.default is None or meta["kind"] == "bool" else f" ({number(f.default)})"
-        choices = f" [{'|'.join(meta['choices'])}]" if meta["choices"] else ""
+        choices = f" [{'|'.join(known)}]" if (known := choices_of(name)) else ""
         yield from _entry(names, meta["help"] + choices + default, width)
         for strategy in STRATEGIES.values() if name == "strategy" else ():
             text = f"{strategy.name}: {strategy.what}; exchanges {strategy.exchanges}"

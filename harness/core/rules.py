@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.core.settings import BEST_METRICS, Settings, UserError, parse_setup, share_of
 from harness.core.strategies import (
+    DDP,
     EACH_UPDATE,
     OF_ONE_STRATEGY,
     SENT_DIRECTLY,
@@ -26,6 +27,7 @@ from harness.core.strategies import (
     is_off,
     strategy_of,
     usual_scope,
+    usual_strategy,
     with_exchange,
 )
 from harness.core.tasks import TASKS, task_of
@@ -53,10 +55,6 @@ class Combination:
     @property
     def compressions(self) -> str:
         return ", ".join(self.strategy.compress).replace("powersgd", "powersgd[:rank]")
-
-    @property
-    def why_no_lora(self) -> str:
-        return WITHOUT_LORA.get(self.strategy.name, "")
 
     @property
     def fsdp_flag(self) -> str:
@@ -121,7 +119,7 @@ def _one_column_for_both(name: str) -> Rule:
 
 
 def _shards_without_fsdp(s: Settings, _: Combination) -> bool:
-    return s.strategy != "fsdp" and (s.fsdp_shard != "full" or s.fsdp_offload)
+    return not strategy_of(s).shards and (s.fsdp_shard != "full" or s.fsdp_offload)
 
 
 def _unknown_compression(s: Settings, c: Combination) -> bool:
@@ -145,11 +143,6 @@ OWING = ("powersgd", "int8", "int4")  # compressions that carry over their error
 SENDING_DIRECTLY = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.direct)
 INSTALL = "pip install hivemind==1.1.12"
 INSTALL_PEFT = "pip install peft==0.21.2"
-WITHOUT_LORA = {
-    "dp": "which sends all weights to each GPU in every step, trained or not",
-    "fsdp": "which gathers all weights in every step, trained or not",
-    "hivemind": "whose peers would have to agree on the frozen weights, which they do not exchange",
-}
 # The address of a peer in libp2p's notation.
 PEER_ADDRESS = re.compile(r"/(ip4|dns|dns4)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
 ADAMW = ("adamw_torch", "adamw_torch_fused")
@@ -166,9 +159,9 @@ CONTRADICTIONS: tuple[Rule, ...] = (
      "--max_length {s.max_length}: must be at least 3 (start, word, end)"),
     (lambda s, c: s.passed.get("max_steps", 1) in (0, None),
      "--max_steps 0: must be at least 1; leave it out to train whole epochs"),
-    (lambda s, c: s.strategy == "fsdp" and s.passed.get("optim") == "adafactor",
-     "--optim adafactor does not go with --strategy fsdp: it keeps rows and columns of whole "
-     "tensors, and here each process has a part of them; use adamw_torch"),
+    (lambda s, c: c.strategy.shards and s.passed.get("optim") == "adafactor",
+     "--optim adafactor does not go with --strategy {s.strategy}: it keeps rows and columns of "
+     "whole tensors, and here each process has a part of them; use adamw_torch"),
     (lambda s, c: s.fsdp_offload and s.precision == "fp16",
      "--fsdp_offload does not go with --precision fp16: the loss scale of all ranks is agreed on "
      "by NCCL, which does not reach shards in CPU memory; use bf16 or fp32"),
@@ -194,9 +187,9 @@ CONTRADICTIONS: tuple[Rule, ...] = (
 
 FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
     *(_flag_of_others(name) for name in OF_ONE_STRATEGY if name != "compress"),
-    (lambda s, c: s.lora and c.strategy.name in WITHOUT_LORA,
-     "--lora {s.lora} does not go with --strategy {c.strategy.name}, {c.why_no_lora}: use ddp, "
-     "local_sgd, diloco or single"),
+    (lambda s, c: s.lora and c.strategy.why_no_lora,
+     "--lora {s.lora} does not go with --strategy {c.strategy.name}, {c.strategy.why_no_lora}: "
+     "use ddp, local_sgd, diloco or single"),
     (lambda s, c: s.muon and s.lora,
      "--lora {s.lora} does not go with --muon: Muon makes updates of full rank; leave one out"),
     (lambda s, c: s.muon and s.passed.get("optim", ADAMW[0]) not in ADAMW,
@@ -207,7 +200,7 @@ FLAGS_OF_A_STRATEGY: tuple[Rule, ...] = (
      f"{COMPRESSING}"),
     (_unknown_compression,
      "--compress {s.compress}: --strategy {c.strategy.name} has none, {c.compressions}"),
-    (lambda s, c: s.precision == "fp16" and c.compress in OWING and c.strategy.name == "ddp",
+    (lambda s, c: s.precision == "fp16" and c.compress in OWING and c.strategy.reduces_gradients,
      "--compress {c.compress} does not go with --precision fp16: the error that it carries over "
      "would have another scale in the next update; use --precision bf16"),
     (lambda s, c: s.precision == "fp16" and s.compress != "none" and s.sync_first,
@@ -249,9 +242,9 @@ SPEEDS = re.compile(r"\d+(\.\d+)?(,\d+(\.\d+)?)+")
 BALANCE: tuple[Rule, ...] = _where(lambda s, c: s.balance is not None, (
     (_no_speeds,
      "--balance {s.balance}: expected measured, or a number above 0 for each rank, such as 2,1"),
-    (lambda s, c: s.strategy not in EACH_UPDATE,
-     "--balance {s.balance} does not go with --strategy {s.strategy}, but with ddp and fsdp, whose "
-     "ranks make each update together"),
+    (lambda s, c: not c.strategy.each_update,
+     "--balance {s.balance} does not go with --strategy {s.strategy}, but with "
+     f"{' and '.join(EACH_UPDATE)}, whose ranks make each update together"),
     (lambda s, c: c.world.size == 1,
      "--balance {s.balance}: one process has no other to share its batch with; leave it out"),
     (lambda s, c: s.balance != "measured" and len(str(s.balance).split(",")) != c.world.size,
@@ -296,9 +289,9 @@ PROCESSES: tuple[Rule, ...] = (
     (lambda s, c: c.strategy.processes == "many" and not c.world.launched,
      "--strategy {s.strategy} needs processes that torchrun starts: torchrun --standalone "
      "--nproc_per_node=2 {s.script}.py ..."),
-    (lambda s, c: s.strategy == "dp" and s.tail == "pad",
-     "--tail pad does not go with --strategy dp: of a last batch that its GPUs share unequally, "
-     "samples would count unequally; use --tail cut"),
+    (lambda s, c: c.strategy.splits_batch and s.tail == "pad",
+     "--tail pad does not go with --strategy {s.strategy}: of a last batch that its GPUs share "
+     "unequally, samples would count unequally; use --tail cut"),
 )
 
 # --strategy hivemind: what peers that come and go cannot do together.
@@ -386,7 +379,7 @@ def fit_to_world(settings: Settings, world: World, gpus: int | None = None) -> S
 def _fitted(settings: Settings, world: World, gpus: int | None) -> Settings:
     refuse(ELASTIC, Combination(settings, world))
     most = asked_processes(settings) if world.elastic else world.size
-    name = settings.strategy or ("ddp" if most > 1 else "single")
+    name = settings.strategy or usual_strategy(most)
     nodes = world.nodes if settings.setup is None else parse_setup(settings.setup)[0]
     settings = _with_own_defaults(replace(settings, strategy=name), nodes)
     strategy = strategy_of(settings)
@@ -440,7 +433,7 @@ def _mismatch(settings: Settings, world: World, per_node: int) -> UserError:
     """The error of a set-up that does not fit; per_node: processes, with dp the process's GPUs."""
     asked_nodes, asked_per_node, tag = parse_setup(str(settings.setup))
     right = f"{world.nodes}_{per_node}" + (f"_{tag}" if tag else "")
-    if settings.strategy == "dp":
+    if strategy_of(settings).splits_batch:
         return UserError(
             f"--setup {settings.setup} does not fit: {per_node} GPU(s) are visible; "
             f"use --setup {right}, or set CUDA_VISIBLE_DEVICES"
@@ -472,7 +465,7 @@ def addresses_to_join(settings: Settings, environ: Mapping[str, str]) -> list[st
 
 def why_not_elastic(settings: Settings) -> str | None:
     """Why a run cannot be restarted with another number of processes; None if it can."""
-    return broken(NOT_ELASTIC, Combination(replace(settings, strategy=settings.strategy or "ddp")))
+    return broken(NOT_ELASTIC, Combination(replace(settings, strategy=settings.strategy or DDP)))
 
 
 def why_a_gpu(settings: Settings) -> str | None:

@@ -151,8 +151,7 @@ class Settings:
     # Distribution
     strategy: str | None = flag(None, "text", "Distribution",
         "how the training is spread (ddp for more than one process, else single); FILE.py:CLASS "
-        "is one of your own",
-        choices=("single", "dp", "ddp", "fsdp", "local_sgd", "diloco", "hivemind"))
+        "is one of your own")
     setup: str | None = flag(None, "text", "Distribution",
         "N_M: N nodes of M processes, checked against what runs; a third part is a free tag "
         "(2_1_P100far)")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.collectives import BACKEND, MEANS
-from harness.core.settings import NodeError, Settings, parse_setup
+from harness.core.settings import NodeError, Settings, flag_fields, parse_setup
 from harness.core.tasks import parsed
 
 
@@ -22,15 +22,46 @@ class Strategy:
     what: str
     exchanges: str  # what goes over the wire, and when
     processes: str  # one | many | peers (many that need no launcher: they find each other)
+    wrapper: str = "DDP"  # of the model while it trains: DDP, FSDP, DataParallel or nothing
+    # The class of what it exchanges (train/strategy/base.py), as MODULE:CLASS; that of the session
+    # (train/session.py) where its processes are no ranks of one process group.
+    exchange: str = "harness.train.strategy.base:Exchange"
+    session: str | None = None
+    each_update: bool = False  # all processes exchange together, and one pass can do without
     needs_gpu: bool = False
-    splits_batch: bool = False  # in one process, over all GPUs that it sees
     compress: tuple[str, ...] = ()  # compressions of what it sends, besides none
     direct: bool = False  # parts may be sent straight to those who add them (--exchange)
     # Its own flags with their defaults; fit_to_world() derives those that are None.
     own: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False  # weights differ between processes from one exchange to the next
-    can_pad: bool = True  # the last batch of an epoch may be filled up (--tail pad)
-    package: str | None = None  # that it needs beside those that are always installed
+    idle_alone: bool = False  # one process trains as with ddp
+    why_no_lora: str = ""  # that it does not go with --lora
+    package: str | None = None  # one of OPTIONAL that it needs
+
+    @property
+    def splits_batch(self) -> bool:
+        """Whether its one process spreads a batch over all GPUs that it sees."""
+        return self.wrapper == "DataParallel"
+
+    @property
+    def shards(self) -> bool:
+        """Whether each process holds only a part of every weight."""
+        return self.wrapper == "FSDP"
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether DDP averages the gradients of all processes in each backward pass."""
+        return self.wrapper == "DDP" and self.each_update
+
+    @property
+    def exchanges_nothing(self) -> bool:
+        """Whether there is one process on one device."""
+        return self.processes == "one" and not self.splits_batch
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether the last batch of an epoch may be filled up (--tail pad)."""
+        return not self.splits_batch and self.processes != "peers"
 
     @property
     def survives_node_loss(self) -> bool:
@@ -82,45 +113,66 @@ class _Strategies(dict[str, Strategy]):
         return Strategy(name, "one of your own", "what it says", "many", apart=apart)
 
 
+# The strategies unless --strategy names another one: of one process, and of several.
+SINGLE, DDP = "single", "ddp"
 # Flags of strategies in which each process has whole matrices, and nobody takes over its state.
 WHOLE = {"muon": False}
 # Flags of strategies whose units train apart from one exchange to the next.
 PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": None, **WHOLE}
-STRATEGIES = _Strategies({
-    "single": Strategy("single", "one process on one device", "nothing", "one", own=WHOLE),
-    "dp": Strategy(
+STRATEGIES = _Strategies({each.name: each for each in (
+    Strategy(SINGLE, "one process on one device", "nothing", "one", wrapper="nothing", own=WHOLE),
+    Strategy(
         "dp", "nn.DataParallel: one process, the batch split over the GPUs of one machine",
-        "weights and outputs, every step", "one",
-        needs_gpu=True, splits_batch=True, can_pad=False, own=WHOLE),
-    "ddp": Strategy(
-        "ddp", "DistributedDataParallel: a whole model per process",
-        "gradients, every step, while the backward pass runs", "many",
+        "weights and outputs, every step", "one", wrapper="DataParallel", needs_gpu=True,
+        exchange="harness.train.strategy.builtin:DataParallelExchange", own=WHOLE,
+        why_no_lora="which sends all weights to each GPU in every step, trained or not"),
+    Strategy(
+        DDP, "DistributedDataParallel: a whole model per process",
+        "gradients, every step, while the backward pass runs", "many", each_update=True,
+        exchange="harness.train.strategy.compress:DdpExchange",
         compress=("bf16", "fp16", "int8", "int4", "powersgd"), direct=True, own=WHOLE),
-    "fsdp": Strategy(
+    Strategy(
         "fsdp", "fully_shard (FSDP2): weights, gradients and optimizer split over the processes",
-        "weights before, gradients after use, every step", "many"),
-    "local_sgd": Strategy(
+        "weights before, gradients after use, every step", "many", wrapper="FSDP",
+        each_update=True, exchange="harness.train.strategy.builtin:FsdpExchange",
+        why_no_lora="which gathers all weights in every step, trained or not"),
+    Strategy(
         "local_sgd",
         "nodes (or ranks) train apart, and their weights are averaged every sync_every updates",
         "weights, every sync_every updates", "many",
-        compress=("bf16", "int8", "int4"), direct=True, own=PERIOD, apart=True),
-    "diloco": Strategy(
+        exchange="harness.train.strategy.local_sgd:LocalSgd",
+        compress=("bf16", "int8", "int4"), direct=True, own=PERIOD, apart=True, idle_alone=True),
+    Strategy(
         "diloco",
         "nodes (or ranks) train apart; every sync_every updates an outer Nesterov step is made "
         "with the average of what they changed",
         "what changed, every sync_every updates", "many",
+        exchange="harness.train.strategy.diloco:Diloco",
         compress=("bf16", "int8", "int4"), direct=True, apart=True,
         own={**PERIOD, "outer_lr": 0.7, "outer_momentum": 0.9, "fragments": 1, "overlap": 0}),
-    "hivemind": Strategy(
+    Strategy(
         "hivemind", "peers that come and go, over the internet; together they fill one batch",
-        "gradients, every target_batch samples of all peers", "peers", compress=("fp16", "int8"),
+        "gradients, every target_batch samples of all peers", "peers", wrapper="nothing",
+        exchange="harness.train.strategy.hivemind.exchange:PeersExchange",
+        session="harness.train.strategy.hivemind.session:Peers",
+        compress=("fp16", "int8"), package="hivemind",
         own={"target_batch": None, "local_updates": False, "initial_peers": None},
-        can_pad=False, package="hivemind"),
-})  # fmt: skip
+        why_no_lora="whose peers would have to agree on the frozen weights, which they do not "
+        "exchange"),
+)})  # fmt: skip
+
+
+def usual_strategy(processes: int) -> str:
+    return DDP if processes > 1 else SINGLE
+
+
+def choices_of(flag: str) -> tuple[str, ...]:
+    """The values that a flag accepts; empty for one with values of another kind."""
+    return tuple(STRATEGIES) if flag == "strategy" else flag_fields()[flag].metadata["choices"]
 
 
 # Strategies whose processes exchange at every update, all of them together.
-EACH_UPDATE = ("ddp", "fsdp")
+EACH_UPDATE = tuple(name for name, strategy in STRATEGIES.items() if strategy.each_update)
 
 # Compressions whose codes each process makes itself, as one row; bf16 and fp16 are torch's hooks.
 GRADIENT_CODES = ("int8", "int4")
@@ -149,7 +201,7 @@ def recorded_strategy(settings: Mapping[str, Any]) -> Strategy:
 
 
 def strategy_of(settings: Settings) -> Strategy:
-    return STRATEGIES[settings.strategy or "single"]
+    return STRATEGIES[settings.strategy or SINGLE]
 
 
 def is_apart(settings: Settings) -> bool:
@@ -159,7 +211,7 @@ def is_apart(settings: Settings) -> bool:
 
 def is_sharded(settings: Settings) -> bool:
     """Whether each process holds only a part of every weight."""
-    return settings.strategy == "fsdp"
+    return strategy_of(settings).shards
 
 
 def usual_scope(nodes: int) -> str:
@@ -179,7 +231,7 @@ def chooses_exchange(settings: Mapping[str, Any]) -> bool:
     if settings["setup"] is None or not sends_directly(settings):
         return False
     nodes, per_node, _ = parse_setup(settings["setup"])
-    apart = STRATEGIES[settings["strategy"] or "single"].apart
+    apart = STRATEGIES[settings["strategy"] or SINGLE].apart
     # If several processes of a node sent, they would share its link.
     one_sends = (
         settings["sync_scope"] == "node" if apart else settings["compress"] not in GRADIENT_CODES
@@ -189,5 +241,5 @@ def chooses_exchange(settings: Mapping[str, Any]) -> bool:
 
 def sends_directly(settings: Mapping[str, Any]) -> bool:
     """Whether --exchange direct is possible with the strategy and its compression."""
-    direct = STRATEGIES[settings["strategy"] or "single"].direct
+    direct = STRATEGIES[settings["strategy"] or SINGLE].direct
     return direct and not str(settings["compress"]).startswith("powersgd")

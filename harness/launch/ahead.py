@@ -13,7 +13,7 @@ from harness.core.provenance import changed_inputs, check_inputs, inputs, record
 from harness.core.records import FINISHED, SKIPPED
 from harness.core.schema.checks import believable
 from harness.core.settings import Settings, UserError, flag_fields
-from harness.core.strategies import OF_ONE_STRATEGY, with_exchange
+from harness.core.strategies import DDP, OF_ONE_STRATEGY, SINGLE, strategy_of, with_exchange
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
 from harness.launch.plan import Job, as_text
@@ -164,10 +164,10 @@ def repeating(states: list[State]) -> list[str]:
     """
     seen: dict[Settings, State] = {}
     again: list[tuple[State, State]] = []
-    for state in sorted(states, key=lambda s: s.job.settings.strategy == "local_sgd"):
+    for state in sorted(states, key=lambda s: strategy_of(s.job.settings).idle_alone):
         if state.job.nodes * state.job.devices == 1:
             first = seen.setdefault(_trained(state.job.settings), state)
-            if state is not first and state.job.settings.strategy == "local_sgd":
+            if state is not first and strategy_of(state.job.settings).idle_alone:
                 again.append((state, first))
     if not again:
         return []
@@ -175,17 +175,18 @@ def repeating(states: list[State]) -> list[str]:
     equal_runs = "1 run trains exactly as another does"
     if count > 1:
         equal_runs = f"{count} runs train exactly as others do"
-    return [f"on one process local_sgd exchanges nothing: {equal_runs} ({one.job} as {other.job})"]
+    name = one.job.settings.strategy
+    return [f"on one process {name} exchanges nothing: {equal_runs} ({one.job} as {other.job})"]
 
 
 def _trained(settings: Settings) -> Settings:
     """Settings of one process, without what changes nothing in its training."""
-    if settings.strategy == "single":
-        return replace(settings, strategy="ddp")
-    if settings.strategy != "local_sgd":
+    if settings.strategy == SINGLE:
+        return replace(settings, strategy=DDP)
+    if not strategy_of(settings).idle_alone:
         return settings
     off = {name: flag_fields()[name].default for name in (*OF_ONE_STRATEGY, "exchange")}
-    return with_exchange(replace(settings, strategy="ddp", **off))
+    return with_exchange(replace(settings, strategy=DDP, **off))
 
 
 def with_other_threads(states: list[State], threads: str | None) -> list[str]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.core.strategies import recorded_strategy
 from harness.read.explain.context import BOTH, RunContext, limit_of
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
@@ -231,15 +232,16 @@ def communication(run: TimeBreakdown, context: RunContext) -> tuple[str, str]:
     if limit is not None:
         text += f". The {limit} {'are limits' if limit == BOTH else 'is the limit'}"
     less_often = "communicating less often: a larger batch or --grad_acc (a different training)"
-    if context.strategy == "fsdp":  # whose weights are gathered in each pass
+    strategy = recorded_strategy(vars(context))
+    if strategy.shards:  # whose weights are gathered in each pass
         less_often = f"{LARGER_BATCH}, or --strategy ddp where memory allows it"
-    if context.strategy == "ddp":
+    if strategy.reduces_gradients:
         less_often += ", --strategy diloco or local_sgd"
     if limit in ("delay", BOTH) and context.other_exchange:
         less_often += f", or --exchange {context.other_exchange}"
     if limit == "delay":
         return text, f"{less_often}. --compress hardly helps against a delay"
-    if context.strategy == "ddp" and context.compress in (None, "none"):
+    if strategy.reduces_gradients and context.compress in (None, "none"):
         return text, f"{less_often}, or smaller gradients: --compress"
     return text, less_often
 

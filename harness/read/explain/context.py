@@ -26,6 +26,7 @@ from harness.core.strategies import (
     SENT_DIRECTLY,
     STRATEGIES,
     chooses_exchange,
+    recorded_strategy,
     sends_directly,
 )
 from harness.read.records.groups import Group
@@ -165,7 +166,7 @@ def limit_of(context: RunContext, took_s: float) -> str | None:
     """
     if not context.payload_bytes or not context.bandwidth_mbit or took_s <= 0:
         return None
-    if context.strategy != "ddp":
+    if not recorded_strategy(vars(context)).reduces_gradients:
         sent_s = ring_share(context.processes) * context.payload_bytes / _wire(context).bytes_per_s
         return "rate" if sent_s > took_s / 2 else None
     cost = _cost(context, context.payload_bytes)

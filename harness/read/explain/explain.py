@@ -16,6 +16,7 @@ from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
 from harness.core.records import DISTURBING_SHARE, EPOCHS
 from harness.core.settings import UserError
+from harness.core.strategies import SINGLE
 from harness.read import table
 from harness.read.explain import causes
 from harness.read.explain.baseline import (
@@ -322,7 +323,7 @@ def _against(
         one += " on one node"
     source = f"{baseline.selector}{', found beside it' if was_searched else ''}"
     batch, strategy = (baseline.identity[name] for name in ("per_gpu_batch", "strategy"))
-    if strategy not in (None, "single", group.identity["strategy"]):
+    if strategy not in (None, SINGLE, group.identity["strategy"]):
         one += f" of {strategy}"
     scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
     scaling = f"{scaling if devices != 1 else ''}{by}"

@@ -24,6 +24,7 @@ from harness.core.schema.environment import EnvironmentRecord, environment_recor
 from harness.core.schema.machine import MachineRecord
 from harness.core.schema.rows import SummaryRecord
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
+from harness.core.strategies import recorded_strategy
 from harness.core.topology import effective_batch
 from harness.read.imports.formats import (
     ROW,
@@ -97,7 +98,7 @@ def import_files(
 
 def _complete(foreign: Foreign, flags: dict[str, Any]) -> Foreign:
     """The record completed by flags, which must not contradict the file."""
-    if foreign.format == STATE and flags.get("strategy") == "dp" and flags.get("setup"):
+    if foreign.format == STATE and recorded_strategy(flags).splits_batch and flags.get("setup"):
         of_one = _of_one_gpu(foreign, flags["setup"])
         foreign = replace(foreign, settings={**foreign.settings, **of_one})
     for name, value in flags.items():

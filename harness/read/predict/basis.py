@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.core.process import as_typed
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.core.strategies import OF_ONE_STRATEGY, SENT_DIRECTLY, WHOLE
+from harness.core.strategies import DDP, OF_ONE_STRATEGY, SENT_DIRECTLY, SINGLE, WHOLE
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.facts import ALIKE, Overrides, missing_facts, shape_of, step_s
@@ -123,7 +123,7 @@ def _is_basis(run: Run) -> bool:
     """Whether the model is fitted on this run: DDP or one process, one machine, no --compress."""
     settings = run.identity
     plain = settings.get("compress") in (None, "none")
-    known = settings.get("strategy") in (None, "single", "ddp")
+    known = settings.get("strategy") in (None, SINGLE, DDP)
     return plain and known and is_on_one_machine(run)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.core.collectives import BACKEND, Wire
 from harness.core.settings import UserError
+from harness.core.strategies import DDP, STRATEGIES
 from harness.read.grouping import by_key
 from harness.read.predict.basis import PREDICTED_OVER
 from harness.read.predict.facts import (
@@ -185,10 +186,10 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
     first = runs[0]
     settings = first.identity
     # Imported records may lack a strategy: several processes then count as DDP.
-    strategy, compress = settings["strategy"] or "ddp", settings["compress"] or "none"
+    strategy, compress = settings["strategy"] or DDP, settings["compress"] or "none"
     if strategy not in EXPOSED:
         raise UserError(f"{strategy} is not modelled")
-    if strategy == "fsdp":
+    if STRATEGIES[strategy].shards:
         raise UserError("fsdp gathers layer by layer, and how many there are is in no record")
     if settings["per_gpu_batch"] is None:
         raise UserError("the batch is in no record")

@@ -314,7 +314,8 @@ def _phases_note(fitted: Fitted, shape: Shape) -> str:
 
 
 def _host_note(fitted: Fitted, plan: Scenario) -> Iterator[str]:
-    if plan.strategy == "ddp" and plan.compress not in ("none", *fitted.model.hosts):
+    reduces = STRATEGIES[plan.strategy].reduces_gradients
+    if reduces and plan.compress not in ("none", *fitted.model.hosts):
         yield (
             f"note: what compressing by {plan.compress} takes is in no record, and counts as "
             f"nothing: measure one run, with --setup 1_2 --compress {plan.compress}"
@@ -464,9 +465,10 @@ def _check_flags(options: argparse.Namespace) -> None:
     refuse(FLAGS_OF_A_STRATEGY, Combination(settings))
     whole = replace(settings, sync_every=options.sync_every, fragments=options.fragments)
     refuse(OF_FRAGMENTS, Combination(whole))
-    if options.blocks and options.strategy != "fsdp":
+    if options.blocks and not STRATEGIES[options.strategy].shards:
+        owners = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.shards)
         raise UserError(f"--blocks does nothing with --strategy {options.strategy}: it belongs to "
-                        "fsdp")  # fmt: skip
+                        f"{owners}")  # fmt: skip
 
 
 def link_without_losses(text: str | None) -> Link:

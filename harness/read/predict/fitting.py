@@ -19,6 +19,7 @@ from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
+from harness.core.strategies import recorded_strategy
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.basis import Basis, basis_of, is_on_one_machine, missing_command
@@ -329,7 +330,8 @@ def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
     coded = [
         run for run in same
         if is_on_one_machine(run) and shape_of(run).ranks > 1
-        and run.identity["strategy"] == "ddp" and run.identity["compress"] not in (None, "none")
+        and recorded_strategy(run.identity).reduces_gradients
+        and run.identity["compress"] not in (None, "none")
         and is_timed_like(first, run)
         and all(fact(run) in (None, fact(first)) for fact in facts)
     ]  # fmt: skip

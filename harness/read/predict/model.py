@@ -196,8 +196,7 @@ def chosen_way(model: Model, plan: Scenario) -> str:
 def check(model: Model, plan: Scenario) -> None:
     shape = plan.shape
     if plan.strategy not in EXPOSED:
-        known = ", ".join(EXPOSED)
-        raise UserError(f"--strategy {plan.strategy}: not modelled; there is {known}")
+        raise UserError(f"--strategy {plan.strategy}: not modelled; there is {', '.join(EXPOSED)}")
     if plan.exchange not in (BACKEND, *MEANS):
         there = ", ".join((BACKEND, *MEANS))
         raise UserError(f"--exchange {plan.exchange} is not modelled; there is {there}")
@@ -215,7 +214,7 @@ def check(model: Model, plan: Scenario) -> None:
             f"--compress {plan.compress}: how many bytes it sends is in no record: measure one "
             f"run, with --setup 1_2 --strategy {plan.strategy} --compress {plan.compress}"
         )
-    if plan.strategy == "fsdp" and plan.blocks is None:
+    if STRATEGIES[plan.strategy].shards and plan.blocks is None:
         raise UserError(
             "--strategy fsdp gathers layer by layer, and how many there are is in no record: "
             "give --blocks, 12 for BERT-base and ViT-B"
@@ -437,8 +436,9 @@ def spread_of_form(model: Model, plan: Scenario) -> float | None:
     Compared were DDP by gloo's all-reduce, and on two nodes all strategies but fsdp.
     """
     coded = is_coded(plan.compress, plan.strategy in APART)
-    plain = plan.strategy == "ddp" and plan.exchange == BACKEND and not coded
-    compared = plain or (plan.shape.nodes == 2 and plan.strategy != "fsdp")
+    strategy = STRATEGIES[plan.strategy]
+    plain = strategy.reduces_gradients and plan.exchange == BACKEND and not coded
+    compared = plain or (plan.shape.nodes == 2 and not strategy.shards)
     if model.backend != GLOO or not compared:
         return None
     if trains_apart(plan):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.collectives import BACKEND, Shape, Wire
-from harness.core.strategies import STRATEGIES, usual_scope
+from harness.core.strategies import DDP, SINGLE, STRATEGIES, usual_scope
 from harness.read.labels import STRATEGY, strategy_text
 from harness.read.predict.exchange import rests_after_s
 
@@ -20,7 +20,7 @@ class Scenario:
     shape: Shape
     batch: int  # per process and forward pass
     wire: Wire = field(default_factory=Wire)
-    strategy: str = "ddp"
+    strategy: str = DDP
     compress: str = "none"
     sync_every: int = 10
     sync_scope: str | None = None
@@ -43,7 +43,7 @@ class Scenario:
     def label(self) -> str:
         """The strategy as tables name it, and how it exchanges where not by the backend."""
         if self.shape.ranks == 1:
-            return "single"
+            return SINGLE
         flags: dict[str, Any] = {STRATEGY: self.strategy, "compress": self.compress}
         if self.strategy in APART:
             flags |= {"sync_every": self.sync_every, "sync_first": self.sync_first or None}

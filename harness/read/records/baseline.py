@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.core.strategies import OF_ONE_STRATEGY, is_off
+from harness.core.strategies import OF_ONE_STRATEGY, SINGLE, is_off
 from harness.read.labels import STRATEGY, column_of
 from harness.read.records.comparable import (
     ACCURACY,
@@ -27,7 +27,6 @@ from harness.read.statistics import Estimate, is_rate, spread
 
 RATE, TIME = "train_samples_per_s", "train_time_s"
 WEAK, STRONG = "weak", "strong"
-SINGLE = "single"
 # How processes exchange: one process alone, which exchanges nothing, may stand for any of these.
 OF_EXCHANGE = (STRATEGY, "exchange", "link", *OF_ONE_STRATEGY)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.core.records.submitted import JOBS, open_entries
 from harness.core.settings import UserError, nearest
+from harness.core.strategies import SINGLE
 from harness.read.compare.answers import Answer, all_disturbed, answers
 from harness.read.compare.expected import verdicts
 from harness.read.compare.fastest import best_learning_rate, fastest_batch
@@ -193,7 +194,7 @@ def _unvaried_strategy(sweep: SweepResults) -> str | None:
     if STRATEGY in sweep.axes:
         return None
     known = {run.identity[STRATEGY] for run in sweep.runs} - {None}
-    known = known - {"single"} or known
+    known = known - {SINGLE} or known
     return str(known.pop()) if len(known) == 1 else None
 
 

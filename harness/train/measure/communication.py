@@ -66,7 +66,8 @@ class Exposure(EpochMeasure):
         """Begin with the next backward pass; False if DDP does not average over all ranks."""
         self.early_s = early_s
         ddp = uncompiled(model)
-        if not isinstance(ddp, DistributedDataParallel) or self.context.settings.strategy != "ddp":
+        reduces = strategy_of(self.context.settings).reduces_gradients
+        if not isinstance(ddp, DistributedDataParallel) or not reduces:
             return False
         if dist.get_world_size() == 1:
             return False
@@ -304,8 +305,9 @@ class CommProbe(EpochMeasure, TrainerCallback):
 def why_not(context: Context) -> str | None:
     """Why the probe cannot run; None if it can."""
     settings = context.settings
-    if settings.strategy not in EACH_UPDATE:
-        return "only ddp and fsdp have an exchange at every update that can be left out"
+    if not strategy_of(settings).each_update:
+        known = " and ".join(EACH_UPDATE)
+        return f"only {known} have an exchange at every update that can be left out"
     if context.world.size == 1:
         return "one process exchanges nothing"
     if settings.comm_probe == "off":
@@ -345,7 +347,7 @@ def _too_large(model: nn.Module, context: Context) -> str | None:
 @contextmanager
 def without_exchange(model: Any, settings: Settings) -> Iterator[None]:
     """Inside, gradients are not exchanged, and sharded weights are gathered beforehand."""
-    if settings.strategy == "ddp":
+    if strategy_of(settings).reduces_gradients:
         with model.no_sync():
             yield
         return

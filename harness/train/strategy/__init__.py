@@ -5,28 +5,23 @@ Sharding is in sharding.py; verify.py proves that what runs is what was asked fo
 """
 
 from functools import cache
+from importlib import import_module
+from typing import Any
 
 from harness.core.records import RunFolder
 from harness.core.settings import NodeError, Settings
-from harness.core.strategies import STRATEGIES, own_strategy
+from harness.core.strategies import STRATEGIES, own_strategy, strategy_of
 from harness.core.tasks import module_from
 from harness.core.topology import World
 from harness.train.context import Context
 from harness.train.session import Session
 from harness.train.strategy.base import Exchange
-from harness.train.strategy.builtin import DataParallelExchange, FsdpExchange
-from harness.train.strategy.compress import DdpExchange
-from harness.train.strategy.diloco import Diloco
-from harness.train.strategy.local_sgd import LocalSgd
 
-# A strategy that is not listed exchanges nothing.
-EXCHANGES: dict[str, type[Exchange]] = {
-    "dp": DataParallelExchange,
-    "ddp": DdpExchange,
-    "fsdp": FsdpExchange,
-    "local_sgd": LocalSgd,
-    "diloco": Diloco,
-}
+
+def class_of(named: str) -> Any:
+    """The class that MODULE:CLASS names. Its module may need a package that others do not."""
+    module, _, name = named.partition(":")
+    return getattr(import_module(module), name)
 
 
 @cache
@@ -53,19 +48,14 @@ def own_exchange(strategy: str) -> type[Exchange]:
 def session_of(settings: Settings, world: World, folder: RunFolder) -> Session:
     if own_strategy(settings.strategy):
         own_exchange(str(settings.strategy))  # a mistake in the class is told before any loading
-    if settings.strategy == "hivemind":
-        # Imported here, since it needs a package that other strategies do not.
-        from harness.train.strategy.hivemind.session import Peers
-
-        return Peers(settings, world, folder)
+    if named := strategy_of(settings).session:
+        session: Session = class_of(named)(settings, world, folder)
+        return session
     return Session(world)
 
 
 def exchange_of(context: Context) -> Exchange:
-    if context.settings.strategy == "hivemind":
-        from harness.train.strategy.hivemind.exchange import PeersExchange
-
-        return PeersExchange(context)
-    if own_strategy(context.settings.strategy):
-        return own_exchange(str(context.settings.strategy))(context)
-    return EXCHANGES.get(str(context.settings.strategy), Exchange)(context)
+    strategy = strategy_of(context.settings)
+    own = own_strategy(strategy.name)
+    kind: type[Exchange] = own_exchange(strategy.name) if own else class_of(strategy.exchange)
+    return kind(context)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from harness.core.collectives import BACKEND
+from harness.core.strategies import strategy_of
 from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
 from harness.train.session import gather
@@ -35,7 +36,8 @@ class Exchange:
     def __init__(self, context: Context) -> None:
         self.context = context
         # Bytes that this rank has handed over for sending since attach(); None: not known.
-        self.payload_bytes: int | None = 0 if context.settings.strategy == "single" else None
+        alone = strategy_of(context.settings).exchanges_nothing
+        self.payload_bytes: int | None = 0 if alone else None
         # For the record: what was exchanged and how, and what is added to an epoch's row.
         self.observed: dict[str, Any] = {}
         self.epoch_fields: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from harness.core.collectives import ALL_TO_ALL, BACKEND
 from harness.core.records.redact import redacted
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import GRADIENT_CODES, is_apart, own_strategy
+from harness.core.strategies import GRADIENT_CODES, STRATEGIES, strategy_of
 from harness.core.topology import World
 from harness.train.data import lora
 from harness.train.data.probes import BATCHNORM
@@ -34,6 +34,9 @@ UNFIT = {
     "got mixed torch.Tensor and DTensor": "calls layers past the hooks with which fsdp gathers "
     "their weights: use --strategy ddp or single",
 }
+
+# Classes around a model, by which strategies are told apart.
+WRAPPERS = {DistributedDataParallel: "DDP", DataParallel: "DataParallel"}
 
 # Packages of classes that a name or folder stands for; the second holds the code of the Hub.
 NAMED = ("transformers", "transformers_modules", "harness")
@@ -77,12 +80,12 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
             f"--lora {settings.lora}: the model of {settings.script}.py has no adapters: make it "
             "with harness.train.data.models.build, or give it to harness.train.data.lora.add"
         )
-    if ran == "ddp":
+    if STRATEGIES[ran].reduces_gradients:
         observed["find_unused_parameters"] = model.find_unused_parameters
     if isinstance(model, DataParallel):
         observed["devices"] = len(model.device_ids)
     differs = ran != settings.strategy or observed["world"] != world.size
-    if ran == "fsdp" and world.size > 1:
+    if STRATEGIES[ran].shards and world.size > 1:
         # Small tensors are padded: a little more than an equal share is right.
         most = total_bytes / world.size * 1.1 + 65536
         differs |= sharded != len(parameters) or local_bytes > most
@@ -103,14 +106,13 @@ def _device_of(parameter: torch.Tensor) -> torch.device:
 
 def _strategy_of(model: nn.Module, settings: Settings, sharded: bool) -> str:
     """The strategy that trains a model which is wrapped or sharded like this one."""
-    if isinstance(model, DistributedDataParallel):
-        # local_sgd and diloco verify their count of exchanges at the end; a user's strategy has to
-        # end with equal weights.
-        own = is_apart(settings) or own_strategy(settings.strategy)
-        return str(settings.strategy) if own else "ddp"
-    if isinstance(model, DataParallel):
-        return "dp"
-    return "fsdp" if sharded else "single"
+    wrapper = "FSDP" if sharded else "nothing"
+    wrapper = next((name for kind, name in WRAPPERS.items() if isinstance(model, kind)), wrapper)
+    # What is exchanged is verified elsewhere: the hook of DDP by observe_hook(), and by local_sgd
+    # and diloco their count of exchanges; a user's strategy has to end with equal weights.
+    wanted = strategy_of(settings)
+    alike = (each for each in STRATEGIES.values() if each.wrapper == wrapper)
+    return (wanted if wanted.wrapper == wrapper else next(alike)).name
 
 
 # The name under which DDP logs the hook of each compression.
@@ -120,7 +122,7 @@ DIRECT_HOOK = "DirectGradients.hook"
 
 def expected_hook(settings: Settings, way: str, world: World) -> str | None:
     kind, _, rank = settings.compress.partition(":")
-    if settings.strategy == "ddp" and kind in GRADIENT_CODES:
+    if strategy_of(settings).reduces_gradients and kind in GRADIENT_CODES:
         return f"GradientRow.hook in {kind} by {way}"
     if way != BACKEND:
         dtype = {"bf16": " in bfloat16", "fp16": " in float16"}.get(kind, "")
@@ -142,7 +144,8 @@ def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -
             hook = f"{hook} of rank {rank}"
         if how := getattr(state, "how", ""):
             hook = f"{hook}{how}"
-    if settings.strategy == "ddp" and hook != expected_hook(settings, way, world):
+    own_hook = strategy_of(settings).reduces_gradients
+    if own_hook and hook != expected_hook(settings, way, world):
         flags = f"--compress {settings.compress}"
         if way != BACKEND:
             flags += f" --exchange {way}"

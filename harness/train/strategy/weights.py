@@ -16,7 +16,7 @@ from torch import nn
 from harness.core.collectives import GLOO
 from harness.core.process import warn
 from harness.core.settings import Settings
-from harness.core.strategies import is_apart, is_sharded, strategy_of
+from harness.core.strategies import is_apart, strategy_of
 from harness.core.topology import World
 from harness.train.data import probes
 from harness.train.session import gather
@@ -32,7 +32,7 @@ class EqualStart(DistributedDataParallelKwargs):
 
 def is_wrapped(settings: Settings) -> bool:
     """Whether DDP wraps the model."""
-    return not is_sharded(settings) and strategy_of(settings).needs_launcher
+    return strategy_of(settings).wrapper == "DDP"
 
 
 def settle_unused(

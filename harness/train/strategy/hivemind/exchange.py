@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +118,7 @@ class PeersExchange(Exchange):
 
     def observe(self, model: nn.Module) -> dict[str, Any]:
         """A peer's model is a plain one; the optimizer shares it."""
-        plain = verify.observe(model, replace(self.settings, strategy="single"), World())
-        return plain | {"strategy": "hivemind"}
+        return verify.observe(model, self.settings, World())
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         context, bare = self.context, optimizer.optimizer
