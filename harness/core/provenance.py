@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -26,6 +27,27 @@ from harness.core.tasks import ROOT as ROOT
 from harness.core.tasks import TASKS, parsed, script_file, task_of, task_with_model
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy")
+
+
+class OptionalPackage(NamedTuple):
+    """A package that only some runs need, in the one version that they accept."""
+
+    name: str
+    version: str
+    needed_for: str
+
+    @property
+    def install(self) -> str:
+        return f"pip install {self.name}=={self.version}"
+
+    @property
+    def is_missing(self) -> bool:
+        return find_spec(self.name) is None
+
+
+HIVEMIND = OptionalPackage("hivemind", "1.1.12", "--strategy hivemind")
+PEFT = OptionalPackage("peft", "0.21.2", "--lora")
+OPTIONAL = {each.name: each for each in (HIVEMIND, PEFT)}
 
 
 def versions() -> dict[str, str | None]:

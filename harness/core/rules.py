@@ -141,8 +141,6 @@ COMPRESSING = ", ".join(
 )
 OWING = ("powersgd", "int8", "int4")  # compressions that carry over their error
 SENDING_DIRECTLY = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.direct)
-INSTALL = "pip install hivemind==1.1.12"
-INSTALL_PEFT = "pip install peft==0.21.2"
 # The address of a peer in libp2p's notation.
 PEER_ADDRESS = re.compile(r"/(ip4|dns|dns4)/[^/,]+/(tcp|udp)/\d+(/[a-z0-9-]+)*/p2p/\w+")
 ADAMW = ("adamw_torch", "adamw_torch_fused")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import importlib.util
 import json
 import os
 import shutil
@@ -23,9 +22,11 @@ from harness.core.command_line import print_json
 from harness.core.links import Link
 from harness.core.process import last_line
 from harness.core.provenance import (
+    OPTIONAL,
     PACKAGES,
     ROOT,
     Driver,
+    OptionalPackage,
     cache_root,
     installing,
     missing_packages,
@@ -33,7 +34,6 @@ from harness.core.provenance import (
 )
 from harness.core.records.disk import try_writing
 from harness.core.records.redact import without_home
-from harness.core.rules import INSTALL, INSTALL_PEFT
 from harness.core.settings import UserError
 from harness.launch.netns.emulation import EmulatedNodes
 from harness.launch.places import amd_gpus, disturbed_by, others, this_machine
@@ -81,8 +81,7 @@ def examine() -> list[Check]:
         _nodes(),
         _tool("ssh", "sweep --launcher ssh", "install an OpenSSH client"),
         _slurm(),
-        _package("hivemind", "--strategy hivemind", INSTALL),
-        _package("peft", "--lora", INSTALL_PEFT),
+        *map(_package, OPTIONAL.values()),
     ]
 
 
@@ -236,7 +235,8 @@ def _slurm() -> Check:
     return check
 
 
-def _package(name: str, needed_for: str, advice: str) -> Check:
-    if importlib.util.find_spec(name) is not None:
-        return Check(name, OK, "installed")
-    return Check(name, LIMITED, f"not installed; {needed_for} needs it", advice)
+def _package(package: OptionalPackage) -> Check:
+    if not package.is_missing:
+        return Check(package.name, OK, "installed")
+    missing = f"not installed; {package.needed_for} needs it"
+    return Check(package.name, LIMITED, missing, package.install)

@@ -13,9 +13,9 @@ from typing import Any
 
 from harness.core.links import Link
 from harness.core.process import usable_cores
-from harness.core.provenance import ROOT, nvidia_driver, visible_gpus
+from harness.core.provenance import OPTIONAL, PEFT, ROOT, nvidia_driver, visible_gpus
 from harness.core.records import DISTURBING_SHARE, SKIPPED
-from harness.core.rules import INSTALL, INSTALL_PEFT, why_a_gpu
+from harness.core.rules import why_a_gpu
 from harness.core.strategies import strategy_of
 from harness.launch.agents import Node, TorchrunAgent, WarmAgent
 from harness.launch.choices import Remote, Slurm
@@ -64,11 +64,10 @@ def this_machine() -> Machine:
 def why_not_on(machine: Machine, job: Job, oversubscribe: bool = False) -> str | None:
     """Why this machine lacks devices or packages for a run; None if it lacks none."""
     machine = machine.of(job)
-    package = strategy_of(job.settings).package
-    if package is not None and find_spec(package) is None:
-        return f"{package} is not installed: {INSTALL}"
-    if job.settings.lora and find_spec("peft") is None:
-        return f"peft is not installed: {INSTALL_PEFT}"
+    packages = (strategy_of(job.settings).package, PEFT.name if job.settings.lora else None)
+    for package in (OPTIONAL[name] for name in packages if name):
+        if package.is_missing:
+            return f"{package.name} is not installed: {package.install}"
     if not machine.gpus and (reason := why_a_gpu(job.settings)):
         return reason.removeprefix("--")
     needed = job.nodes * job.devices

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from harness.core.provenance import HIVEMIND
 from harness.core.settings import UserError
 
 
@@ -27,7 +28,7 @@ CHECKED = {
     "torch": Checked("2.13", same=1),
     "transformers": Checked("5.23", same=2),
     "accelerate": Checked("1.15", same=2),
-    "hivemind": Checked("1.1.12", same=3),
+    HIVEMIND.name: Checked(HIVEMIND.version, same=3),
 }
 
 

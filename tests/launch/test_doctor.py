@@ -17,8 +17,7 @@ import pynvml
 import pytest
 
 from harness.cli import main
-from harness.core.provenance import PACKAGES, ROOT, Driver, installing, nvidia_driver
-from harness.core.rules import INSTALL_PEFT
+from harness.core.provenance import PACKAGES, PEFT, ROOT, Driver, installing, nvidia_driver
 from harness.core.settings import UserError
 from harness.launch import doctor
 from harness.launch.doctor import LIMITED, OK, PROBLEM, Check
@@ -264,9 +263,9 @@ def test_others_nodes_and_tools_that_are_not_there(monkeypatch: pytest.MonkeyPat
     assert "nsenter is missing" in doctor._nodes().finding
     monkeypatch.setenv("PATH", "")
     assert doctor._tool("ssh", "x", "y") == Check("ssh", LIMITED, "not found; x needs it", "y")
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    missing = Check("peft", LIMITED, "not installed; --lora needs it", INSTALL_PEFT)
-    assert doctor._package("peft", "--lora", INSTALL_PEFT) == missing
+    monkeypatch.setattr("harness.core.provenance.find_spec", lambda name: None)
+    missing = Check("peft", LIMITED, "not installed; --lora needs it", PEFT.install)
+    assert doctor._package(PEFT) == missing
 
 
 @pytest.mark.process

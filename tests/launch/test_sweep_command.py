@@ -375,7 +375,7 @@ def test_a_sweep_says_before_it_starts_that_hivemind_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job,) = jobs_of(tmp_path, "script: vit\nsettings: {strategy: hivemind, setup: 2_1}", tiny=True)
-    monkeypatch.setattr("harness.launch.places.find_spec", lambda name: None)
+    monkeypatch.setattr("harness.core.provenance.find_spec", lambda name: None)
     reason = places.why_not_on(places.this_machine(), job)
     assert reason and reason.startswith("hivemind is not installed: pip install hivemind==")
 

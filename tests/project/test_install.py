@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.provenance import OPTIONAL
+from harness.core.strategies import STRATEGIES
 from harness.train.patches import CHECKED
 
 CHECK = """
@@ -108,6 +110,10 @@ def test_what_is_tested_lies_in_the_ranges_of_the_package(root: Path) -> None:
 
     for name, pin in pins.items():
         assert pin in SpecifierSet(ranges[name]), name
+    for optional in OPTIONAL.values():  # exact, in every place
+        assert pins[optional.name] == optional.version
+        assert ranges[optional.name] == f"=={optional.version}"
+    assert {each.package for each in STRATEGIES.values()} - {None} <= OPTIONAL.keys()
     for name, (version, same) in CHECKED.items():  # any other is refused when a run begins
         assert f"{pins[name]}.".startswith(f"{version}."), name
         *before, last = version.split(".")[:same]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from harness.core.rules import INSTALL_PEFT
+from harness.core.provenance import PEFT
 from harness.core.settings import UserError
 
 TRAINED = "trained.safetensors"  # in a checkpoint's folder, beside the merged weights
@@ -31,7 +31,7 @@ def add(model: Any, rank: int, drawn: Collection[str] = ()) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise UserError(
-            f"--lora {rank} needs peft, which is not installed: {INSTALL_PEFT}"
+            f"--lora {rank} needs peft, which is not installed: {PEFT.install}"
         ) from None
     head = {*head_of(model), *drawn}
     targets = _targets(model, head)

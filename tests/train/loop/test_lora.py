@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.core.command_line import parse
 from harness.core.identity import run_id
-from harness.core.rules import INSTALL_PEFT
+from harness.core.provenance import PEFT
 from harness.core.settings import Settings, UserError
 from harness.core.topology import World
 from harness.train.data import lora, models
@@ -185,7 +185,7 @@ def test_bad_cases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"the model of mine.py has no adapters: make it with"):
         verify.observe(model, Settings(script="mine", strategy="single", lora=4), World())
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=f"--lora 4 needs peft, .*: {INSTALL_PEFT}"):
+    with pytest.raises(UserError, match=f"--lora 4 needs peft, .*: {PEFT.install}"):
         lora.add(model, 4)
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from harness.core.provenance import HIVEMIND
 from harness.core.records import read_json, read_rows
-from harness.core.rules import INSTALL
 from harness.core.settings import UserError
 from tests.support.ranks import ROOT, ranks
 from tests.support.toys import Net, Points, apart, flat, ours, rows, summary, weights
@@ -402,9 +402,9 @@ def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPat
     """It is patched, and its private methods are overridden: as they are in the pinned version."""
     version = CHECKED["hivemind"].version
     assert f"hivemind=={version}\n" in (ROOT / "constraints.txt").read_text()
-    assert INSTALL.endswith(f" hivemind=={version}")
+    assert HIVEMIND.install.endswith(f" hivemind=={version}")
     monkeypatch.setattr(hivemind, "__version__", "1.2.0")
-    refused = rf"hivemind 1.2.0 is installed, .* were checked with {version}: {INSTALL}$"
+    refused = rf"hivemind 1.2.0 is installed, .* were checked with {version}: {HIVEMIND.install}$"
     for patch in (patch_hivemind, private_sockets):
         with pytest.raises(UserError, match=refused):
             patch()

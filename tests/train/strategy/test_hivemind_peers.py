@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from harness.core.command_line import parse
+from harness.core.provenance import HIVEMIND
 from harness.core.records import read_json, read_rows
-from harness.core.rules import INSTALL, addresses_to_join, fit_to_world
+from harness.core.rules import addresses_to_join, fit_to_world
 from harness.core.settings import UserError
 from harness.core.topology import World
 from harness.train.data.samples import cut_tail
@@ -143,7 +144,7 @@ def refused(done: Any, reason: str) -> None:
 @pytest.mark.process
 def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
     done = ran(1, without_hivemind, *TINY, "--o", str(tmp_path), env=peers.QUICK)
-    refused(done, INSTALL)
+    refused(done, HIVEMIND.install)
 
 
 @pytest.mark.process

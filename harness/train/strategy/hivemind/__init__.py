@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from harness.core import process
-from harness.core.rules import INSTALL
+from harness.core.provenance import HIVEMIND
 from harness.core.settings import UserError
-from harness.train.patches import CHECKED, check_patched
+from harness.train.patches import check_patched
 
 # These messages would bury the one line that matters: those of hivemind and of its daemon, which
 # reads the same variable, and those of asyncio about connections that a killed peer leaves behind.
@@ -37,8 +37,8 @@ try:
     from hivemind.p2p import P2P
 except ImportError:
     raise UserError(
-        f"--strategy hivemind needs hivemind {CHECKED['hivemind'].version}, which is not "
-        f"installed: {INSTALL}"
+        f"{HIVEMIND.needed_for} needs hivemind {HIVEMIND.version}, which is not installed: "
+        f"{HIVEMIND.install}"
     ) from None
 
 
