@@ -167,7 +167,7 @@ CONTRADICTIONS: tuple[Rule, ...] = (
      "--auto_batch does not go with --tail pad: half of the batch may make another last update of "
      "an epoch; use --tail cut"),
     *_where(_shards_without_fsdp, (
-        (lambda s, c: c.strategy.apart or c.strategy.processes == "peers",
+        (lambda s, c: c.strategy.apart or c.strategy.meets_by_itself,
          "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "
          "all weights to go on alone"),
         (lambda s, c: True, "--{c.fsdp_flag} needs --strategy fsdp"),
@@ -260,7 +260,7 @@ NOT_ELASTIC: tuple[Rule, ...] = (
     (lambda s, c: c.strategy.apart,
      "--strategy {c.strategy.name} does not go with --max_restarts: no process can take over "
      "what another trained apart"),
-    (lambda s, c: c.strategy.processes == "peers",
+    (lambda s, c: c.strategy.meets_by_itself,
      "--strategy {c.strategy.name} does not need --max_restarts: its peers come and go by "
      "themselves"),
 )
@@ -284,7 +284,7 @@ PROCESSES: tuple[Rule, ...] = (
     (lambda s, c: c.strategy.processes == "one" and c.world.size > 1,
      "--strategy {s.strategy} runs in one process, but {c.world.size} were started: use python "
      "{s.script}.py, or --strategy ddp"),
-    (lambda s, c: c.strategy.processes == "many" and not c.world.launched,
+    (lambda s, c: c.strategy.needs_launcher and not c.world.launched,
      "--strategy {s.strategy} needs processes that torchrun starts: torchrun --standalone "
      "--nproc_per_node=2 {s.script}.py ..."),
     (lambda s, c: c.strategy.splits_batch and s.tail == "pad",
@@ -382,7 +382,7 @@ def _fitted(settings: Settings, world: World, gpus: int | None) -> Settings:
     settings = _with_own_defaults(replace(settings, strategy=name), nodes)
     strategy = strategy_of(settings)
     refuse(PROCESSES + BALANCE, Combination(settings, world))
-    if strategy.processes == "peers":
+    if strategy.meets_by_itself:
         return _with_peers(settings, world)
     nodes, per_node = world.nodes, world.per_node
     if strategy.needs_gpu:
@@ -394,7 +394,7 @@ def _fitted(settings: Settings, world: World, gpus: int | None) -> Settings:
     if settings.setup is None:
         return replace(settings, setup=f"{nodes}_{per_node}")
     asked_nodes, asked_per_node, _ = parse_setup(settings.setup)
-    comes_and_goes = world.elastic and strategy.processes == "many"
+    comes_and_goes = world.elastic and strategy.needs_launcher
     fewer = comes_and_goes and nodes < asked_nodes
     if asked_per_node != per_node or (asked_nodes != nodes and not fewer):
         raise _mismatch(settings, world, per_node)

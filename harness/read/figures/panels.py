@@ -18,6 +18,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.text import Annotation
 
 from harness.core.records import FAILURES
+from harness.core.strategies import DDP
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, Style
 from harness.read.labels import (
@@ -160,7 +161,7 @@ def strategy_styles(values: Collection[str]) -> dict[str, Style]:
     Plain ddp stands out.
     """
     styles, of_colour = dict[str, Style](), Counter[str]()
-    for value in sorted({*values} - {"ddp"}, key=_natural):
+    for value in sorted({*values} - {DDP}, key=_natural):
         family, period = value.split(" ")[0], re.search(r" h(\d+)\b", value)
         rarer = sum(int(period[1]) >= updates for updates in RARER) if period else 0
         colours = FAMILIES.get(family, OWN)
@@ -169,7 +170,7 @@ def strategy_styles(values: Collection[str]) -> dict[str, Style]:
         of_colour[colour] += 1
         marker = kit.cycle(first + number).marker
         styles[value] = Style(colour, marker, kit.DASHES[number % len(kit.DASHES)])
-    return {"ddp": kit.BASE} | styles
+    return {DDP: kit.BASE} | styles
 
 
 def arrange(

@@ -28,6 +28,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from harness.core.command_line import to_argv
 from harness.core.identity import identity, number
+from harness.core.provenance import HIVEMIND
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.train.rendezvous import OUTSIDE, address_towards
 from harness.train.strategy.hivemind import end_with_peer
@@ -108,7 +109,7 @@ def listening_address(settings: Settings, join: list[str]) -> str:
 
 
 # Libraries whose versions could give one peer's gradient another meaning than another's.
-LIBRARIES = ("torch", "transformers", "hivemind")
+LIBRARIES = ("torch", "transformers", HIVEMIND.name)
 
 
 def requirements(settings: Settings) -> dict[str, str]:
