@@ -141,18 +141,13 @@ def candidates(
     batch: int | None = None, emulated: bool = False, link: str = "LINK",
 ) -> Candidates:  # fmt: skip
     """The trainings on these nodes as Candidates; UserError where there is none."""
-    done = [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
+    done = _of_several(runs)
     here = [run for run in done if shape_of(run).nodes in nodes]
     lost = [run for run in runs if run.state in NOT_REACHED and run.settings]
     lost = [run for run in lost if shape_of(run).nodes in nodes]
     asked = " or ".join(map(str, nodes))
-    if not here:
-        there = ", ".join(map(str, sorted({shape_of(run).nodes for run in done}))) or "one alone"
-        check_target(target, runs)
-        raise UserError(
-            f"--nodes {asked}: quality was not measured on as many nodes, but on {there}: "
-            f"{_to_measure(runs, target, nodes[0], link, batch)}"
-        )
+    if missing := missing_quality(runs, nodes, target, batch, link):
+        raise UserError(missing)
     if batch is not None:
         sizes = sorted({run.effective_batch for run in here if run.effective_batch})
         here = [run for run in here if run.effective_batch == batch]
@@ -177,6 +172,25 @@ def candidates(
     choices.reached.sort(key=lambda each: each.wall_s)
     choices.left_out.extend(unknown)
     return choices
+
+
+def _of_several(runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if run.state == FINISHED and shape_of(run).ranks > 1]
+
+
+def missing_quality(
+    runs: Sequence[Run], nodes: Sequence[int], target: Target, batch: int | None, link: str
+) -> str | None:
+    """What measures the quality on these nodes, if no run did; UserError for an unknown target."""
+    measured = sorted({shape_of(run).nodes for run in _of_several(runs)})
+    if {*measured} & {*nodes}:
+        return None
+    check_target(target, runs)
+    return (
+        f"--nodes {' or '.join(map(str, nodes))}: quality was not measured on as many nodes, but "
+        f"on {', '.join(map(str, measured)) or 'one alone'}: "
+        f"{_to_measure(runs, target, nodes[0], link, batch)}"
+    )
 
 
 def _to_measure(
@@ -221,7 +235,10 @@ def _nothing(choices: Candidates, asked: str, target: Target, runs: Sequence[Run
         return f"--target {target}: no run on {asked} nodes has {target.metric}"
     if choices.left_out:
         missed = f"; all else missed {target} in some run" if choices.missed else ""
-        return f"runs on {asked} nodes cannot be predicted: {choices.left_out[0]}{missed}"
+        # Each reason once, of the first training that has it.
+        reasons = {each.partition(": ")[2]: each for each in reversed(choices.left_out)}
+        first = "; ".join(reversed(reasons.values()))
+        return f"runs on {asked} nodes cannot be predicted: {first}{missed}"
     value = min(best) if target.smaller_is_better else max(best)
     return (f"{target}: on {asked} nodes no strategy and period reached it in every run; the best "
             f"epoch has {value:.4g}: measure more --epochs or a smaller batch, or name another "

@@ -192,6 +192,12 @@ def wire_between(link: Mapping[str, Any]) -> Wire | None:
 def fit_records(selector: str, overrides: Overrides) -> Fitted:
     """Fit a model on the runs that a selector names, and on the links measured beside them."""
     runs, _, not_read = read_selected(selector, None)
+    return fit_read(selector, runs, not_read, overrides)
+
+
+def fit_read(
+    selector: str, runs: Sequence[Run], not_read: tuple[str, ...], overrides: Overrides
+) -> Fitted:
     table = [*all_reduces_of(runs), *measured_beside(selector)]
     fitted = fit_on(selector, runs, overrides, table)
     folder, _ = parse_selector(selector)

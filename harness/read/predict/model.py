@@ -6,8 +6,9 @@ far as it outlasts the backward pass that it overlaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from harness.core.collectives import (
     ALL_TO_ALL,
@@ -181,10 +182,8 @@ def _shared_apart(model: Model, plan: Scenario) -> float:
 
 def chosen_way(model: Model, plan: Scenario) -> str:
     """The way that a run with --exchange auto would take, by what the model knows of the link."""
-    leaves_a_choice = chooses_exchange(
-        {**vars(plan), "sync_scope": plan.scope, "setup": str(plan.shape)}
-    )
-    if not leaves_a_choice or model.backend != GLOO or plan.wire.round_trip_s < FAR_S:
+    settings = vars(plan) | {"sync_scope": plan.scope, "setup": str(plan.shape)}
+    if not chooses_exchange(settings) or model.backend != GLOO or plan.wire.round_trip_s < FAR_S:
         return BACKEND
     size, nodes = model.payload(plan) / plan.fragments, Shape(plan.shape.nodes)
     shape = nodes if plan.strategy in APART else plan.shape
@@ -194,12 +193,10 @@ def chosen_way(model: Model, plan: Scenario) -> str:
 
 
 def check(model: Model, plan: Scenario) -> None:
-    shape = plan.shape
     if plan.strategy not in EXPOSED:
         raise UserError(f"--strategy {plan.strategy}: not modelled; there is {', '.join(EXPOSED)}")
-    if plan.exchange not in (BACKEND, *MEANS):
-        there = ", ".join((BACKEND, *MEANS))
-        raise UserError(f"--exchange {plan.exchange} is not modelled; there is {there}")
+    if plan.exchange not in (known := (BACKEND, *MEANS)):
+        raise UserError(f"--exchange {plan.exchange} is not modelled; there is {', '.join(known)}")
     own = STRATEGIES[plan.strategy].own.keys() & vars(plan).keys()
     settings = {name: getattr(plan, name) for name in ("strategy", "compress", "exchange", *own)}
     # Refuse what a training refuses.
@@ -209,27 +206,33 @@ def check(model: Model, plan: Scenario) -> None:
         raise UserError(
             f"--sync_first {plan.sync_first}: the run has {count} updates, and needs more than that"
         )
+    if missing := [*_missing(model, plan)]:
+        raise UserError("; ".join(missing))
+
+
+def _missing(model: Model, plan: Scenario) -> Iterator[str]:
+    """What a prediction needs and no record says, each with what mends it."""
     if plan.compress not in WIRE_SHARES and (plan.strategy, plan.compress) not in model.payloads:
-        raise UserError(
+        yield (
             f"--compress {plan.compress}: how many bytes it sends is in no record: measure one "
             f"run, with --setup 1_2 --strategy {plan.strategy} --compress {plan.compress}"
         )
     if STRATEGIES[plan.strategy].shards and plan.blocks is None:
-        raise UserError(
+        yield (
             "--strategy fsdp gathers layer by layer, and how many there are is in no record: "
             "give --blocks, 12 for BERT-base and ViT-B"
         )
-    if shape.ranks > 1 and model.gradient_bytes is None:
-        raise UserError("the size of the gradient is in no record: give --gradient_mb")
+    if plan.shape.ranks > 1 and model.gradient_bytes is None:
+        yield "the size of the gradient is in no record: give --gradient_mb"
     if not model.line.knows(plan.batch):
         (only,) = model.line.batches
-        raise UserError(
+        yield (
             f"batch {plan.batch}: only batch {only} was measured on one process, which says "
             f"nothing of others; measure one more, with --setup 1_1 --per_gpu_batch {plan.batch}"
         )
     if neighbours(plan) > 1 and model.sharing is None:
-        raise UserError(
-            f"{shape}: what several processes of one machine cost each other is not known: "
+        yield (
+            f"{plan.shape}: what several processes of one machine cost each other is not known: "
             "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)"
             f"{''.join(f'; {note}' for note in model.notes)}"
         )
@@ -492,9 +495,5 @@ def over_nodes(
 
 def below_half_efficiency(curve: list[Prediction]) -> Prediction | None:
     """The first prediction from which on all have less than half of the ideal rate, if any."""
-    first = None
-    for each in reversed(curve):
-        if each.efficiency >= 0.5:
-            break
-        first = each
-    return first
+    below = [*takewhile(lambda each: each.efficiency < 0.5, reversed(curve))]
+    return below[-1] if below else None

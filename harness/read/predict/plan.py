@@ -20,15 +20,16 @@ from harness.read.predict.candidates import (
     Candidate,
     Candidates,
     candidates,
+    missing_quality,
     trainings_of,
 )
 from harness.read.predict.command import link_without_losses
 from harness.read.predict.facts import Overrides, effective_batch_of, model_of, shape_of
-from harness.read.predict.fitting import Fitted, fit_records
+from harness.read.predict.fitting import Fitted, fit_read
 from harness.read.records.groups import Group
 from harness.read.records.processors import by_speed
 from harness.read.records.runs import Run, Target, parse_target
-from harness.read.records.selection import command_on
+from harness.read.records.selection import command_on, read_selected
 from harness.read.table import Table, screen, show
 
 SHOWN = 6
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     nodes = _nodes(options.nodes)
     link = link_without_losses(options.link)
     target = parse_target(options.target)
-    fitted = fit_records(options.records, Overrides.of(options))
+    fitted = _fitted(options, nodes, target, str(link))
     choices = candidates(
         fitted, fitted.selected, nodes, wire_of(link), target, options.effective_batch,
         options.emulated, str(link),
@@ -76,6 +77,16 @@ def run(options: argparse.Namespace) -> int:
     for line in (*notes(choices), *(f"assumed: {each}" for each in fitted.assumed)):
         console.print(line)
     return 0 if kept else 1
+
+
+def _fitted(options: argparse.Namespace, nodes: list[int], target: Target, link: str) -> Fitted:
+    """The fit on the records; where runs are missing, the error names those of the target, too."""
+    runs, _, not_read = read_selected(options.records, None)
+    missing = missing_quality(runs, nodes, target, options.effective_batch, link)
+    try:
+        return fit_read(options.records, runs, not_read, Overrides.of(options))
+    except UserError as error:
+        raise UserError("; ".join(filter(None, (str(error), missing)))) from error
 
 
 def on_one_machine(fitted: Fitted, target: Target, batch: int | None = None) -> Group | None:
