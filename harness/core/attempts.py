@@ -13,23 +13,21 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from harness.core.records import (
     COMPLETE,
     FINISHED,
     SCHEMA,
     RunFolder,
-    append_row,
-    plain,
     total,
 )
-from harness.core.records.checksums import vouched
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
 from harness.core.records.summary import Rows, best_of, of_rows, own_metrics, sum_of
-from harness.core.schema.checks import believable, fields
-from harness.core.schema.environment import CommProbeRecord
+from harness.core.schema.checks import believable, fields, undeclared
+from harness.core.schema.environment import CommProbeRecord, ObservedRecord
+from harness.core.schema.fields import fields_of
 from harness.core.schema.rows import (
     AttemptEnd,
     AttemptStart,
@@ -42,7 +40,6 @@ from harness.core.topology import accumulated, own_batch
 
 # Per rank, within one attempt; null where a process was killed before it reported anything.
 CPU_TIME = ("user_s_per_rank", "system_s_per_rank")
-TIMES = (*CPU_TIME, "measuring_s")
 
 Attempts = Sequence[AttemptStart | AttemptEnd]  # rows of attempts.jsonl
 
@@ -56,6 +53,15 @@ class Opened:
     counted_unix: float | None = None
     # When the launcher that restarts lost processes was started; None without such a launcher.
     launcher_unix: float | None = None
+
+
+class Lost(TypedDict):
+    """The fields of AttemptStart that lost() knows, as declared there."""
+
+    counted_unix: float | None
+    gap_s: float | None
+    lost_s: float | None
+    redone_updates: int | None
 
 
 def begin(
@@ -72,8 +78,8 @@ def begin(
         _close_killed(folder, killed, opened.unix)
     rows = believed(folder)
     attempt = len(starts_of(rows)) + 1
-    _append(
-        folder,
+    cost = lost(rows, update, opened, time.time())
+    folder.append_attempt(
         {
             "event": "start",
             "attempt": attempt,
@@ -83,7 +89,10 @@ def begin(
             "effective_batch": effective_batch,
             "per_gpu_batch": per_gpu_batch,
             "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-            **lost(rows, update, opened, time.time()),
+            "counted_unix": cost["counted_unix"],
+            "gap_s": cost["gap_s"],
+            "lost_s": cost["lost_s"],
+            "redone_updates": cost["redone_updates"],
         },
     )
     return attempt
@@ -94,10 +103,6 @@ def believed(folder: RunFolder) -> list[AttemptStart | AttemptEnd]:
     rows, *_ = folder.attempts_as_written()
     known = [believable(row["event"], row) for row in rows if row.get("event") in ("start", "end")]
     return cast(list[AttemptStart | AttemptEnd], known)
-
-
-def _append(folder: RunFolder, row: Mapping[str, Any]) -> None:
-    append_row(folder.attempts, vouched(plain(row)))
 
 
 def require(folder: RunFolder) -> None:
@@ -131,13 +136,16 @@ def unended(folder: RunFolder) -> AttemptStart | None:
     return starts[-1] if len(starts) > ended else None
 
 
-def lost(
-    rows: Attempts, update: int, opened: Opened, now_unix: float
-) -> dict[str, float | int | None]:
+def lost(rows: Attempts, update: int, opened: Opened, now_unix: float) -> Lost:
     """What the interruption of the previous attempt cost; nulls for the first attempt."""
-    starts, known = starts_of(rows), {"counted_unix": opened.counted_unix}
+    starts = starts_of(rows)
     if not starts:
-        return {**known, "gap_s": None, "lost_s": None, "redone_updates": None}
+        return {
+            "counted_unix": opened.counted_unix,
+            "gap_s": None,
+            "lost_s": None,
+            "redone_updates": None,
+        }
     started_unix = starts[-1].get("unix") or 0.0
     # The first end row belongs to the attempt itself; further ones were left by processes that
     # failed before they began another attempt.
@@ -160,7 +168,7 @@ def lost(
     if opened.counted_unix is not None or not update:  # else the checkpoint's time is unknown
         lost_s = discarded_s + wasted_s + (gap_s or 0.0) + now_unix - opened.unix
     return {
-        **known,
+        "counted_unix": opened.counted_unix,
         "gap_s": gap_s,
         "lost_s": lost_s,
         "redone_updates": redone,
@@ -218,8 +226,7 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
     last = progress if progress.get("attempt") == start.get("attempt") else {}
     since_unix = start.get("unix") or 0.0
     failure = first_failure(folder, lambda f: since_unix <= f["unix"] < before_unix)
-    _append(
-        folder,
+    folder.append_attempt(
         {
             "event": "end",
             "attempt": start.get("attempt"),
@@ -228,7 +235,12 @@ def _close_killed(folder: RunFolder, start: AttemptStart, before_unix: float) ->
             "outcome": failure["outcome"] if failure else "interrupted",
             "reason": failure["reason"] if failure else "the process was killed",
             "in_step": failure.get("in_step") if failure else may_be_in_step(folder, last),
-            **{name: last.get(name) for name in ("unix", "update", "wall_s", *TIMES)},
+            "unix": last.get("unix"),
+            "update": last.get("update"),
+            "wall_s": last.get("wall_s"),
+            "user_s_per_rank": last.get("user_s_per_rank"),
+            "system_s_per_rank": last.get("system_s_per_rank"),
+            "measuring_s": last.get("measuring_s"),
         },
     )
 
@@ -258,12 +270,12 @@ AS_MUCH_MEMORY = ("per_gpu_batch", "grad_acc", "seed", "lr", "epochs")
 
 def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
     """The largest batch below a limit with which a like run finished on a like machine; or 0."""
-    own, machine, fitting = settings_of(settings), _recorded(folder, "machine"), [0]
+    own, machine, fitting = settings_of(settings), recorded(folder, "machine"), [0]
     for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
         other = RunFolder(file.parent)
         known = other.read_settings() or {}
         differing = {name for name in own if known.get(name) != own[name]} - {*AS_MUCH_MEMORY}
-        is_alike = not differing and machine is not None and _recorded(other, "machine") == machine
+        is_alike = not differing and machine is not None and recorded(other, "machine") == machine
         if is_alike and other.outcome() == FINISHED:
             fitting.append(last_batch(other, settings))  # at least the limit if unrecorded
     return max(batch for batch in fitting if batch < below)
@@ -361,12 +373,11 @@ def end(
     in_step: bool | None = None,
 ) -> None:
     """Record how the latest attempt ended; an attempt that never began training has no number."""
-    open_start = unended(folder)
+    open_start, known = unended(folder), times or {}
     if open_start is not None and not begun:
         _close_killed(folder, open_start, time.time() - wall_s)  # an earlier attempt, which died
         open_start = None
-    _append(
-        folder,
+    folder.append_attempt(
         {
             "event": "end",
             "attempt": None if open_start is None else open_start.get("attempt"),
@@ -377,7 +388,9 @@ def end(
             "per_gpu_batch": per_gpu_batch,
             "in_step": False if open_start is None else in_step,
             "wall_s": wall_s,
-            **{name: (times or {}).get(name) for name in TIMES},
+            "user_s_per_rank": known.get("user_s_per_rank"),
+            "system_s_per_rank": known.get("system_s_per_rank"),
+            "measuring_s": known.get("measuring_s"),
         },
     )
 
@@ -472,8 +485,16 @@ def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float 
 
 def probe_of(folder: RunFolder) -> CommProbeRecord | None:
     """What the exchange adds to a step, as measured in any attempt."""
-    return cast(CommProbeRecord | None, _recorded(folder, "comm_probe"))
+    return cast(CommProbeRecord | None, recorded(folder, "comm_probe"))
 
 
-def _recorded(folder: RunFolder, name: str) -> Any:
+def observed_of(folder: RunFolder) -> ObservedRecord:
+    """What earlier attempts observed; without what another version recorded under other names."""
+    observed, known = recorded(folder, "observed") or {}, fields_of(ObservedRecord)
+    as_declared = {n: v for n, v in observed.items() if not any(undeclared(known, {n: v}))}
+    return cast(ObservedRecord, as_declared)
+
+
+def recorded(folder: RunFolder, name: str) -> Any:
+    """A field of environment.json; None if it is not known."""
     return believable("environment", folder.read_environment() or {}).get(name)

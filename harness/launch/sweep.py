@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     closing,
@@ -23,7 +23,7 @@ from contextlib import (
 )
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness.core.command_line import field_of, print_json, typed
 from harness.core.identity import number
@@ -33,18 +33,18 @@ from harness.core.records import (
     ASIDE,
     FINISHED,
     RUNNING,
-    SCHEMA,
     SKIPPED,
     SWEEP,
     WAITING,
     RunFolder,
     read_json,
-    write_json,
+    write_sweep,
 )
 from harness.core.records.disk import check_writable, unused
 from harness.core.records.redact import redacted_command, without_home
 from harness.core.rules import why_not_elastic
 from harness.core.schema.checks import believable
+from harness.core.schema.environment import SweepRecord
 from harness.core.settings import UserError, nearest
 from harness.launch import slurm, ssh
 from harness.launch.agents import environment_with
@@ -61,9 +61,9 @@ from harness.launch.ahead import (
 )
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State, was_disturbed
+from harness.launch.outcome import ELSEWHERE, State, plan_record, was_disturbed
 from harness.launch.places import Local, Machines, Options, Place, this_machine
-from harness.launch.plan import Elastic, Job, as_text, axes_of, plan
+from harness.launch.plan import Elastic, Job, plan
 from harness.launch.runner import Runner, Worker
 from harness.launch.screen import Screen
 from harness.launch.slurm.cluster import Submitted
@@ -74,8 +74,6 @@ from harness.launch.sweepfile import NOT_IN_A_FILE, Point, Sweep, load
 # Within which a repeated signal counts once: a closed terminal hangs up on the shell's job
 # and then on its group, and `timeout` ends a process and then its group.
 TWICE_S = {signal.SIGHUP: 1.0, signal.SIGTERM: 0.05}
-# Attributes of a sweep file that are copied into sweep.json.
-COPIED = ("name", "tiny", "target", "hold", "lr_rule", "columns", "per_node")
 PLACES: dict[str, Callable[[Options], Place]] = {
     "local": Local,
     "netns": Netns,
@@ -340,7 +338,7 @@ def _record(folder: Path, chosen: list[State], screen: Screen) -> None:
     if not plan or now == plan:
         return
     try:
-        write_json(folder / SWEEP, now)
+        write_sweep(folder, cast(SweepRecord, now))
     except OSError as error:  # no measurement is lost by this
         screen.print(f"warning: {folder / SWEEP} stays as it was: {error.strerror}")
 
@@ -414,35 +412,15 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
     `command` is one that measured: the earlier one stays until another has measured a run.
     """
     path = folder / SWEEP
-    content = {
-        "schema": SCHEMA,
-        **{name: getattr(sweep, name) for name in COPIED},
-        "question": sweep.header.get("question"),
-        "hypothesis": sweep.header.get("hypothesis"),
-        "file": without_home(sweep.file),
-        "command": command,
-        "axes": axes_of(sweep),
-        "baseline": as_text(sweep.baseline) if sweep.baseline else None,
-        "expect": [
-            {**entry, **{key: as_text(entry[key]) for key in ("of", "against") if entry[key]}}
-            for entry in sweep.expect
-        ],
-        "runs": [
-            {
-                "label": state.job.label,
-                "path": state.job.path,
-                "skipped": state.reason if state.state == SKIPPED else None,
-            }
-            for state in states
-        ],
-    }
+    content = plan_record(sweep, states, command)
     try:
         before = _earlier(folder)
         paths = [run.get("path") for run in before.get("runs") or ()]
         is_same = bool(before) and paths == [state.job.path for state in states]
         # With other axes (--set), some expectations are left out: that is no change.
         names = ("hypothesis", "expect") if is_same else ("hypothesis",)
-        changed = [name for name in names if name in before and before[name] != content[name]]
+        now: Mapping[str, Any] = content
+        changed = [name for name in names if name in before and before[name] != now[name]]
         content["changed_after"] = _changed_after(sweep, before, changed, states)
         if is_same:
             measured = any(state.job.folder.outcome() == FINISHED for state in states)
@@ -456,7 +434,7 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
                 "is replaced; its runs stay: the sweep with its earlier settings shows them again",
                 flush=True,
             )
-        write_json(path, content)
+        write_sweep(folder, content)
     except OSError as error:
         where = folder.parent.parent
         raise UserError(f"--output_dir {where}: cannot be written: {error.strerror}") from None

@@ -216,3 +216,16 @@ def test_an_end_from_outside_has_what_the_attempt_reported_last(tmp_path: Path) 
     attempts.end_from_outside(folder, "timeout", "no news", 9.0)
     _, end = read_rows(folder.attempts)[0]
     assert {name: end[name] for name in told} == told
+
+
+def test_what_another_version_observed_is_left_out(tmp_path: Path) -> None:
+    """A resumed run can write what it knows of earlier attempts."""
+    folder = RunFolder(tmp_path)
+    assert attempts.observed_of(folder) == {} and attempts.recorded(folder, "machine") is None
+    known = {"world": 2, "exchange_estimates_s": {"direct": 0.5}}
+    older = {"renamed": 1, "reads_padding": {"train_batch": 8, "renamed": 8}}
+    write_json(folder.environment, {"machine": "cpux2", "observed": known | older})
+    assert attempts.observed_of(folder) == known
+    assert attempts.recorded(folder, "machine") == "cpux2"
+    write_json(folder.environment, {"machine": "cpux2", "observed": {"world": "two"}})
+    assert attempts.observed_of(folder) == {}

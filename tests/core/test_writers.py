@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from harness.core.records import SCHEMA, RunFolder
+from harness.core.records import SCHEMA, SWEEP, RunFolder, read_json, write_sweep
 from harness.core.records.checksums import is_changed
-from harness.core.schema.environment import EnvironmentRecord, environment_record
+from harness.core.schema.environment import EnvironmentRecord, SweepRecord, environment_record
 from harness.core.schema.machine import MachineRecord
-from harness.core.schema.rows import FailureRecord, PeerRecord, ProgressRecord, SummaryRecord
+from harness.core.schema.rows import (
+    AttemptStart,
+    EpochRow,
+    FailureRecord,
+    PeerRecord,
+    ProgressRecord,
+    RankRow,
+    SummaryRecord,
+)
+from harness.core.settings import UserError
 
 NAMES = ("settings.json", "environment.json", "attempts.jsonl", "epochs.jsonl", "summary.json",
          "progress.json", "peers.json", "peer.json", "telemetry/")  # fmt: skip
+DIRECT = ("write_json", "append_row", "read_json", "read_rows")
 FAILURE: FailureRecord = {"rank": 2, "outcome": "oom", "reason": "memory", "unix": 1.5}
 PEER = cast(PeerRecord, {"rank": 0, "fed": 8.0})
 
@@ -55,14 +65,60 @@ def test_an_environment_is_in_the_order_in_which_it_becomes_known() -> None:
     assert [record["nodes"], record["processes_per_node"], record["effective_batch"]] == [1, 2, 16]
 
 
+@pytest.mark.parametrize(("change", "message"), [
+    ({"observed": {"exhanges": 3}}, "observed.exhanges is not declared in harness/core/schema"),
+    ({"observed": {"reads_padding": {"train_batch": 8, "batch": 8}}},
+     "observed.reads_padding.batch is not declared"),
+    ({"link": {"rtt_ms": 1.0}}, "link.rtt_ms is not declared"),
+    ({"link": {"pairs": [{"nodes": [0, 1]}, {"node": 0}]}}, "link.pairs.node is not declared"),
+    ({"data": {"samples": 8}}, "data.samples is not declared"),
+    ({"machnie": "cpux2"}, "machnie is not declared"),
+    ({"observed": {"exchanges": "3"}}, "observed.exchanges is '3': expected integer >= 0"),
+    ({"link": {"pairs": [{"nodes": 1}]}}, r"link.pairs\[0\].nodes is '1': expected list"),
+    ({"data": {"pixels_on": "disk"}}, "data.pixels_on is 'disk': expected `device` or `host`"),
+])  # fmt: skip
+def test_an_environment_that_is_not_as_declared_is_not_written(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    record = cast(EnvironmentRecord, {"machine": "cpux2", "observed": {"world": 2}} | change)
+    with pytest.raises(UserError, match=f"^environment.json: {message}"):
+        folder.write_environment(record)
+    assert not folder.environment.exists()
+
+
+def test_free_names_inside_an_environment_are_written(tmp_path: Path) -> None:
+    content = {
+        "versions": {"mine": "1.0"}, "variables": {"A": "1"}, "telemetry_missing": {"power": "no"},
+        "observed": {"exchange_estimates_s": {"direct": 0.5}}, "data": {}, "cpu": None,
+        "link": {"asked": [{"nodes": [0, 1], "delay_ms": 20}]},
+    }  # fmt: skip
+    folder = RunFolder(tmp_path / "run")
+    folder.write_environment(cast(EnvironmentRecord, content))
+    assert folder.read_environment() == content
+
+
+def test_rows_are_appended_to_their_files(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.append_attempt(cast(AttemptStart, {"event": "start", "attempt": 1}))
+    folder.append_epoch(cast(EpochRow, {"epoch": 1.0}))
+    folder.append_rank(cast(RankRow, {"rank": 3, "epoch": 1.0}))
+    (row,) = folder.read_attempts()
+    assert row["event"] == "start" and not is_changed(row)
+    assert folder.read_epochs() == ([{"epoch": 1.0}], 0)
+    assert folder.read_ranks() == {3: [{"rank": 3, "epoch": 1.0}]}
+    write_sweep(tmp_path, cast(SweepRecord, {"name": "mine"}))
+    assert read_json(tmp_path / SWEEP) == {"name": "mine"}
+
+
 def parts(tree: ast.Module) -> tuple[list[str], list[str]]:
-    """The texts in code, without docstrings, and the calls of write_json, read_json, read_rows."""
+    """The texts in code, without docstrings, and the first argument of the calls in DIRECT."""
     texts, calls = [], []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
         name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and name in ("write_json", "read_json", "read_rows"):
+        if isinstance(node, ast.Call) and name in DIRECT:
             calls.append(ast.unparse(node.args[0]))
     return texts, calls
 
@@ -81,7 +137,9 @@ def test_a_name_stands_once(root: Path) -> None:
     assert found == {name: ["harness/core/records/__init__.py"] for name in found}
 
 
-@pytest.mark.parametrize("attribute", ["settings", "environment", "summary", "progress", "peers"])
+@pytest.mark.parametrize("attribute", [
+    "settings", "environment", "summary", "progress", "peers", "attempts", "epochs",
+])  # fmt: skip
 def test_only_the_folder_opens_its_files(root: Path, attribute: str) -> None:
     own = root / "harness" / "core" / "records"
     files = [f for f in (root / "harness").rglob("*.py") if own not in f.parents]
@@ -89,3 +147,18 @@ def test_only_the_folder_opens_its_files(root: Path, attribute: str) -> None:
         _, calls = parts(ast.parse(file.read_text("utf-8")))
         around = [call for call in calls if call.endswith((f"folder.{attribute}", ".failure(0)"))]
         assert around == [], file
+
+
+def test_a_sweep_has_one_writer(root: Path) -> None:
+    found = [
+        str(file.relative_to(root))
+        for file in (root / "harness").rglob("*.py")
+        if any("SWEEP" in call for call in parts_written(ast.parse(file.read_text("utf-8"))))
+    ]
+    assert found == ["harness/core/records/__init__.py"]
+
+
+def parts_written(tree: ast.Module) -> list[str]:
+    """The files that are written as JSON."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [ast.unparse(c.args[0]) for c in calls if ast.unparse(c.func) == "write_json"]

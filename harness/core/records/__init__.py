@@ -25,7 +25,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from harness.core.records.archives import (
     RANKS,
@@ -44,7 +44,8 @@ from harness.core.records.disk import draft_of, make_folder, sync, unused, writi
 from harness.core.records.walking import ASIDE as ASIDE
 from harness.core.records.walking import PUBLISHED as PUBLISHED
 from harness.core.records.walking import IsOne, walk
-from harness.core.schema.environment import EnvironmentRecord
+from harness.core.schema.checks import check_written
+from harness.core.schema.environment import EnvironmentRecord, SweepRecord
 from harness.core.schema.rows import FINISHED as FINISHED
 from harness.core.schema.rows import (
     OUTCOMES,
@@ -61,7 +62,7 @@ from harness.core.schema.telemetry import TelemetryRow
 from harness.core.settings import UserError
 
 # Incremented when a definition in harness/core/schema changes: other versions are not compared.
-SCHEMA = 1
+SCHEMA: Final = 1
 
 # The other outcomes of a run. Each is a result and gets a row in tables.
 FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != FINISHED)
@@ -251,7 +252,20 @@ class RunFolder:
         write_json(self.settings, {"schema": SCHEMA, **settings})
 
     def write_environment(self, record: EnvironmentRecord) -> None:
-        write_json(self.environment, record)
+        """Only names and values as declared: what others write into it is checked first."""
+        content = plain(record)
+        check_written("environment", content)
+        write_json(self.environment, content)
+
+    def append_attempt(self, row: AttemptStart | AttemptEnd) -> None:
+        """With a checksum."""
+        append_row(self.attempts, vouched(plain(row)))
+
+    def append_epoch(self, row: EpochRow) -> None:
+        append_row(self.epochs, row)
+
+    def append_rank(self, row: RankRow) -> None:
+        append_row(self.rank(row["rank"]), row)
 
     def write_failure(self, record: FailureRecord) -> None:
         write_json(self.failure(record["rank"]), record)
@@ -330,6 +344,11 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
                 os.fsync(file.fileno())
         if durable:
             sync(path.parent)
+
+
+def write_sweep(folder: Path, record: SweepRecord) -> None:
+    """The plan of a sweep, into its folder."""
+    write_json(folder / SWEEP, record)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -72,6 +72,30 @@ def check_fields(
     """
     if wrong := _check_of(kind, own_metrics)(value):
         raise UserError(f"{where}: {wrong.removeprefix('.')}")
+
+
+def check_written(kind: str, value: Mapping[str, Any]) -> None:
+    """Raise a UserError if a record is about to be written with a name or value that is not as
+    declared; a field may be missing.
+    """
+    where = RECORDS[kind].file
+    for name in undeclared(fields(kind), value):
+        raise UserError(f"{where}: {name} is not declared in harness/core/schema: not recorded")
+    check_fields(kind, value, where)
+
+
+def undeclared(known: Mapping[str, Field], value: Mapping[str, Any]) -> Iterator[str]:
+    """Names in a record and in the records inside it, dotted, that their declarations lack."""
+    for name, content in value.items():
+        if name not in known:
+            yield name
+            continue
+        kind, inside = known[name].kind, [content]
+        if kind.item is not None and isinstance(content, list):
+            kind, inside = kind.item, content
+        for inner in inside if kind.record is not None else ():
+            if isinstance(inner, Mapping):
+                yield from (f"{name}.{of}" for of in undeclared(fields_of(kind.record), inner))
 
 
 # What a check returns: None if the value fits, else the rest of a sentence that begins with the

@@ -17,12 +17,12 @@ from typing import Any, cast
 from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.process import as_typed, complain
-from harness.core.records import SCHEMA, RunFolder, append_row, find_runs
+from harness.core.records import SCHEMA, RunFolder, find_runs
 from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, best_of, total_of
 from harness.core.schema.environment import EnvironmentRecord, environment_record
 from harness.core.schema.machine import MachineRecord
-from harness.core.schema.rows import SummaryRecord
+from harness.core.schema.rows import EpochRow, SummaryRecord
 from harness.core.settings import UNRECORDED, UserError, flag_fields, parse_setup
 from harness.core.strategies import recorded_strategy
 from harness.core.topology import effective_batch
@@ -225,7 +225,7 @@ def _write_record(foreign: Foreign, source: str, path: Path) -> None:
         folder.write_settings(_settings(foreign, source))
         folder.write_environment(environment)
         for row in rows:
-            append_row(folder.epochs, row)
+            folder.append_epoch(cast(EpochRow, row))
         folder.write_summary(cast(SummaryRecord, _summary(foreign, rows)))
 
 
