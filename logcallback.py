@@ -17,7 +17,7 @@ import time
 import weakref
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -27,8 +27,8 @@ from harness.core.records import FINISHED, RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.records.summary import sum_of
+from harness.core.schema import environment as schema
 from harness.core.schema.checks import believable
-from harness.core.schema.environment import KnownRecord, MeasuredRecord, environment_record
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
@@ -92,8 +92,8 @@ class LogCallback(Recorder):
         self.measures: list[rows.EpochMeasure] = []
         self.telemetry: Telemetry | None = None
         # Rows of the epoch that has ended, not yet written: the run's and this rank's.
-        self.row = rows.Pending(self.folder.epochs)
-        self.rank_row = rows.Pending(self.folder.rank(self.world.rank))
+        self.row = rows.Pending(self.folder.epochs, self.folder.append_epoch)
+        self.rank_row = rows.Pending(self.folder.rank(self.world.rank), self.folder.append_rank)
         # Metrics of the last evaluation that is in no row yet: over all samples, over this rank's.
         self.quality: dict[str, Any] = {}
         self.rank_quality: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class LogCallback(Recorder):
         self.losses = rows.LoggedLoss()
         self.learning_rate: float | None = None
         self.first_learning_rate: float | None = None  # 0 with a warm-up
-        self.observed_before: dict[str, Any] = {}  # observations of an earlier attempt
+        self.observed_before: schema.ObservedRecord = {}  # observations of an earlier attempt
         self.finite = True  # whether all weights are; the Trainer's log hides a loss that is not
         self.lock: Lock | None = None  # of the folder; without a context only
         self.at_exit: weakref.finalize[Any, Any] | None = None  # likewise, while training
@@ -167,10 +167,9 @@ class LogCallback(Recorder):
             )  # fmt: skip
         self.machine = environment(args.device.type == "cuda")
         if self.first_update:
-            before = believable("environment", self.folder.read_environment() or {})
-            self.first_learning_rate = before.get("first_learning_rate")
             # What an earlier attempt observed in its first steps holds for the whole run.
-            self.observed_before = before.get("observed") or {}
+            self.observed_before = attempts.observed_of(self.folder)
+            self.first_learning_rate = attempts.recorded(self.folder, "first_learning_rate")
         self._write_environment(state)
         self._report_progress(state)
 
@@ -219,19 +218,22 @@ class LogCallback(Recorder):
 
     def _write_environment(self, state: TrainerState) -> None:
         """Write where the run takes place, and what was checked or derived at its start."""
-        opened = built = KnownRecord()
+        opened = built = schema.KnownRecord()
         if self.context is not None:
-            observed = self.observed_before | self.observations.observed
-            link, data = self.observations.link, self.context.data_facts
-            opened = cast(KnownRecord, {"inputs": self.context.inputs})
-            built = cast(KnownRecord, {"observed": observed, "link": link, "data": data})
+            if self.context.inputs is not None:
+                opened = {"inputs": self.context.inputs}
+            built = {
+                "observed": {**self.observed_before, **self.observations.observed},
+                "link": self.observations.link,
+                "data": self.context.data_facts,
+            }
         nodes, per_node = self.world.nodes, self.world.per_node
-        measured: MeasuredRecord = {
+        measured: schema.MeasuredRecord = {
             "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.clock.untimed,
             **rows.facts_of(self.measures),
         }
-        self.folder.write_environment(environment_record(
+        self.folder.write_environment(schema.environment_record(
             self.machine, nodes, per_node, self.batch, state.max_steps, opened, built, measured
         ))  # fmt: skip
 

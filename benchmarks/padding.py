@@ -107,7 +107,7 @@ def measure(options: argparse.Namespace, size: int, arms: list[str]) -> str:
     random = np.random.default_rng(0)
     steps: dict[str, list[float]] = {arm: [] for arm in arms}
     evals: dict[str, list[float]] = {arm: [] for arm in arms}
-    count, test = data.facts["train_samples"], data.facts["test_samples"]
+    count, test = data.facts["train_samples"] or 0, data.facts["test_samples"] or 0
     for step in range(options.steps + LEFT_OUT):
         samples = random.choice(count, size, replace=False)
         tested = count + random.choice(test, min(64, test), replace=False)

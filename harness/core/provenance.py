@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from harness.core.records import CHECKPOINT, RunFolder, read_json, write_json
 from harness.core.schema.checks import believable
+from harness.core.schema.environment import InputRecord, InputsRecord
 from harness.core.settings import Settings, UserError, nearest
 from harness.core.strategies import own_strategy
 from harness.core.tasks import ROOT as ROOT
@@ -210,7 +211,7 @@ def cache_root() -> Path:
     return Path(os.environ.get("HF_HOME", default)).expanduser() / "harness"
 
 
-def inputs(settings: Settings) -> dict[str, Any]:
+def inputs(settings: Settings) -> InputsRecord:
     """What determines a run's numbers but may change under the same command: local files, code."""
     dataset, model = (Path(str(n)).expanduser() for n in (settings.dataset, settings.model))
     local = not str(settings.dataset).startswith("embedded:") and dataset.exists()
@@ -373,13 +374,13 @@ def check_model(settings: Settings) -> None:
         raise UserError(f"--model {name} is not one of --list_models: did you mean {near[0]}?")
 
 
-def strategy_code(settings: Settings) -> dict[str, Any] | None:
+def strategy_code(settings: Settings) -> InputRecord | None:
     """The fingerprint of a user's own strategy; None for ours."""
     own = own_strategy(settings.strategy)
     return _code(own[0]) if own else None
 
 
-def _code(file: Path) -> dict[str, Any]:
+def _code(file: Path) -> InputRecord:
     """Size and checksum of a code file and its imports from its own folder, ignoring comments."""
     digest, seen = hashlib.sha256(), [file]
     for file in seen:
@@ -439,7 +440,7 @@ def _model_files(folder: Path) -> Iterator[Path]:
     return (p for p in folder.iterdir() if p.is_file() and p.name[0] != "." and p.suffix != ".md")
 
 
-def _content(root: Path, files: Iterable[Path]) -> dict[str, Any]:
+def _content(root: Path, files: Iterable[Path]) -> InputRecord:
     """Number, total size and checksum of files. The checksum is cached until the name, size or time
     of a file changes: reading a large data set for every run would take minutes.
     """

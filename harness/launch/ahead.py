@@ -12,6 +12,7 @@ from harness.core.process import working
 from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import FINISHED, SKIPPED
 from harness.core.schema.checks import believable
+from harness.core.schema.environment import InputsRecord
 from harness.core.settings import Settings, UserError, flag_fields
 from harness.core.strategies import DDP, OF_ONE_STRATEGY, SINGLE, strategy_of, with_exchange
 from harness.launch.outcome import State, settled
@@ -40,7 +41,7 @@ def check_data(chosen: Sequence[State], place: Place) -> None:
 
 def refuse_changed_inputs(jobs: Sequence[Job]) -> None:
     """Refuse changed inputs of finished runs: the table would compare old data with new."""
-    now: dict[tuple[str, ...], dict[str, Any]] = {}
+    now: dict[tuple[str, ...], InputsRecord] = {}
     changed = {}
     for job in jobs:
         earlier = recorded_inputs(job.folder)

@@ -17,6 +17,7 @@ from transformers import TrainingArguments
 from harness.core.attempts import Opened
 from harness.core.identity import identity
 from harness.core.records import COMPLETE, RunFolder, read_json
+from harness.core.schema.environment import DataRecord, InputsRecord
 from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes, batch_of_trainer
 from harness.train.session import Session
@@ -72,10 +73,10 @@ class Context:
     sampler: Any = None  # sampler of this node's devices, on the first process of the node
     began_s: float = field(default_factory=time.perf_counter)
     cpu_began: os.times_result = field(default_factory=os.times)
-    inputs: dict[str, Any] = field(default_factory=dict)  # local files and code, on rank 0
+    inputs: InputsRecord | None = None  # local files and code, on rank 0
     earlier_failures: Sequence[Mapping[str, Any]] = ()  # in the folder before the ranks met
     # Known once the data are loaded.
-    data_facts: dict[str, Any] = field(default_factory=dict)
+    data_facts: DataRecord = field(default_factory=DataRecord)
     checkpoint: Path | None = None
     position: Position = field(default_factory=Position)
     epoch_so_far: dict[str, Any] = field(default_factory=dict)  # of the checkpoint's epoch

@@ -8,8 +8,6 @@ all others (direct.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 
 from harness.core.collectives import GLOO, NCCL
+from harness.core.schema.environment import ObservedRecord
 from harness.core.settings import Settings
 from harness.core.topology import World, for_world
 from harness.train.direct import Messages
@@ -31,11 +30,10 @@ class Session:
 
     ends_when_silent = True  # a process that does not answer is hung, and ends the run
 
-    observed: Mapping[str, Any] = MappingProxyType({})  # of the model, once it is made
-
     def __init__(self, world: World) -> None:
         self.world = world  # the processes that the Trainer sees
         self.recorded_world = world  # the processes that the record describes
+        self.observed: ObservedRecord = {}  # of the model, once it is made
 
     @property
     def is_single(self) -> bool:
@@ -61,7 +59,7 @@ class Session:
     def check_data(self, checksum: str | None) -> None:
         """The data are loaded; raises if they are not those of the run."""
 
-    def model_made(self, observed: Mapping[str, Any]) -> None:
+    def model_made(self, observed: ObservedRecord) -> None:
         """The model is made: what is recorded of it, also of a run that fails from here on."""
         self.observed = observed
 

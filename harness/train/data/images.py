@@ -27,6 +27,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from harness.core.provenance import version_of
 from harness.core.records.redact import first_line
+from harness.core.schema.environment import DataRecord
 from harness.core.settings import Settings, UserError
 from harness.train.data import models, probes, sources
 from harness.train.data.cache import cached, reserve
@@ -83,7 +84,7 @@ def load_images(settings: Settings, world: int) -> Data:
     augment = Augment(kind, settings.seed) if kind != "none" else None
     collate = ImageBatches(folder, source.all_labels, len(source.train) if augment else 0)
     on_device = collate.bare = fits(collate.pixels.nbytes, _free_bytes(settings))
-    facts = {
+    facts: DataRecord = {
         "image_shape": list(collate.pixels.shape[1:]),
         "resized_by": type(resizer.processor).__name__,
         "sixteen_bit_images": int(np.load(folder / "sixteen_bits.npy")),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from harness.core.schema.environment import DataRecord
 from harness.core.settings import Settings, UserError
 from harness.core.topology import batch_of
 from harness.train.data.sources import Source
@@ -51,7 +52,7 @@ class Data:
     to_device: Callable[[dict[str, Any]], dict[str, Any]]
     labels: list[str]
     processing: Any  # tokenizer or image processor, saved beside the weights
-    facts: dict[str, Any]
+    facts: DataRecord
 
 
 class Indices(Dataset):
@@ -105,7 +106,7 @@ def as_data(
     collate: Callable[[Any], dict[str, torch.Tensor]],
     to_device: Callable[[dict[str, Any]], dict[str, Any]],
     processing: Any,
-    facts: dict[str, Any],
+    facts: DataRecord,
 ) -> Data:
     """The sets of a source, whose samples are numbered consecutively over all of them."""
     metric, classes = settings.best_metric.removeprefix("eval_"), len(source.labels)
@@ -116,7 +117,7 @@ def as_data(
         )
     train, test, *validation = source.sizes
     used = cut_tail(settings, train, world)
-    counts = {"train_samples": used, "left_out_samples": train - used}
+    counts: DataRecord = {"train_samples": used, "left_out_samples": train - used}
     return Data(
         Indices(used),
         Indices(test, first=train),

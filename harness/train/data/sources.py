@@ -22,6 +22,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from harness.core.provenance import DATA_FILES, check_dataset, not_one_of
 from harness.core.records.redact import redacted
+from harness.core.schema.environment import DataRecord
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import task_of
 from harness.train.data import embedded
@@ -58,7 +59,7 @@ class Source:
     inputs: list[str]  # the text column (or two), or the image column
     labels: list[str]
     classes: list[np.ndarray]  # of the samples of each set
-    facts: dict[str, Any]
+    facts: DataRecord
 
     @property
     def train(self) -> datasets.Dataset:
@@ -102,24 +103,26 @@ def load(settings: Settings) -> Source:
     digest, counts = checksum(list(zip(sets.values(), classes, strict=True)), inputs)
     repeated = dict(zip(sets, counts, strict=True))
     evaluated = "validation" if "validation" in sets else "test"
-    facts = {
+    facts: DataRecord = {
         "dataset": redacted(name),
         "input_columns": inputs,
         "label_column": label,
         "classes": len(labels),
         "majority_share": majority_share(classes[[*sets].index(evaluated)]),
-        **({"alike_classes": alike} if (alike := alike_classes(labels, classes)) else {}),
-        **({"rare_classes": rare} if (rare := rare_classes(labels, classes)) else {}),
-        **({"untrained_classes": new} if (new := untrained_classes(labels, classes)) else {}),
-        **({"blank_texts": blank} if (blank := _blank(splits, sets, texts)) else {}),
-        **origins,
-        **{
-            f"{which}_samples_in_training": n
-            for which, n in repeated.items()
-            if which != "training"
-        },
-        "data_checksum": digest,
     }
+    if alike := alike_classes(labels, classes):
+        facts["alike_classes"] = alike
+    if rare := rare_classes(labels, classes):
+        facts["rare_classes"] = rare
+    if new := untrained_classes(labels, classes):
+        facts["untrained_classes"] = new
+    if blank := _blank(splits, sets, texts):
+        facts["blank_texts"] = blank
+    facts |= origins
+    facts["test_samples_in_training"] = repeated["test"]
+    if "validation" in repeated:
+        facts["validation_samples_in_training"] = repeated["validation"]
+    facts["data_checksum"] = digest
     return Source(sets, inputs, labels, classes, facts)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 
+from harness.core.schema.environment import DataRecord
 from harness.core.settings import Settings, UserError, share_of
 from harness.core.tasks import task_of
 
@@ -24,12 +25,12 @@ HELD_OUT = 0.2  # share of the training split to test on if there is no test spl
 
 def choose(
     settings: Settings, splits: datasets.DatasetDict, label: str
-) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+) -> tuple[dict[str, datasets.Dataset], DataRecord]:
     """The sets, and where they come from: the test set first, the others from the rest."""
     rest, test, test_from, unused = _test_set(settings, splits, label)
     split = settings.validation_split
     validation = None
-    facts: dict[str, Any] = {"test_from": test_from}
+    facts: DataRecord = {"test_from": test_from}
     if unused:
         facts["unused_test_splits"] = unused
     if empty := [name for name in unused if len(splits[name]) == 0]:

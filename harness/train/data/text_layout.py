@@ -34,6 +34,7 @@ from transformers.masking_utils import sdpa_mask
 
 from harness.core.process import warn
 from harness.core.records.redact import first_line
+from harness.core.schema.environment import ObservedRecord
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import is_sharded, strategy_of
 from harness.core.topology import world_of
@@ -69,7 +70,7 @@ def arrange(
     settings: Settings,
     args: TrainingArguments,
     own_loss: bool = False,
-) -> dict[str, Any]:
+) -> ObservedRecord:
     """Choose a layout for batches and model, and return what the record says; images have none.
     own_loss: the script computes the loss by itself, from a whole batch.
     """
@@ -97,9 +98,9 @@ def arrange(
 
 def _of_batches(
     mixes: str | None, reads: str | None, args: TrainingArguments, by_length: bool
-) -> dict[str, Any]:
+) -> ObservedRecord:
     """What the record says of a model whose training depends on how batches are split."""
-    found: dict[str, Any] = {}
+    found: ObservedRecord = {}
     lines = []
     if mixes and NOT_TRIED not in mixes:
         found["loss_of_batch"] = mixes

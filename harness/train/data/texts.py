@@ -22,6 +22,7 @@ import torch
 from transformers import AutoTokenizer
 
 from harness.core.provenance import version_of
+from harness.core.schema.environment import DataRecord
 from harness.core.settings import Settings, UserError
 from harness.train.data import embedded, models, sources
 from harness.train.data.cache import cached
@@ -91,7 +92,7 @@ def load_texts(settings: Settings, world: int) -> Data:
             "(save_pretrained)"
         )
     truncated = int(np.load(folder / "truncated.npy"))
-    facts = {
+    facts: DataRecord = {
         "max_length": length,
         "mean_tokens": round(collate.mean_tokens(), 2),
         "truncated_texts": None if truncated < 0 else truncated,

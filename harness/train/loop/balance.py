@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler
 
+from harness.core.schema.environment import ObservedRecord
 from harness.core.settings import UserError
 from harness.train.context import Context, autocast
 from harness.train.data import probes
@@ -49,7 +50,7 @@ class Balance:
         self.shares = _agreed(context, model, samples, equal)
         # The mean over ranks weights all ranks equally; this factor corrects it for unequal shares.
         self.weight = self.shares[context.args.process_index] / equal if self.shares else 1.0
-        self.observed = {"shares": self.shares} if self.shares else {}
+        self.observed: ObservedRecord = {"shares": self.shares} if self.shares else {}
 
     def dealt(self, loader: Any) -> Any:
         """The loader that accelerate has prepared, with batches sized by this rank's share."""

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from harness.core.process import lacks_memory
+from harness.core.schema.environment import ObservedRecord
 from harness.train.data.texts import TextBatches
 from harness.train.measure.clock import MEASURING
 
@@ -60,7 +61,8 @@ class Compiled(TrainerCallback):
         # Several processes would have to make these passes together, and exchange or recompile.
         context = trainer.context
         self.tried = not context.session.is_single or context.settings.comm_probe == "off"
-        self.pass_s: dict[str, float] = {}
+        self.pass_s: ObservedRecord = {}
+        self.observed: ObservedRecord = {}  # once both passes are timed, or training has ended
         trainer.add_callback(self)
 
     def _graphs(self) -> int:
@@ -123,8 +125,9 @@ class Compiled(TrainerCallback):
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # memory of eager passes is no part of the record
         if len(times["eager_pass_s"]) > 1:
-            self.pass_s = {name: statistics.median(each[1:]) for name, each in times.items()}
-        self.trainer.observations.checked |= self.observed()
+            compiled_s, eager_s = (statistics.median(each[1:]) for each in times.values())
+            self.pass_s = {"compiled_pass_s": compiled_s, "eager_pass_s": eager_s}
+        self.observe()
 
     def _pass_s(self, model: Any) -> float:
         began_s = time.perf_counter()
@@ -133,18 +136,19 @@ class Compiled(TrainerCallback):
             torch.cuda.synchronize()
         return time.perf_counter() - began_s
 
-    def observed(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def observe(self) -> None:
+        """Tell the record what has been compiled so far."""
+        self.observed = {
             "compiled_graphs": self.seen - self.before,
             "compiled_in_updates": self.updates[: self.MOST_UPDATES],
         }
         if self.others_s:
             usual_s = len(self.compiling_s) * statistics.median(self.others_s)
-            found["compile_s"] = max(0.0, sum(self.compiling_s) - usual_s)
-        return found | self.pass_s
+            self.observed["compile_s"] = max(0.0, sum(self.compiling_s) - usual_s)
+        self.observed |= self.pass_s
 
 
-def what_it_brings(observed: Mapping[str, Any], passes: float) -> str:
+def what_it_brings(observed: ObservedRecord, passes: float) -> str:
     """One line on what compiling took and gained; passes: forward passes per epoch."""
     compile_s, compiled_s = observed["compile_s"], observed["compiled_pass_s"]
     saved_s = observed["eager_pass_s"] - compiled_s

@@ -3,7 +3,7 @@
 How the loss reaches the record: ExactTrainer.compute_loss() gives each batch's mean loss and number
 of samples to EpochSums, which keeps the losses on the device. At the end of the epoch EpochEvents,
 the first of all callbacks, adds them up over batches and ranks and stores the means in
-Observations.epoch_means (and, as epoch_train_loss and so on, in the Trainer's log). LogCallback, a
+EpochEvents.means (and, as epoch_train_loss and so on, in the Trainer's log). LogCallback, a
 later callback of the same event, copies them into the epoch's row, which is written when the
 evaluation is known.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
 from harness.core.strategies import own_strategy
+from harness.train.measure.rows import EpochMeans
 from harness.train.run.checkpoints import keep_model
 from harness.train.run.failures import Diverged
 from harness.train.session import gather
@@ -32,6 +34,8 @@ class EpochEvents(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        self.means: EpochMeans = {}  # of the epoch that has ended
+        self.kept_model: Path | None = None  # the trained model, if this process has kept it
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer, context = self.trainer, self.trainer.context
@@ -74,12 +78,12 @@ class EpochEvents(TrainerCallback):
         if not math.isfinite(loss) or (overflowed and not args.fp16):
             where = f"in epoch {state.epoch:.0f}{exchange.caution}"
             raise Diverged(f"loss or gradient is not finite {where}")
-        means = {"train_loss": loss / max(samples, 1), "train_samples": samples}
+        means: EpochMeans = {"train_loss": loss / max(samples, 1), "train_samples": samples}
         if (made := updates - overflowed) > 0:
             means |= {"grad_norm": norm / made, "clipped_share": clipped / made}
         if updates:
             means["skipped_updates"] = int(overflowed)
-        trainer.observations.epoch_means = means
+        self.means = means
         trainer.log({f"epoch_{name}": value for name, value in means.items()})
         control.should_save |= args.save_strategy == SaveStrategy.STEPS
 
@@ -90,11 +94,11 @@ class EpochEvents(TrainerCallback):
         if own_strategy(strategy := trainer.settings.strategy):
             require_equal_weights(trainer.model, strategy)
         if trainer.compiled is not None:
-            trainer.observations.checked |= trainer.compiled.observed()
+            trainer.compiled.observe()
         if trainer.test_dataset is not None:
             trainer.test()
         context = trainer.context
-        trainer.observations.model = keep_model(context.folder, context, state)
+        self.kept_model = keep_model(context.folder, context, state)
 
 
 class EpochSums:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console as Screen
@@ -30,6 +30,7 @@ from harness.core.records.summary import (
     larger_is_better,
     own_metrics,
 )
+from harness.core.schema.environment import DataRecord, ObservedRecord
 from harness.core.settings import Settings, flag_fields
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
@@ -43,7 +44,13 @@ TEST_METRICS = ("test_loss", "test_accuracy", "test_top5_accuracy", "test_f1")
 UNLIKE_F1 = 0.02
 MOST_NAMED = 5  # entries that a warning lists
 
-
+# Lists of a data record that are worth a warning -> what they list.
+SUSPECT: dict[Literal["alike_classes", "rare_classes", "untrained_classes", "blank_texts"], str] = {
+    "alike_classes": "classes that differ in case, blanks or as 1, 1.0 alone (samples)",
+    "rare_classes": "classes with very few samples",
+    "untrained_classes": "classes without a training sample (test, validation samples)",
+    "blank_texts": "samples whose text is empty or blanks alone (a header not counted)",
+}
 # If another program takes one thread's core, all other threads of the process wait for it.
 THREADS_WAIT = "threads wait for each other beside other programs: try OMP_NUM_THREADS=1"
 
@@ -95,30 +102,31 @@ class Console(TrainerCallback):
                     f"{cut:,} texts have more than {data['max_length']} tokens and are cut there "
                     "(--max_length)"
                 )
-        for field, which in (
-            ("alike_classes", "classes that differ in case, blanks or as 1, 1.0 alone (samples)"),
-            ("rare_classes", "classes with very few samples"),
-            ("untrained_classes", "classes without a training sample (test, validation samples)"),
-            ("blank_texts", "samples whose text is empty or blanks alone (a header not counted)"),
-        ):
+        for field, which in SUSPECT.items():
             if named := data.get(field):
                 more = "; ..." if named[MOST_NAMED:] else ""
                 yield f"warning: {which}: {'; '.join(named[:MOST_NAMED])}{more}"
         yield from self._unused_splits(data)
-        for which in ("test", "validation"):
-            if repeated := data.get(f"{which}_samples_in_training"):
+        for which, of_all, of_them in (
+            ("test", data["test_samples"], data.get("test_samples_in_training")),
+            (
+                "validation",
+                data.get("validation_samples"),
+                data.get("validation_samples_in_training"),
+            ),
+        ):
+            if of_them:
                 yield (
-                    f"warning: {repeated:,} of {data[f'{which}_samples']:,} {which} samples are "
+                    f"warning: {of_them:,} of {of_all:,} {which} samples are "
                     "also in the training set: they overstate the quality on new data"
                 )
-
         if deep := data.get("sixteen_bit_images"):
             yield (
                 f"warning: {deep:,} images have 16 bits, which are divided by 257; pipeline() and "
                 "Pillow cut them off at 255: give the trained model images with 8 bits"
             )
 
-    def _unused_splits(self, data: Mapping[str, Any]) -> Iterator[str]:
+    def _unused_splits(self, data: DataRecord) -> Iterator[str]:
         empty = data.get("empty_test_splits", [])
         without = [name for name in data.get("unused_test_splits", []) if name not in empty]
         for lack, unused in (("classes", without), ("rows", empty)):
@@ -129,7 +137,7 @@ class Console(TrainerCallback):
                     f"{'are' if unused[1:] else 'is'} not used: the test set is {data['test_from']}"
                 )
 
-    def _about_training(self, args: Any, state: Any, observed: Mapping[str, Any]) -> Iterator[str]:
+    def _about_training(self, args: Any, state: Any, observed: ObservedRecord) -> Iterator[str]:
         settings = self.context.settings
         device = observed["device"] if args.n_gpu < 2 else f"{args.n_gpu} GPUs"  # DataParallel
         on_cpu, threads = device == "cpu", torch.get_num_threads()
@@ -158,7 +166,8 @@ class Console(TrainerCallback):
         if (gain := self._bf16_gain()) >= WORTH_SAYING:
             yield f"--precision bf16 would be {gain:.1f} times as fast on this processor"
         if expected := observed.get("exchange_estimates_s"):
-            times = ", ".join(f"{way} {seconds * 1e3:,.0f}" for way, seconds in expected.items())
+            seconds: Mapping[str, Any] = expected
+            times = ", ".join(f"{way} {s * 1e3:,.0f}" for way, s in seconds.items())
             yield f"exchange by {observed['exchange']}, chosen by the link; ms expected: {times}"
         if state.global_step:
             yield f"resumes from update {state.global_step} of an earlier attempt"

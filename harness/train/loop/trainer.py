@@ -20,6 +20,7 @@ from transformers.trainer_utils import align_special_tokens
 
 from harness.core import attempts
 from harness.core.records.disk import writing_to
+from harness.core.schema.environment import LinkRecord, ObservedRecord
 from harness.core.strategies import is_apart
 from harness.train.context import Context, autocast
 from harness.train.data import text_layout
@@ -31,6 +32,7 @@ from harness.train.loop.compiling import Compiled
 from harness.train.loop.elastic_schedule import ElasticSchedule, by_samples
 from harness.train.loop.epoch import EpochEvents, EpochSums, seed_from, untouched_random_state
 from harness.train.loop.evaluation import Evaluation, eval_batch_of, logits_first, test_metrics
+from harness.train.loop.observations import TrainerObservations
 from harness.train.loop.progress import Console, add_trackers
 from harness.train.measure.communication import CommProbe, Exposure
 from harness.train.measure.flops import Utilisation, batch_shape
@@ -38,7 +40,7 @@ from harness.train.measure.link import link_of_run
 from harness.train.measure.metrics import BatchMetrics, beside_ours, check_before
 from harness.train.run.checkpoints import Written, agree_to_save, complete, require_sound
 from harness.train.run.failures import Diverged, preemption
-from harness.train.run.recorder import Observations, Recorder
+from harness.train.run.recorder import Recorder
 from harness.train.strategy import choice, exchange_of, sharding, verify
 from harness.train.strategy.muon import with_muon
 from harness.train.strategy.weights import arrange_ddp, is_wrapped, settle_unused
@@ -52,6 +54,7 @@ class ExactTrainer(Trainer):
     order: EpochOrder
     part_weight = 1.0  # of the batch's samples, in the part being trained on
     rehearsing = False
+    link: LinkRecord | None = None  # between nodes, on rank 0
     late_rng_state: str | None = None  # checkpoint whose random state is still to be loaded
 
     def __init__(
@@ -102,10 +105,10 @@ class ExactTrainer(Trainer):
             self.is_distributed_loading_by_transformers = True
         self.sums = self.empty_sums()
         self.exposure, self.comm_probe = Exposure(context), CommProbe(self)
-        measures = [self.utilisation, self.exposure, self.comm_probe]
-        self.observations = Observations(
-            context.recorded_world.size, self.exchange, self.evaluation.rank_metrics, measures
-        )
+        self.number_format = verify.NumberFormat(settings)
+        self.built: ObservedRecord = {}  # what is verified before the first step
+        self.tested: dict[str, Any] = {}  # metrics of the one test at the end
+        self.observations = TrainerObservations(self)
         self._arrange_callbacks()
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -123,7 +126,8 @@ class ExactTrainer(Trainer):
         callbacks = self.callback_handler.callbacks
         self.recorder = next((c for c in callbacks if isinstance(c, Recorder)), Recorder())
         self.recorder.observations = self.observations
-        callbacks.insert(0, EpochEvents(self))
+        self.epochs = EpochEvents(self)
+        callbacks.insert(0, self.epochs)
         if callback := preemption(self.settings, self.exchange):
             self.add_callback(callback)
         add_trackers(self)
@@ -257,26 +261,31 @@ class ExactTrainer(Trainer):
             arrange_ddp(self.accelerator, self.model, self.context.world)
         # From here on the model is as it will be trained: the strategy attaches; all is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
-        checked = self.observations.checked = self.exchange.observe(model)
-        checked |= verify.observe_optimizer(self.optimizer, self.settings) | self.laid_out
-        checked |= {**self.context.session.observed, **self.balance.observed}
+        checked: ObservedRecord = {
+            **self.exchange.observe(model),
+            **verify.observe_optimizer(self.optimizer, self.settings),
+            **self.laid_out,
+            **self.context.session.observed,
+            **self.balance.observed,
+        }
         self.exchange.states = {
             "optimizer": self.optimizer, "schedule": self.lr_scheduler,
             "scaler": self.accelerator.scaler,
         }  # fmt: skip
         self.exchange.record_norm = self._record_norm
-        self.observations.link = link_of_run(self.model, self.context.world, self.args.device)
-        checked |= choice.set_way(self.exchange, self.observations.link)
+        self.link = link_of_run(self.model, self.context.world, self.args.device)
+        way = choice.set_way(self.exchange, self.link)
         self.exchange.attach(model, self.optimizer)
-        checked |= verify.observe_hook(model, self.settings, self.exchange.way, self.context.world)
-        self.exposure.watch(model, choice.early_s(self.exchange, self.observations.link))
+        hook = verify.observe_hook(model, self.settings, self.exchange.way, self.context.world)
+        self.built = {**checked, **way, **hook}
+        self.exposure.watch(model, choice.early_s(self.exchange, self.link))
         self.comm_probe.use(model)
         if self.context.checkpoint is not None:
             self.exchange.load(self.context.checkpoint)
         self.parameters = host_overhead.settle(model, self.model)
         self.compiled = Compiled(self, model) if self.args.torch_compile else None
         if self.compiled is None:
-            verify.observe_dtype(self.model, self.settings, checked)
+            self.number_format.watch(self.model)
         return model, loader
 
     def create_optimizer(self, *args: Any) -> Any:
@@ -376,9 +385,9 @@ class ExactTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         # All ranks evaluate one model; but for averaged buffers, training goes on as without it.
         sharding.average_buffers(self.model)
-        if self.compiled is not None and "dtype" not in self.observations.checked:
+        if self.compiled is not None:
             # Not earlier: the hook would split the graph, and its removal would compile all again.
-            verify.observe_dtype(self.model, self.settings, self.observations.checked)
+            self.number_format.watch(self.model)
         with untouched_random_state(), self.exchange.shared():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         return metrics
@@ -416,7 +425,7 @@ class ExactTrainer(Trainer):
 
     def test(self) -> None:
         """Evaluate the test set, once, where epochs are evaluated on a validation set."""
-        self.observations.test_metrics = test_metrics(self)
+        self.tested = test_metrics(self)
 
     def weights_file(self, update: int) -> Path:
         """The weights in the checkpoint that was written after this update."""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import psutil
 import torch
@@ -24,11 +24,12 @@ from harness.core.collectives import GLOO, NCCL
 from harness.core.command_line import print_json
 from harness.core.links import least_rate_of, rate_of, tells_rate
 from harness.core.process import end_with_parent, warn
+from harness.core.schema.environment import LinkPair, LinkRecord
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
 from harness.train.measure.clock import MEASURING
 from harness.train.measure.environment import launch
-from harness.train.measure.link_probe import measure_allreduce, measure_pairs
+from harness.train.measure.link_probe import AllreduceRow, measure_allreduce, measure_pairs
 from harness.train.rendezvous import OUTSIDE, address_towards
 from harness.train.session import barrier
 
@@ -57,8 +58,30 @@ LEGEND = (
 )
 
 
+class Measured(TypedDict):
+    """Links and all-reduces of each size; the names of LinkRecord mean the same."""
+
+    asked: Any
+    interface: str | None
+    pairs: list[LinkPair]
+    rtt_min_ms: float | None
+    rtt_median_ms: float | None
+    bandwidth_mbit: float | None
+    allreduce: list[AllreduceRow]
+    took_s: float
+    warning: str | None
+
+
+class MeasuredAlone(Measured):
+    """What the verb prints, for predictions to read."""
+
+    backend: str
+    nodes: int
+    processes_per_node: int
+
+
 @MEASURING.counted()
-def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[str, Any] | None:
+def link_of_run(model: nn.Module, world: World, device: torch.device) -> LinkRecord | None:
     """Measure the links at the size of this model's gradient; every rank calls this.
 
     Rank 0 gets the result, and warns if the link is not the one asked for. None for a single node.
@@ -74,16 +97,28 @@ def link_of_run(model: nn.Module, world: World, device: torch.device) -> dict[st
         warn(result["warning"])
     if line := without_rate(result, BUDGET_S):
         warn(f"{line}: estimates count delays alone")
-    (allreduce,) = result.pop("allreduce")
-    del allreduce["asked_bytes"]
-    more = {f"allreduce_{name}": value for name, value in allreduce.items()}
-    return {**result, "gradient_bytes": gradient, **more}
+    (allreduce,) = result["allreduce"]
+    return {
+        "asked": result["asked"],
+        "interface": result["interface"],
+        "pairs": result["pairs"],
+        "rtt_min_ms": result["rtt_min_ms"],
+        "rtt_median_ms": result["rtt_median_ms"],
+        "bandwidth_mbit": result["bandwidth_mbit"],
+        "took_s": result["took_s"],
+        "warning": result["warning"],
+        "gradient_bytes": gradient,
+        "allreduce_bytes": allreduce["bytes"],
+        "allreduce_s": allreduce["s"],
+        "allreduce_algbw_mbit": allreduce["algbw_mbit"],
+        "allreduce_busbw_mbit": allreduce["busbw_mbit"],
+    }
 
 
 def measure(
     world: World, device: torch.device, sizes: list[int], dtype: torch.dtype = torch.float32,
     budget_s: float = BUDGET_S,
-) -> dict[str, Any] | None:  # fmt: skip
+) -> Measured | None:  # fmt: skip
     """Measure every pair of nodes, then an all-reduce of each size; warn if a link differs."""
     began_s = time.perf_counter()
     pairs = measure_pairs(world, device, began_s + budget_s * PAIRS_SHARE)
@@ -107,7 +142,7 @@ def measure(
     }
 
 
-def allreduce_s(pairs: list[dict[str, Any]], world: World, size: int) -> float | None:
+def allreduce_s(pairs: list[LinkPair], world: World, size: int) -> float | None:
     """The predicted seconds of an all-reduce over these links; None if their rate is not known. A
     single byte needs no rate.
     """
@@ -120,8 +155,8 @@ def allreduce_s(pairs: list[dict[str, Any]], world: World, size: int) -> float |
     return collectives.allreduce(dist.get_backend(), size, shape, wire).alone_s
 
 
-def _longest(pairs: list[dict[str, Any]], name: str) -> float | None:
-    return max((pair[name] for pair in pairs if pair[name] is not None), default=None)
+def _longest(pairs: list[LinkPair], name: Literal["rtt_min_ms", "rtt_median_ms"]) -> float | None:
+    return max((ms for pair in pairs if (ms := pair[name]) is not None), default=None)
 
 
 def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
@@ -148,7 +183,7 @@ def interface(device: torch.device, environ: Mapping[str, str]) -> str | None:
     return used[0] if len(used) == 1 else None  # of several, some serve other connections
 
 
-def warning(asked: Any, pairs: list[dict[str, Any]]) -> str | None:
+def warning(asked: Any, pairs: list[LinkPair]) -> str | None:
     """How the links differ from what was asked for; None if they do not, or if nothing was."""
     wrong = []
     for pair in pairs:
@@ -238,7 +273,7 @@ def without_time(allreduce: Iterable[Mapping[str, Any]], budget_s: float) -> str
     return f"no time in {budget_s:g} s for an all-reduce of {sizes} MB: give more with --seconds"
 
 
-def _measure_now(world: World, mb: list[float], budget_s: float) -> dict[str, Any] | None:
+def _measure_now(world: World, mb: list[float], budget_s: float) -> MeasuredAlone | None:
     device = torch.device("cpu")
     if gpus := torch.cuda.device_count():
         if world.per_node > gpus:
@@ -257,11 +292,15 @@ def _measure_now(world: World, mb: list[float], budget_s: float) -> dict[str, An
     if result is None:
         return None
     # Predictions read this from a file, which has to be self-contained.
-    about = {"backend": backend, "nodes": world.nodes, "processes_per_node": world.per_node}
-    return {**about, **result}
+    return {
+        "backend": backend,
+        "nodes": world.nodes,
+        "processes_per_node": world.per_node,
+        **result,
+    }
 
 
-def _show(result: dict[str, Any], world: World) -> None:
+def _show(result: Measured, world: World) -> None:
     screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     interface = result["interface"] or "an unknown interface"
     screen.print(

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
 
 from harness.core.collectives import NCCL
 from harness.core.links import FURTHER, tells_rate
+from harness.core.schema.environment import LinkPair
 from harness.core.topology import World
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
@@ -46,6 +47,16 @@ OPENING_TRIPS = 2  # round trips that the first transfer waits for TCP's window
 PING, BULK, MEASURE, ANSWER, END = range(5)
 NOT_MEASURED = math.nan
 Pair = tuple[int, int]
+
+
+class AllreduceRow(TypedDict):
+    """An all-reduce over all ranks; null where there was no time for it."""
+
+    asked_bytes: int
+    bytes: int | None
+    s: float | None
+    algbw_mbit: float | None
+    busbw_mbit: float | None
 
 
 @dataclass
@@ -145,7 +156,7 @@ def climb(
 def measure_allreduce(
     world: World, device: torch.device, dtype: torch.dtype, sizes: list[int], until_s: float,
     takes_s: Callable[[int], float | None] = lambda size: None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[AllreduceRow]:  # fmt: skip
     """A row per size, on rank 0; other ranks reduce as much as rank 0 announces. A size is measured
     at once where it is known to fit into its time often enough, or to take hardly longer than the
     smallest.
@@ -183,7 +194,7 @@ def measure_allreduce(
 
 def _allreduce_row(
     asked: int, size: int | None, times_s: Sequence[float], ranks: int
-) -> dict[str, Any]:
+) -> AllreduceRow:
     seconds = statistics.median(times_s) if size else None
     algbw = size * 8 / seconds / 1e6 if size and seconds else None
     return {
@@ -284,7 +295,7 @@ def _leader(world: World, node: int) -> int:
     return node * world.per_node
 
 
-def measure_pairs(world: World, device: torch.device, until_s: float) -> list[dict[str, Any]]:
+def measure_pairs(world: World, device: torch.device, until_s: float) -> list[LinkPair]:
     """A row per pair, on rank 0, which directs the other leaders; other ranks do nothing."""
     with leaders(world, device) as channel:
         if world.rank % world.per_node:
@@ -443,7 +454,7 @@ def answer(channel: TensorChannel, peer: int) -> None:
 
 def pair_row(
     nodes: tuple[int, int], least_s: float, median_s: float, size: float, seconds: float
-) -> dict[str, Any]:
+) -> LinkPair:
     known = tells_rate(size, seconds, least_s)
     return {
         "nodes": list(nodes),

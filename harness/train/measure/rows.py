@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.core.process import warn
-from harness.core.records import append_row, plain, read_rows, total
+from harness.core.records import plain, read_rows, total
 from harness.core.records.checksums import vouched
 from harness.core.schema.environment import MeasuredRecord
 
@@ -20,6 +20,16 @@ TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 ELSEWHERE = ("epoch", "samples")
 
 Step = tuple[float | None, float]  # samples, None where unknown, and seconds
+
+
+class EpochMeans(TypedDict, total=False):
+    """Exact means over an epoch, with the samples that they are over."""
+
+    train_loss: float
+    train_samples: float
+    grad_norm: float
+    clipped_share: float
+    skipped_updates: int
 
 
 class EpochMeasure:
@@ -83,8 +93,9 @@ def facts_of(measures: Iterable[EpochMeasure]) -> MeasuredRecord:
 class Pending:
     """The row of an epoch that has ended; it waits for the evaluation and is written once."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, append: Callable[[Any], None]) -> None:
+        """append: the writer of RunFolder for this file."""
+        self.file, self.append = file, append
         self.row: dict[str, Any] | None = None
         self.recorded: set[float] = set()
 
@@ -104,7 +115,7 @@ class Pending:
         # If a metric of the user has the name of a field of ours, both are kept.
         row |= {f"eval_{k}" if k in row else k: v for k, v in quality.items()}
         row = vouched(plain(row | more))
-        append_row(self.file, row)
+        self.append(row)
         return row
 
 
@@ -123,7 +134,7 @@ def rank_row(
     }
 
 
-def epoch_sums(exact: dict[str, float], fed: int | None) -> dict[str, Any]:
+def epoch_sums(exact: EpochMeans, fed: int | None) -> dict[str, Any]:
     """Sums and means over the epoch, as far as the trainer has computed any."""
     return {
         "fed_samples": int(exact["train_samples"]) if "train_samples" in exact else fed,

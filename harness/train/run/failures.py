@@ -14,7 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from harness.core.process import causes_of, is_without_reason, lacks_memory, rep
 from harness.core.records import RunFolder
 from harness.core.records.disk import DiskError, of_disk, writing_to
 from harness.core.records.redact import redacted, settings_of
-from harness.core.schema.environment import DataRecord, KnownRecord, environment_record
+from harness.core.schema.environment import KnownRecord, environment_record
 from harness.core.schema.rows import FailureRecord
 from harness.core.settings import Settings, UserError
 from harness.train.context import Context, Launch
@@ -190,11 +190,13 @@ def _write_environment(context: Context) -> None:
     """What is known of a run that failed before its first step."""
     world, data = context.recorded_world, context.data_facts
     machine = environment(context.args.device.type == "cuda")
-    opened = cast(KnownRecord, {"inputs": context.inputs, "observed": context.session.observed})
+    opened: KnownRecord = {"observed": context.session.observed}
+    if context.inputs is not None:
+        opened = {"inputs": context.inputs, **opened}
     batch = context.effective_batch
     record = environment_record(machine, world.nodes, world.per_node, batch, None, opened)
     if data:
-        record["data"] = cast(DataRecord, data)
+        record["data"] = data
     context.folder.write_environment(record)
 
 

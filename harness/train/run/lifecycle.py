@@ -28,6 +28,7 @@ from harness.core.process import (
 )
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
+from harness.core.schema.environment import DataRecord
 from harness.core.settings import UserError
 from harness.train.context import Context, Position, mark_of
 from harness.train.data.models import loading
@@ -76,7 +77,7 @@ class Lifecycle:
     wakeup: int = -1  # file descriptor to which Python writes a signal's number at once
     previous_wakeup: int = -1
 
-    def resume(self, data_facts: dict[str, Any]) -> Context:
+    def resume(self, data_facts: DataRecord) -> Context:
         """Add the facts of the data, and the last whole checkpoint of the run if there is one."""
         context = self.context = replace(self.context, data_facts=data_facts)
         context.session.check_data(data_facts.get("data_checksum"))
@@ -117,7 +118,7 @@ class Lifecycle:
         finally:
             trainer.close()
         if context.is_rank0 and not launch().get("sweep"):
-            if (folder := trainer.observations.model) is not None:
+            if (folder := trainer.epochs.kept_model) is not None:
                 print(f"  the trained model is in {folder}")
                 length = context.data_facts.get("max_length")
                 print(f"  load it: {loading(context.settings, trainer.model, folder, length)}")

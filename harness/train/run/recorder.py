@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainingArguments
 
+from harness.core.schema.environment import LinkRecord, ObservedRecord
 from harness.train.measure.resources import CpuTime
-from harness.train.measure.rows import EpochMeasure
+from harness.train.measure.rows import EpochMeans, EpochMeasure
 from harness.train.session import gather
-from harness.train.strategy.base import Exchange
-
-RankMetrics = Callable[[TrainingArguments], dict[str, Any]]
 
 
-@dataclass
 class Observations:
-    """What ExactTrainer knows beyond the Trainer's events; nothing with the stock Trainer."""
+    """What the record needs beyond the Trainer's events: nothing is known with the stock Trainer.
 
-    world_size: int
-    exchange: Exchange | None = None
-    rank_metrics: RankMetrics = lambda args: {}  # of the samples that this rank evaluated last
+    TrainerObservations (loop/observations.py) asks ExactTrainer.
+    """
+
     measures: Sequence[EpochMeasure] = ()  # of what is measured beside the time of steps
-    checked: dict[str, Any] = field(default_factory=dict)  # what model, optimizer and batches are
-    link: dict[str, Any] | None = None  # between nodes, measured before the first step
-    epoch_means: dict[str, float] = field(default_factory=dict)  # of the epoch that has ended
-    test_metrics: dict[str, Any] = field(default_factory=dict)  # of the one test at the end
-    model: Path | None = None  # the trained model, if this process has kept it
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
 
     @property
-    def observed(self) -> dict[str, Any]:
-        return self.checked | (self.exchange.observed if self.exchange else {})
+    def observed(self) -> ObservedRecord:
+        """What model, optimizer, batches and exchange really are."""
+        return {}
+
+    @property
+    def link(self) -> LinkRecord | None:
+        """Between nodes, measured before the first step."""
+        return None
+
+    @property
+    def epoch_means(self) -> EpochMeans:
+        """Of the epoch that has ended."""
+        return {}
 
     @property
     def epoch_fields(self) -> dict[str, Any]:
         """What the strategy adds to the row of the epoch that has ended."""
-        return self.exchange.epoch_fields if self.exchange else {}
+        return {}
+
+    @property
+    def test_metrics(self) -> dict[str, Any]:
+        """Of the one test at the end."""
+        return {}
 
     @property
     def devices(self) -> int:
         """How many devices train, or trained in the last epoch where processes come and go."""
-        if self.exchange is not None and self.exchange.devices is not None:
-            return self.exchange.devices
-        return int(self.checked.get("devices", self.world_size))
+        return self.world_size
+
+    def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:
+        """Of the samples that this rank evaluated last."""
+        return {}
 
     def payload_bytes(self) -> int | None:
         """What this rank has handed over for sending; None if unknown."""
-        return self.exchange.payload_bytes if self.exchange else None
+        return None
 
     def gather(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """The rows of all ranks (a collective)."""
-        return self.exchange.gather(row) if self.exchange else gather(row)
+        return gather(row)
 
 
 class Recorder(TrainerCallback):

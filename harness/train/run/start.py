@@ -277,9 +277,9 @@ def _require_one_strategy(context: Context) -> None:
 def _refuse_changed_inputs(context: Context) -> None:
     """A finished run is only reused with the inputs that it was measured with."""
     folder, change, unlike = context.folder, "", ""
-    if context.is_rank0:
+    if (now := context.inputs) is not None:  # on rank 0
         run = RunFolder.at(folder.path)  # it may be in an archive
-        earlier, now = recorded_inputs(run), context.inputs
+        earlier = recorded_inputs(run)
         change = changed_inputs(earlier, now)
         if earlier.get("code", now["code"]) != now["code"]:
             unlike = "with other code than now, "

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from harness.core.collectives import BACKEND
+from harness.core.schema.environment import ObservedRecord
 from harness.core.strategies import strategy_of
 from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
@@ -39,7 +40,7 @@ class Exchange:
         alone = strategy_of(context.settings).exchanges_nothing
         self.payload_bytes: int | None = 0 if alone else None
         # For the record: what was exchanged and how, and what is added to an epoch's row.
-        self.observed: dict[str, Any] = {}
+        self.observed: ObservedRecord = {}
         self.epoch_fields: dict[str, Any] = {}
         self.way = BACKEND  # how sums are exchanged, see --exchange: set before attach()
         # How many devices trained in the epoch that has ended; None: all ranks.
@@ -70,7 +71,7 @@ class Exchange:
         """Entered around each forward pass and its loss, besides what the Trainer enters."""
         return nullcontext()
 
-    def observe(self, model: nn.Module) -> dict[str, Any]:
+    def observe(self, model: nn.Module) -> ObservedRecord:
         """What the model that training uses really is; raises if it is not what was asked for."""
         return verify.observe(model, self.context.settings, self.context.world)
 

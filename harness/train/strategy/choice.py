@@ -9,7 +9,9 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.core.collectives import (
+    ALL_TO_ALL,
     BACKEND,
+    DIRECT,
     FAR_S,
     GLOO,
     Shape,
@@ -19,6 +21,7 @@ from harness.core.collectives import (
     ways,
 )
 from harness.core.links import least_rate_of
+from harness.core.schema.environment import ExchangeEstimates, LinkRecord, ObservedRecord
 from harness.core.strategies import SENT_DIRECTLY, is_apart, is_coded, strategy_of
 from harness.core.topology import World
 from harness.train.context import HALF_PRECISION, Context
@@ -27,7 +30,7 @@ from harness.train.strategy.base import Exchange
 from harness.train.strategy.coded import CODECS
 
 
-def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any]:
+def set_way(exchange: Exchange, link: LinkRecord | None) -> ObservedRecord:
     """Set the way of the exchange, the same on all ranks; returns what the record says about it.
 
     With auto, the record says by what the way was chosen; on rank 0 also by how much ranks may
@@ -37,7 +40,7 @@ def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any
     context, settings = exchange.context, exchange.context.settings
     if not strategy_of(settings).direct or context.world.size == 1:
         return {}
-    way: dict[str, Any] = {"exchange": settings.exchange}
+    way: ObservedRecord = {"exchange": settings.exchange}
     if settings.exchange == "auto":
         rank0 = context.is_rank0
         way = broadcast((_before(context) or _chosen(context, link)) if rank0 else None)
@@ -46,7 +49,7 @@ def set_way(exchange: Exchange, link: Mapping[str, Any] | None) -> dict[str, Any
     return {**way, "exchange_early_s": early} if early else way
 
 
-def early_s(exchange: Exchange, link: Mapping[str, Any] | None) -> float:
+def early_s(exchange: Exchange, link: LinkRecord | None) -> float:
     """How much less one rank may wait than another because of the delay alone, on rank 0.
 
     A direct message is under way while its receiver still computes: a rank that is ready later, by
@@ -56,17 +59,21 @@ def early_s(exchange: Exchange, link: Mapping[str, Any] | None) -> float:
     return (link["rtt_min_ms"] or 0.0) / 1000 if link is not None and known else 0.0
 
 
-def _before(context: Context) -> dict[str, Any] | None:
+def _before(context: Context) -> ObservedRecord | None:
     if context.checkpoint is None:
         return None
-    record: Mapping[str, Any] = context.folder.read_environment() or {}
-    observed = record.get("observed") or {}
-    kept = {n: observed.get(n) for n in ("exchange", "exchange_estimates_s") if observed.get(n)}
+    record = context.folder.read_environment()
+    observed: ObservedRecord = (record.get("observed") if record is not None else None) or {}
     known = (BACKEND, *SENT_DIRECTLY) if dist.get_backend() == GLOO else (BACKEND,)
-    return kept if kept.get("exchange") in known else None
+    if (way := observed.get("exchange")) not in known:
+        return None
+    kept: ObservedRecord = {"exchange": way}
+    if expected := observed.get("exchange_estimates_s"):
+        kept["exchange_estimates_s"] = expected
+    return kept
 
 
-def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
+def _chosen(context: Context, link: LinkRecord | None) -> ObservedRecord:
     far = link is not None and (link["rtt_min_ms"] or 0.0) >= 1000 * FAR_S
     if link is None or not far or dist.get_backend() != GLOO or not link["allreduce_s"]:
         return {"exchange": BACKEND}
@@ -78,7 +85,10 @@ def _chosen(context: Context, link: Mapping[str, Any] | None) -> dict[str, Any]:
         share = CODECS[settings.compress].bits / 32
     size = share * link["gradient_bytes"] / (settings.fragments or 1)
     expected = estimates(link, context.world, size, coded, apart)
-    return {"exchange": fastest(expected), "exchange_estimates_s": expected}
+    kept: ExchangeEstimates = {"backend": expected[BACKEND], "direct": expected[DIRECT]}
+    if ALL_TO_ALL in expected:
+        kept["all_to_all"] = expected[ALL_TO_ALL]
+    return {"exchange": fastest(expected), "exchange_estimates_s": kept}
 
 
 def estimates(

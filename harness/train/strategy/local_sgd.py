@@ -185,7 +185,7 @@ class ReplicaExchange(Exchange):
         self.observed |= {
             "sync_every": self.every,
             "sync_first": self.first,
-            "sync_scope": settings.sync_scope,
+            "sync_scope": str(settings.sync_scope),
             "units": self.replicas.count,
             "exchanged_bytes": self._exchanged_bytes(),
             "kept_bytes": self._kept_bytes(),

@@ -19,6 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from harness.core.collectives import ALL_TO_ALL, BACKEND
 from harness.core.records.redact import redacted
+from harness.core.schema.environment import ObservedRecord
 from harness.core.settings import Settings, UserError
 from harness.core.strategies import GRADIENT_CODES, STRATEGIES, strategy_of
 from harness.core.topology import World
@@ -55,7 +56,7 @@ def explained(model: nn.Module, settings: Settings) -> Iterator[None]:
         raise
 
 
-def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any]:
+def observe(model: nn.Module, settings: Settings, world: World) -> ObservedRecord:
     """What the model that training uses really is; raises where it is not what was asked for."""
     model = uncompiled(model)
     parameters = list(model.parameters())
@@ -63,7 +64,7 @@ def observe(model: nn.Module, settings: Settings, world: World) -> dict[str, Any
     ran = _strategy_of(model, settings, bool(sharded))
     local_bytes = sum(_local(p).nbytes for p in parameters)
     total_bytes = sum(p.nbytes for p in parameters)
-    observed = {
+    observed: ObservedRecord = {
         "strategy": ran,
         "world": dist.get_world_size() if dist.is_initialized() else 1,
         "backend": dist.get_backend() if dist.is_initialized() else None,
@@ -131,7 +132,7 @@ def expected_hook(settings: Settings, way: str, world: World) -> str | None:
     return f"{HOOKS[kind]} of rank {rank or 1}" if kind == "powersgd" else HOOKS.get(kind)
 
 
-def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -> dict[str, Any]:
+def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -> ObservedRecord:
     """The hook that DDP calls instead of its own exchange; raises if it is not of this --exchange
     and --compress.
     """
@@ -156,13 +157,13 @@ def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -
     return {"gradient_hook": hook}
 
 
-def observe_optimizer(optimizer: Any, settings: Settings) -> dict[str, int]:
+def observe_optimizer(optimizer: Any, settings: Settings) -> ObservedRecord:
     """How many tensors weight decay applies to, how many of these are vectors (biases), and how
     many matrices Muon trains; raises if that is not what --muon asks for.
     """
     decayed = [p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]]
     vectors = sum(p.ndim < 2 for p in decayed)
-    found = {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
+    found: ObservedRecord = {"decayed_tensors": len(decayed), "decayed_vectors": vectors}
     optimizer = getattr(optimizer, "optimizer", optimizer)  # without accelerate's wrapper
     matrices = optimizer.matrices if isinstance(optimizer, WithMuon) else 0
     if settings.muon != (matrices > 0):
@@ -170,10 +171,10 @@ def observe_optimizer(optimizer: Any, settings: Settings) -> dict[str, int]:
             f"--muon is {settings.muon}, but Muon trains {matrices} matrices: refusing to record "
             "one as the other"
         )
-    return found | ({"muon_matrices": matrices} if matrices else {})
+    return {**found, "muon_matrices": matrices} if matrices else found
 
 
-def own_model(model: nn.Module, named: str) -> dict[str, str]:
+def own_model(model: nn.Module, named: str) -> ObservedRecord:
     """The class of a model that a script has made, with what --model names if it has a
     configuration. Before the model is wrapped or sharded.
     """
@@ -184,24 +185,33 @@ def own_model(model: nn.Module, named: str) -> dict[str, str]:
     return {} if is_named else {"own_model": f"{made.__name__} ({redacted(named)})"}
 
 
-def observe_dtype(model: nn.Module, settings: Settings, observed: dict[str, Any]) -> None:
-    """Record the number format that the first layer computes in, at its first forward pass."""
-    layers = (nn.Linear, nn.Conv2d)
-    first = next((m for m in model.modules() if isinstance(m, layers)), None)
-    if first is None:
-        return  # a user's model without such layers
+class NumberFormat:
+    """The number format that the first layer computes in, from its first forward pass on."""
 
-    def record(module: Any, inputs: Any, output: torch.Tensor) -> None:
-        handle.remove()
-        dtype = observed["dtype"] = str(output.dtype).removeprefix("torch.")
-        expected = {"bf16": "bfloat16", "fp16": "float16"}.get(settings.precision, "float32")
-        if dtype != expected:
-            raise RuntimeError(
-                f"asked for --precision {settings.precision}, but the first layer "
-                f"computes in {dtype}: refusing to record one as the other"
-            )
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.observed: ObservedRecord = {}
 
-    handle = first.register_forward_hook(record)
+    def watch(self, model: nn.Module) -> None:
+        """Look at the next forward pass, unless an earlier one has told."""
+        layers = (nn.Linear, nn.Conv2d)
+        first = next((m for m in model.modules() if isinstance(m, layers)), None)
+        if first is None or self.observed:
+            return  # a user's model may be without such layers
+
+        def record(module: Any, inputs: Any, output: torch.Tensor) -> None:
+            handle.remove()
+            dtype = str(output.dtype).removeprefix("torch.")
+            self.observed = {"dtype": dtype}
+            precision = self.settings.precision
+            expected = {"bf16": "bfloat16", "fp16": "float16"}.get(precision, "float32")
+            if dtype != expected:
+                raise RuntimeError(
+                    f"asked for --precision {precision}, but the first layer "
+                    f"computes in {dtype}: refusing to record one as the other"
+                )
+
+        handle = first.register_forward_hook(record)
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

@@ -132,7 +132,7 @@ def measured(folder: str) -> tuple[list[int], list[list[int]]]:
     go_before_others()
     trainer, _ = ours(folder, net := Slow(), Points(64), Points(8), "--balance=measured")
     trainer.train()
-    return trainer.observations.checked["shares"], net.fed
+    return trainer.observations.observed["shares"], net.fed
 
 
 @pytest.mark.process

@@ -382,8 +382,10 @@ def test_pairs_of_unknown_rate_are_counted() -> None:
 def test_a_run_says_that_its_link_has_no_known_rate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"asked_bytes": 8, "bytes": 8, "s": 0.4}
-    found = {"pairs": [pair(160.0)], "bandwidth_mbit": None, "warning": None, "allreduce": [row]}
+    row = {"asked_bytes": 8, "bytes": 8, "s": 0.4, "algbw_mbit": None, "busbw_mbit": None}
+    found = {"asked": None, "interface": None, "pairs": [pair(160.0)], "rtt_min_ms": 160.0,
+             "rtt_median_ms": 160.0, "bandwidth_mbit": None, "allreduce": [row], "took_s": 1.0,
+             "warning": None}  # fmt: skip
     monkeypatch.setattr(link, "measure", lambda *_: found)
     result = link.link_of_run(torch.nn.Linear(1, 1), World(2), torch.device("cpu"))
     assert result is not None and result["bandwidth_mbit"] is None

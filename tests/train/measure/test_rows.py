@@ -109,15 +109,15 @@ def test_updates_that_fp16_skips_are_counted(skipped: int, means: dict[str, Any]
     trainer: Any = SimpleNamespace(
         exchange=SimpleNamespace(end_epoch=lambda epoch, totals: totals, caution=""),
         sums=EpochSums(torch.device("cpu")), empty_sums=lambda: None, log=lambda values: None,
-        observations=SimpleNamespace(),
     )  # fmt: skip
     for n in range(3):
         trainer.sums.add_loss(torch.tensor(0.5), samples=2)
         trainer.sums.add_norm(torch.tensor(float("inf") if n < skipped else 2.0), bound=1.0)
     state, control = SimpleNamespace(epoch=1.0), SimpleNamespace(should_save=False)
     args = SimpleNamespace(fp16=True, save_strategy="epoch")
-    EpochEvents(trainer).on_epoch_end(args, state, control)
-    assert trainer.observations.epoch_means == {"train_loss": 0.5, "train_samples": 6.0, **means}
+    events = EpochEvents(trainer)
+    events.on_epoch_end(args, state, control)
+    assert events.means == {"train_loss": 0.5, "train_samples": 6.0, **means}
 
 
 def test_best_epoch_is_the_earlier_of_equals_and_loss_is_better_when_small() -> None:

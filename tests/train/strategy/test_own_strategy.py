@@ -153,5 +153,23 @@ def test_ranks_that_end_with_other_weights_are_no_result(mine: Path) -> None:
     assert folder.outcome() == "failed"
 
 
+@pytest.mark.process
+def test_what_a_strategy_records_under_a_name_that_is_not_declared_ends_the_run(
+    mine: Path,
+) -> None:
+    mine.write_text(
+        f"{BASE}\n\nclass Mine(Exchange):\n    def attach(self, model, optimizer):\n"
+        "        self.observed['exhanges'] = 1\n"
+    )
+    argv = [*SMALL, "--strategy", f"{mine}:Mine", "--o", str(mine.parent / "out")]
+    done = script("vit", *argv, count=2)
+    said = "environment.json: observed.exhanges is not declared in harness/core/schema"
+    assert done.code != 0 and said in done.err
+    (folder,) = find_runs(mine.parent / "out")
+    assert folder.outcome() == "failed"
+    environment = folder.read_environment()
+    assert environment is not None and "exhanges" not in environment["observed"]
+
+
 def test_the_page_names_the_example() -> None:
     assert EXAMPLE in (ROOT / "docs" / "own-work.md").read_text()

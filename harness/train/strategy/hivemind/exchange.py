@@ -17,6 +17,7 @@ from torch import nn
 
 from harness.core.identity import run_id
 from harness.core.records import read_json, write_json
+from harness.core.schema.environment import ObservedRecord
 from harness.core.topology import World, own_batch
 from harness.train.context import Context
 from harness.train.data.samples import EpochOrder
@@ -93,7 +94,7 @@ class PeersExchange(Exchange):
         self.settings, self.peers = context.settings, context.session
         self.own_batch = own_batch(self.settings)
         self.target_batch = int(self.settings.target_batch or 1)
-        self.updates_per_epoch = context.data_facts["train_samples"] // self.target_batch
+        self.updates_per_epoch = self._samples_of_data // self.target_batch
         self.samples = 0  # of this peer that went into updates
         self.fed = 0  # samples of this peer, including those that were dropped
         self.pending = 0  # samples accumulated for the next update
@@ -112,11 +113,15 @@ class PeersExchange(Exchange):
         self.optimizer: Any = None
 
     @property
+    def _samples_of_data(self) -> int:
+        return self.context.data_facts["train_samples"] or 0
+
+    @property
     def update(self) -> int:
         """The last update that all peers have made together."""
         return int(self.optimizer.local_epoch)
 
-    def observe(self, model: nn.Module) -> dict[str, Any]:
+    def observe(self, model: nn.Module) -> ObservedRecord:
         """A peer's model is a plain one; the optimizer shares it."""
         return verify.observe(model, self.settings, World())
 
@@ -181,8 +186,7 @@ class PeersExchange(Exchange):
             updates = self.updates_per_epoch * int(args.num_train_epochs)
         epochs = math.ceil(updates / self.updates_per_epoch)
         batches = ENDLESS * args.gradient_accumulation_steps
-        samples = self.context.data_facts["train_samples"]
-        return epochs, ENDLESS, samples, updates * batch, batch, batches, updates
+        return epochs, ENDLESS, self._samples_of_data, updates * batch, batch, batches, updates
 
     def resume_at(self, update: int) -> tuple[int, int]:
         return update // self.updates_per_epoch, 0
