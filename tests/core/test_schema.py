@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from docs.generate.dictionary import flat
+from docs.generate.dictionary import OUTPUTS, flat
 from harness.core.schema.checks import RECORDS, check_fields, fields
+from harness.core.schema.environment import (
+    DataRecord,
+    InputsRecord,
+    LinkPair,
+    LinkRecord,
+    ObservedRecord,
+)
 from harness.core.schema.fields import Field
+from harness.core.schema.machine import LaunchRecord, TcpRecord
 from harness.core.settings import UserError
-from tests.support.declared import assert_declared, errors_of
+from tests.support.declared import SCHEMA, assert_declared, errors_of
+
+README = OUTPUTS / "README.md"
 
 FAILURE = {"rank": 0, "outcome": "oom", "reason": "too much", "unix": 1.5}
 RANK = {
@@ -127,6 +139,53 @@ def test_no_number_hides_one_that_is_none(at: int) -> None:
 def all_fields() -> Iterator[tuple[str, Field]]:
     for kind in RECORDS:
         yield from ((f"{kind}.{name}", field) for name, field in flat(fields(kind)).items())
+
+
+def declared_in(record: type, name: str) -> Iterator[tuple[str, str, type | None]]:
+    """Of each key of a TypedDict its dotted name, its meaning and, if it has keys, its type."""
+    for key, hint in typing.get_type_hints(record, include_extras=True).items():
+        if typing.get_origin(hint) is typing.NotRequired:
+            (hint,) = typing.get_args(hint)
+        meaning = "".join(text for text in hint.__metadata__ if isinstance(text, str))
+        inner = {typing.get_args(hint)[0], *typing.get_args(typing.get_args(hint)[0])}
+        (of,) = [*filter(typing.is_typeddict, inner)] or [None]
+        yield f"{name}.{key}", meaning, of
+        if of is not None:
+            yield from declared_in(of, f"{name}.{key}")
+
+
+@pytest.mark.parametrize(("name", "record"), [
+    ("observed", ObservedRecord), ("link", LinkRecord), ("data", DataRecord),
+    ("inputs", InputsRecord), ("launch", LaunchRecord), ("tcp", TcpRecord),
+])  # fmt: skip
+def test_each_key_of_an_environment_is_in_dictionary_and_schema(name: str, record: type) -> None:
+    """As its TypedDict says, key by key, and there is none besides."""
+    keys = [*declared_in(record, name)]
+    rows = [line.split(" | ") for line in README.read_text("utf-8").splitlines() if " | " in line]
+    meanings = {
+        named.strip("` "): row[-1].removesuffix(" |")
+        for row in rows
+        for named in row[0].removeprefix("| ").split(" ")
+        if named.strip("` ").startswith(f"{name}.")
+    }
+    expected = {key: meaning for key, meaning, _ in keys}
+    for key in LinkPair.__annotations__ if name == "link" else ():  # of a list: in its own row
+        assert f"`{key}`" in meanings["link.pairs"]
+        del expected[f"link.pairs.{key}"]
+    assert meanings == expected
+    top = json.loads(SCHEMA.read_text("utf-8"))["$defs"]["environment"]["properties"][name]
+    assert top["properties"].keys() == record.__annotations__.keys()
+    assert top["additionalProperties"] is False
+    for key, meaning, of in keys:
+        inside = top
+        for part in key.split(".")[1:]:
+            inside = inside.get("items", inside)["properties"][part]
+        assert inside["description"] == meaning, key
+        of_items = inside.get("items", inside)
+        assert (of is not None) == ("properties" in of_items), key
+        if of is not None:
+            assert of_items["properties"].keys() == of.__annotations__.keys(), key
+            assert of_items["additionalProperties"] is False, key
 
 
 def test_every_field_has_a_meaning_and_the_unit_of_its_name() -> None:
