@@ -81,7 +81,12 @@ endef
 .venv/ready: pyproject.toml constraints.txt $(STAMP)
 	$(call install,trackers)
 
-.venv/ready-dev .venv/ready-notebook .venv/ready-docs: .venv/ready-%: .venv/ready
+# With what users need among it: one call of pip, and the stamp of that is no newer than others'.
+.venv/ready-dev: pyproject.toml constraints.txt $(STAMP)
+	$(call install,dev)
+	@touch -r $(STAMP) .venv/ready
+
+.venv/ready-notebook .venv/ready-docs: .venv/ready-%: .venv/ready
 	$(call install,$*)
 
 $(STAMP): | check-python

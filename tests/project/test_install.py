@@ -193,6 +193,34 @@ def test_a_build_of_torch_is_tried_again_after_a_failed_set_up(root: Path, tmp_p
 
 
 @pytest.mark.process
+def test_one_call_of_pip_installs_what_tests_and_users_need(root: Path, tmp_path: Path) -> None:
+    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+        shutil.copy(root / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    python.chmod(0o755)
+
+    def make(*words: str) -> str:
+        command = ["make", *words, "TORCH=cpu"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    make(".venv/ready-dev")
+    asked = (tmp_path / "asked").read_text()
+    assert re.findall(r"constraints.txt -e (\S+)", asked) == [".[dev]"]
+    assert "pip install" not in make("-n", ".venv/ready", ".venv/ready-dev")
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert any("trackers" in each for each in project["optional-dependencies"]["dev"])
+    # What was installed for the notebook stays current.
+    make(".venv/ready-notebook")
+    (tmp_path / ".venv" / "ready-dev").unlink()
+    assert "pip install" in make("-n", ".venv/ready-dev")
+    make(".venv/ready-dev")
+    assert "pip install" not in make("-n", ".venv/ready-notebook")
+
+
+@pytest.mark.process
 def test_every_locked_package_has_a_licence(root: Path) -> None:
     command = [sys.executable, ".ci/licences.py"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
