@@ -320,8 +320,8 @@ def test_shipped_files(file: Path, tiny: bool) -> None:
 
 # They compare speed and memory, show the path, or choose one setting for a sweep with seeds.
 ONE_SEED = {"demo", "strategies", "news_learning_rate", "prediction_next", "prediction_same_hour"}
-# A run of this way takes 18 minutes: its time alone is asked for, and has two seeds.
-TIME_ALONE = {"slow_link_pretrained": ("exchange", "backend")}
+# A run of this way takes 18 and 8 minutes: its time alone is asked for, and has two seeds.
+TIME_ALONE = {name: ("exchange", "backend") for name in ("slow_link_pretrained", "slow_link_muon")}
 
 
 @pytest.mark.parametrize("tiny", [False, True])

@@ -230,7 +230,7 @@ def test_a_command_that_cannot_be_written_is_no_loss(
     file, out = sweep_file(tmp_path, TWO), tmp_path / "out"
     plan = out / "sweeps" / "mine-tiny" / "sweep.json"
     argv = [str(file), "--output_dir", str(out), "--tiny", "--isolation", "off"]
-    real, full = sweep_module.write_json, False
+    real, full = sweep_module.write_sweep, False
 
     def write(path: Path, content: Any) -> None:
         if full:
@@ -249,7 +249,7 @@ def test_a_command_that_cannot_be_written_is_no_loss(
                 plan.unlink()
 
     monkeypatch.setattr(Runner, "work", work)
-    monkeypatch.setattr(sweep_module, "write_json", write)
+    monkeypatch.setattr(sweep_module, "write_sweep", write)
     monkeypatch.setattr(sweep_module, "_table", lambda *_, **__: None)
     assert main(argv) == 0
     before = read_json(plan)
