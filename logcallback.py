@@ -1,10 +1,8 @@
-"""Turns Trainer events into records: one row per epoch, written as soon as the epoch ends.
+"""Turns Trainer events into records (outputs/README.md): a row per epoch, written as it ends.
 
 It works in any training script, with any model and any compute_metrics:
 
     Trainer(..., callbacks=[LogCallback("outputs/mine")])
-
-outputs/README.md says what the fields mean.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from harness.core import attempts
+from harness.core.process import warn
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
@@ -462,7 +461,10 @@ class LogCallback(Recorder):
         if not state.is_world_process_zero:
             return
         attempts.require(self.folder)
-        self._write_environment(state)  # facts about exchanges are known now
+        try:
+            self._write_environment(state)  # facts about exchanges are known now
+        except UserError as error:  # of a user's strategy; what it trained must not be lost
+            warn(f"{error}: {self.folder.environment.name} stays as the first epoch left it")
         best = self.context.settings.best_metric if self.context else best_of_trainer(args)
         trained = state.global_step > self.first_update  # else only the test was left to do
         facts = {

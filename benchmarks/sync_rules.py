@@ -31,6 +31,7 @@ from harness.core.settings import Settings, UserError
 from harness.read import statistics
 from harness.train.data import models
 from harness.train.data.samples import Data, EpochOrder
+from harness.train.strategy.muon import inner_matrices
 
 EVAL_BATCH = 120
 # Settings that say what is trained on what; all others are those of the rules.
@@ -40,8 +41,6 @@ OF_A_RULE = {
     "label_column", "image_column", "dataset_config", "test_split", "validation_split",
 }  # fmt: skip
 CLIPPED = 1.0
-# Layers whose weights are matrices by shape alone: Muon is for those between them.
-FIRST_AND_LAST = ("embedding", "classifier")
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Replica:
     def __init__(self, model: nn.Module, lr: float, muon: float | None) -> None:
         self.model, self.rates = model, [lr]
         self.parameters = list(model.parameters())
-        inner = [p for name, p in model.named_parameters() if muon and is_inner(name, p)]
+        inner = inner_matrices(model) if muon else []
         others = [p for p in self.parameters if not any(p is one for one in inner)]
         self.optimizers: list[Any] = [torch.optim.AdamW(others, lr, weight_decay=0.0)]
         if muon:
@@ -113,10 +112,6 @@ class Replica:
     def twin(self) -> Replica:
         """A copy of the replica, with the same weights and moments."""
         return copy.deepcopy(self)
-
-
-def is_inner(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 2 and not any(word in name for word in FIRST_AND_LAST)
 
 
 class Outer:

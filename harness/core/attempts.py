@@ -15,13 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from harness.core.records import (
-    COMPLETE,
-    FINISHED,
-    SCHEMA,
-    RunFolder,
-    total,
-)
+from harness.core.records import COMPLETE, FINISHED, SCHEMA, RunFolder, total
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
 from harness.core.records.summary import Rows, best_of, of_rows, own_metrics, sum_of
@@ -79,22 +73,21 @@ def begin(
     rows = believed(folder)
     attempt = len(starts_of(rows)) + 1
     cost = lost(rows, update, opened, time.time())
-    folder.append_attempt(
-        {
-            "event": "start",
-            "attempt": attempt,
-            "unix": time.time(),
-            "from_update": update,
-            "processes": processes,
-            "effective_batch": effective_batch,
-            "per_gpu_batch": per_gpu_batch,
-            "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-            "counted_unix": cost["counted_unix"],
-            "gap_s": cost["gap_s"],
-            "lost_s": cost["lost_s"],
-            "redone_updates": cost["redone_updates"],
-        },
-    )
+    row: AttemptStart = {
+        "event": "start",
+        "attempt": attempt,
+        "unix": time.time(),
+        "from_update": update,
+        "processes": processes,
+        "effective_batch": effective_batch,
+        "per_gpu_batch": per_gpu_batch,
+        "restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        "counted_unix": cost["counted_unix"],
+        "gap_s": cost["gap_s"],
+        "lost_s": cost["lost_s"],
+        "redone_updates": cost["redone_updates"],
+    }
+    folder.append_attempt(row)
     return attempt
 
 
@@ -265,7 +258,7 @@ def with_smaller_batch(outcome: str, reason: str, settings: Settings, folder: Ru
 
 
 # Settings in which runs may differ while a step still needs the same memory per sample.
-AS_MUCH_MEMORY = ("per_gpu_batch", "grad_acc", "seed", "lr", "epochs")
+AS_MUCH_MEMORY = {"per_gpu_batch", "grad_acc", "seed", "lr", "epochs"}
 
 
 def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
@@ -274,7 +267,8 @@ def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
     for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
         other = RunFolder(file.parent)
         known = other.read_settings() or {}
-        differing = {name for name in own if known.get(name) != own[name]} - {*AS_MUCH_MEMORY}
+        # A flag that is newer than a record was off.
+        differing = {n for n in own if (known.get(n) or None) != (own[n] or None)} - AS_MUCH_MEMORY
         is_alike = not differing and machine is not None and recorded(other, "machine") == machine
         if is_alike and other.outcome() == FINISHED:
             fitting.append(last_batch(other, settings))  # at least the limit if unrecorded

@@ -115,22 +115,25 @@ class _Strategies(dict[str, Strategy]):
 
 # The strategies unless --strategy names another one: of one process, and of several.
 SINGLE, DDP = "single", "ddp"
-# Flags of strategies in which each process has whole matrices, and nobody takes over its state.
-WHOLE = {"muon": False}
+# Flags of the optimizer: of strategies in which each process has whole matrices and keeps its
+# optimizer's state for itself.
+OF_OPTIMIZER = {"muon": False}
 # Flags of strategies whose units train apart from one exchange to the next.
-PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": None, **WHOLE}
+PERIOD = {"sync_every": 10, "sync_first": 0, "sync_scope": None, **OF_OPTIMIZER}
 STRATEGIES = _Strategies({each.name: each for each in (
-    Strategy(SINGLE, "one process on one device", "nothing", "one", wrapper="nothing", own=WHOLE),
+    Strategy(
+        SINGLE, "one process on one device", "nothing", "one", wrapper="nothing",
+        own=OF_OPTIMIZER),
     Strategy(
         "dp", "nn.DataParallel: one process, the batch split over the GPUs of one machine",
         "weights and outputs, every step", "one", wrapper="DataParallel", needs_gpu=True,
-        exchange="harness.train.strategy.builtin:DataParallelExchange", own=WHOLE,
+        exchange="harness.train.strategy.builtin:DataParallelExchange", own=OF_OPTIMIZER,
         why_no_lora="which sends all weights to each GPU in every step, trained or not"),
     Strategy(
         DDP, "DistributedDataParallel: a whole model per process",
         "gradients, every step, while the backward pass runs", "many", each_update=True,
         exchange="harness.train.strategy.compress:DdpExchange",
-        compress=("bf16", "fp16", "int8", "int4", "powersgd"), direct=True, own=WHOLE),
+        compress=("bf16", "fp16", "int8", "int4", "powersgd"), direct=True, own=OF_OPTIMIZER),
     Strategy(
         "fsdp", "fully_shard (FSDP2): weights, gradients and optimizer split over the processes",
         "weights before, gradients after use, every step", "many", wrapper="FSDP",
@@ -187,6 +190,8 @@ def is_coded(compress: str, apart: bool) -> bool:
 SENT_DIRECTLY = tuple(MEANS)
 # Flags that have a meaning with some strategies only.
 OF_ONE_STRATEGY = ("compress", *dict.fromkeys(n for s in STRATEGIES.values() for n in s.own))
+# Those that say how processes exchange, and mean nothing for one process alone.
+OF_EXCHANGE = tuple(name for name in OF_ONE_STRATEGY if name not in OF_OPTIMIZER)
 
 
 def is_off(value: Any) -> bool:

@@ -14,7 +14,7 @@ from harness.core.records import FINISHED, SKIPPED
 from harness.core.schema.checks import believable
 from harness.core.schema.environment import InputsRecord
 from harness.core.settings import Settings, UserError, flag_fields
-from harness.core.strategies import DDP, OF_ONE_STRATEGY, SINGLE, strategy_of, with_exchange
+from harness.core.strategies import DDP, OF_EXCHANGE, SINGLE, strategy_of, with_exchange
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
 from harness.launch.plan import Job, as_text
@@ -186,7 +186,7 @@ def _trained(settings: Settings) -> Settings:
         return replace(settings, strategy=DDP)
     if not strategy_of(settings).idle_alone:
         return settings
-    off = {name: flag_fields()[name].default for name in (*OF_ONE_STRATEGY, "exchange")}
+    off = {name: flag_fields()[name].default for name in (*OF_EXCHANGE, "exchange")}
     return with_exchange(replace(settings, strategy=DDP, **off))
 
 

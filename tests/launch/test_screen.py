@@ -256,6 +256,11 @@ REPEATING = {
     "settings: {strategy: local_sgd}\ngrid: {sync_every: [5, 10]}": (
         "1 run trains exactly as another does (sync_every=10 as sync_every=5)"
     ),
+    "runs: [{strategy: ddp, muon: true}, {strategy: local_sgd, muon: true}]": (
+        "1 run trains exactly as another does (strategy=local_sgd muon=True as strategy=ddp "
+        "muon=True)"
+    ),
+    "runs: [{strategy: ddp}, {strategy: local_sgd, muon: true}]": None,
     "grid: {setup: [1_1, 1_2], strategy: [diloco, ddp]}": None,
     "grid: {setup: [1_2, 2_1], strategy: [local_sgd, ddp]}": None,
     "grid: {strategy: [single, ddp]}": None,  # what the wrapper costs may be the question

@@ -262,6 +262,19 @@ def test_who_is_first_is_told_by_wall_time(plan: Plan) -> None:
     assert "accuracy at least 0.9 is reached soonest, by wall time, with 16 (" in sentence
 
 
+def test_a_row_that_was_sooner_and_is_not_compared_is_named(plan: Plan) -> None:
+    reaching(plan, "1_1", 40.0, 40.4)
+    reaching(plan, "1_2", 20.0, 20.4)
+    reaching(plan, "2_1", 10.0)
+    reaching(plan, "2_2", 15.0, 15.4)
+    plan.run("2_2", seed=3, outcome="diverged")
+    (sentence,) = first_to_target(measured(plan, target=TARGET))
+    assert "is reached first, by wall time, by setup 1_2, 0.50 times as long (" in sentence
+    for other in ("2_1", "2_2"):
+        said = f"setup {other}, sooner, has one run, or runs that failed: not compared"
+        assert said in sentence
+
+
 def test_a_lead_within_the_noise_is_called_so(plan: Plan) -> None:
     reaching(plan, "1_1", 40.0, 20.0)
     reaching(plan, "1_2", 20.0, 30.0)

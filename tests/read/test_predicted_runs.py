@@ -191,16 +191,17 @@ def test_notes(asked: tuple[str, ...], words: str, records: Path, predicted: Ver
 def test_trainings_of_another_kind_are_left_out(records: Path) -> None:
     fitted = fit_records(str(records), Overrides())
     folders = [timed(records, 16, 2, 1, *flags, seed=7 + n) for n, flags in enumerate(
-        ((), ("--grad_acc", "4"), ("--lora", "8")))]  # fmt: skip
-    plain, gathers, adapts = (
+        ((), ("--grad_acc", "4"), ("--lora", "8"), ("--muon",)))]  # fmt: skip
+    plain, gathers, *others = (
         next(run for run in read_selected(str(records), None).runs if run.folder.path == folder)
         for folder in folders
     )
     _check_alike(fitted, plain)
     with pytest.raises(UserError, match="--grad_acc 4: runs on one machine have 1"):
         _check_alike(fitted, gathers)
-    with pytest.raises(UserError, match="--lora differs from that of the runs on one machine"):
-        _check_alike(fitted, adapts)
+    for other in others:
+        with pytest.raises(UserError, match="--lora or --muon differs from that of the runs on"):
+            _check_alike(fitted, other)
 
 
 def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None:

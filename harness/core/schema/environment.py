@@ -163,12 +163,10 @@ class CalibrationRecord(TypedDict):
         "when the products and the copy were measured, at most six hours before the run"]]
     bf16_gain: Annotated[Amount | None,
         "how many times as fast the passes of one batch of this run's model are with `--precision "
-        "bf16`, in a few passes before training, or before another of the last six hours with the "
-        "same model, shape of batch, processor and versions; null for another precision than "
-        "fp32, where products are not at least 1.3 times as fast in bf16, where it cannot be "
-        "tried or two passes of each take longer than 3 s, and where other programs disturbed "
-        "them: they gain more than the products do, or 1.25 times as much or as little as in "
-        "processor time"]
+        "bf16`, in a few passes before training; null for another precision than fp32, where "
+        "products are not at least 1.3 times as fast in bf16, where it cannot be tried or two "
+        "passes of each take longer than 3 s, and where other programs disturbed them: they gain "
+        "more than the products do, or 1.25 times as much or as little as in processor time"]
 
 
 class FlopsRecord(TypedDict):

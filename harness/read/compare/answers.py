@@ -29,7 +29,7 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
-from harness.read.records.baseline import OF_EXCHANGE, RATE, compared_groups, differs_from_single
+from harness.read.records.baseline import EXCHANGED, RATE, compared_groups, differs_from_single
 from harness.read.records.comparable import ACCURACY, QUALITY, measured_against, refused, values_of
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
@@ -428,7 +428,7 @@ def names_of_cases(cases: Sequence[Case], axes: Sequence[str]) -> list[str]:
 
 def _with_defaults(group: Group) -> dict[str, Any]:
     """The label with the settings that were used, also where the plan left them to the default."""
-    defaults = {axis: group.setting(axis) for axis in group.label if axis not in OF_EXCHANGE}
+    defaults = {axis: group.setting(axis) for axis in group.label if axis not in EXCHANGED}
     return {axis: defaults.get(axis, value) for axis, value in group.label.items()}
 
 

@@ -5,6 +5,7 @@ ask next.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -117,11 +118,15 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
     return [f"The learning rate with the highest accuracy is {'; '.join(texts)}."]
 
 
+WHY_NOT_FIRST = "one run, or runs that failed: not compared"
+
+
 def first_to_target(sweep: SweepResults) -> list[str]:
     """A sentence on the row that reaches the target in the least wall time, against the next one:
     of rows with several runs, as far as `compare` compares them. Nothing where none reaches it.
     """
-    groups = [group for group in sweep.groups if len(group.values(WALL_TO_TARGET)) > 1]
+    reached = [group for group in sweep.groups if group.values(WALL_TO_TARGET)]
+    groups = [g for g in reached if len(g.values(WALL_TO_TARGET)) > 1 and not failures_of([g])]
     if sweep.target is None or sweep.is_for_predictions or len(groups) < 2:
         return []
     best = _best(groups, sweep.name_of, WALL_TO_TARGET)
@@ -132,7 +137,10 @@ def first_to_target(sweep: SweepResults) -> list[str]:
         (against, following), measure = best.against_next, BY_NAME[WALL_TO_TARGET]
         times = f"{number_of(measure, against.value)} times {AS[WALL_TO_TARGET]}"
         text += f", {times}{interval_of(measure, against)} as by {sweep.name_of(following)}"
-    remarks = "; ".join(best.remarks)
+    soonest = min(group.mean(WALL_TO_TARGET) or math.inf for group in groups)
+    others = [g for g in reached if g not in groups and (g.mean(WALL_TO_TARGET) or 0) < soonest]
+    left_out = [f"{sweep.name_of(other)}, sooner, has {WHY_NOT_FIRST}" for other in others]
+    remarks = "; ".join([*best.remarks, *left_out])
     return [f"{text} ({remarks})." if remarks else f"{text}."]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from harness.core.process import as_typed
 from harness.core.records import RunFolder, find_runs
 from harness.core.settings import SETUP
-from harness.core.strategies import OF_ONE_STRATEGY
+from harness.core.strategies import OF_EXCHANGE, OF_ONE_STRATEGY
 from harness.read.grouping import by_key
 from harness.read.records.comparable import LOAD, SPEED, judge
 from harness.read.records.copies import without_copies
@@ -23,7 +23,7 @@ MAY_DIFFER = (
     "setup", "strategy", "link", "lr", "epochs", "exchange", "elastic_batch", "rank_dropout",
     "balance", "batchnorm", "fsdp_shard", "fsdp_offload", "comm_probe", "per_gpu_batch", "grad_acc",
     "tested",
-    *OF_ONE_STRATEGY,
+    *OF_EXCHANGE,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.core.process import as_typed
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.core.strategies import DDP, OF_ONE_STRATEGY, SENT_DIRECTLY, SINGLE, WHOLE
+from harness.core.strategies import DDP, OF_EXCHANGE, SENT_DIRECTLY, SINGLE
 from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.facts import ALIKE, Overrides, missing_facts, shape_of, step_s
@@ -40,7 +40,6 @@ FREE = (
     "eval_batch", "rank_dropout", "comm_probe", "tested",
 )  # fmt: skip
 # Further settings in which a run may differ from those that it is predicted from.
-OF_EXCHANGE = tuple(name for name in OF_ONE_STRATEGY if name not in WHOLE)
 STRATEGY_SETTINGS = (*OF_EXCHANGE, "exchange", "fsdp_shard", "fsdp_offload")
 PREDICTED_OVER = (*FREE, *STRATEGY_SETTINGS)
 SWITCHES = ("local_updates", "fsdp_offload")  # STRATEGY_SETTINGS whose flags take no value

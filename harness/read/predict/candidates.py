@@ -19,7 +19,7 @@ import numpy as np
 from harness.core.collectives import BACKEND, DIRECT, TCP_SHARE, Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.core.strategies import chooses_exchange
+from harness.core.strategies import OF_OPTIMIZER, chooses_exchange
 from harness.core.topology import effective_batch
 from harness.read.grouping import by_key
 from harness.read.labels import counted
@@ -262,7 +262,11 @@ def distinguishing(trainings: Sequence[Sequence[Run]]) -> list[str]:
     for run, *_ in trainings:
         alike = namesakes[_shown(run)]
         names = [name for name in run.identity if name not in ELSEWHERE]
-        unlike = [n for n in names if len({str(setting_of(each, n)) for each in alike}) > 1]
+        unlike = [
+            name for name in names
+            if len({str(setting_of(each, name)) for each in alike}) > 1
+            or (name in OF_OPTIMIZER and setting_of(run, name))
+        ]  # fmt: skip
         differences.append(", ".join(f"{name} {setting_of(run, name)}" for name in unlike))
     return differences
 
@@ -309,7 +313,9 @@ def _check_alike(fitted: Fitted, run: Run) -> None:
             f"--grad_acc {grad_acc}: runs on one machine have {fitted.model.grad_acc}: measure one"
         )
     if tuple(model_of(run)) != fitted.of_model:
-        raise UserError("--lora differs from that of the runs on one machine: measure one")
+        raise UserError(
+            "--lora or --muon differs from that of the runs on one machine: measure one"
+        )
 
 
 def _epochs(runs: Iterable[Run], target: Target) -> list[float]:

@@ -125,7 +125,8 @@ def gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> int
 
 
 def model_of(run: Run) -> list[Any]:
-    return [run.identity.get("model"), run.identity.get("lora") or 0]
+    """What a step computes: the model, the rank of its adapters, and whether Muon trains it."""
+    return [run.identity.get(name) or None for name in ("model", "lora", "muon")]
 
 
 def trained_bytes(runs: Sequence[Run]) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.core.strategies import OF_ONE_STRATEGY, SINGLE, is_off
+from harness.core.strategies import OF_EXCHANGE, OF_ONE_STRATEGY, OF_OPTIMIZER, SINGLE, is_off
 from harness.read.labels import STRATEGY, column_of
 from harness.read.records.comparable import (
     ACCURACY,
@@ -28,7 +28,7 @@ from harness.read.statistics import Estimate, is_rate, spread
 RATE, TIME = "train_samples_per_s", "train_time_s"
 WEAK, STRONG = "weak", "strong"
 # How processes exchange: one process alone, which exchanges nothing, may stand for any of these.
-OF_EXCHANGE = (STRATEGY, "exchange", "link", *OF_ONE_STRATEGY)
+EXCHANGED = (STRATEGY, "exchange", "link", *OF_EXCHANGE)
 
 # Columns of a comparison with the baseline.
 GAIN, POINTS, EFFICIENCY = (
@@ -88,6 +88,8 @@ def baseline_of(sweep: SweepResults, group: Group) -> Group | None:
     like = [o for o in named if all(_fits(baseline, axis, o, group) for axis in sweep.axes)]
     if not like and "setup" in baseline:
         like = [other for other in named if is_single_of(other, group, sweep.axes)]
+    if "setup" in baseline:  # what more devices gain with the same optimizer
+        like = [other for other in like if _same_optimizer(other, group)] or like
     like = [other for other in like if is_plain(baseline, other)] or like
     nearest = [
         (other.machine != group.machine, sum(other.label[a] != group.label[a] for a in sweep.axes))
@@ -114,10 +116,12 @@ def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bo
     """
     if axis in baseline or other.label[axis] == group.label[axis]:
         return True
+    if STRATEGY in baseline and axis in OF_ONE_STRATEGY and is_off(other.label[axis]):
+        return True
     if other.label[axis] is None:
-        default = None if axis in OF_EXCHANGE else other.setting(axis)
+        default = None if axis in EXCHANGED else other.setting(axis)
         return default is None or bool(default == group.label[axis])
-    return STRATEGY in baseline and axis in OF_ONE_STRATEGY and is_off(other.label[axis])
+    return False
 
 
 def is_single_of(one: Group, group: Group, axes: Sequence[str]) -> bool:
@@ -128,7 +132,7 @@ def is_single_of(one: Group, group: Group, axes: Sequence[str]) -> bool:
         return False
     batch = one.fact("effective_batch")
     shared = SHARES if batch is not None and batch == group.fact("effective_batch") else ()
-    free = {"setup", *OF_EXCHANGE, *shared}
+    free = {"setup", *EXCHANGED, *shared}
     return one.machine_kind == group.machine_kind and all(
         one.label[axis] == group.label[axis] for axis in axes if axis not in free
     )
@@ -148,6 +152,10 @@ def is_plain(way: dict[str, Any], group: Group) -> bool:
     return STRATEGY not in way or all(
         is_off(group.label.get(flag)) for flag in OF_ONE_STRATEGY if flag not in way
     )
+
+
+def _same_optimizer(one: Group, other: Group) -> bool:
+    return all(is_off(one.setting(n)) == is_off(other.setting(n)) for n in OF_OPTIMIZER)
 
 
 def gains(group: Group, base: Group | None) -> dict[str, Any]:
@@ -201,7 +209,7 @@ def efficiency(group: Group, base: Group | None) -> tuple[str | None, Estimate]:
         return None, Estimate()
     if base is group:
         return None, Estimate(1.0)
-    if refused(group, base, SPEED):
+    if refused(group, base, SPEED) or not _same_optimizer(group, base):
         return None, Estimate()
     devices, before = group.fact("devices"), base.fact("devices")
     batch, batch_before = group.fact("effective_batch"), base.fact("effective_batch")

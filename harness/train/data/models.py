@@ -112,7 +112,9 @@ def class_of(script: str, config: Any) -> Any:
 
 
 def has_small_stem(config: Any) -> bool:
-    return bool(getattr(config, "cifar_stem", False))
+    """Set by us for a ResNet of transformers; a folder that brings its own code means its own."""
+    is_ours = config.model_type == "resnet" and not getattr(config, "auto_map", None)
+    return is_ours and bool(getattr(config, "cifar_stem", False))
 
 
 @cache

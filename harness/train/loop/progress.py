@@ -107,15 +107,10 @@ class Console(TrainerCallback):
                 more = "; ..." if named[MOST_NAMED:] else ""
                 yield f"warning: {which}: {'; '.join(named[:MOST_NAMED])}{more}"
         yield from self._unused_splits(data)
-        for which, of_all, of_them in (
-            ("test", data["test_samples"], data.get("test_samples_in_training")),
-            (
-                "validation",
-                data.get("validation_samples"),
-                data.get("validation_samples_in_training"),
-            ),
-        ):
-            if of_them:
+        facts: Mapping[str, Any] = data
+        for which in ("test", "validation"):
+            if of_them := facts.get(f"{which}_samples_in_training"):
+                of_all = facts[f"{which}_samples"]
                 yield (
                     f"warning: {of_them:,} of {of_all:,} {which} samples are "
                     "also in the training set: they overstate the quality on new data"

@@ -289,7 +289,7 @@ class ExactTrainer(Trainer):
         return model, loader
 
     def create_optimizer(self, *args: Any) -> Any:
-        # AdamW is the Trainer's; with --muon, another optimizer trains some of its matrices.
+        # With --muon, the Trainer's AdamW shares the weights with Muon.
         optimizer = super().create_optimizer(*args)
         if self.settings.muon:
             optimizer = self.optimizer = with_muon(self.model, optimizer)

@@ -1,7 +1,7 @@
 """The peak rates of a processor, and how much faster --precision bf16 makes a model on it.
 
-Products of matrices in each number format, memory traffic and the passes of a model are measured
-anew every few hours, as machines are shared.
+Products of matrices in each number format, and memory traffic, are measured anew every few hours,
+as machines are shared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from harness.core.provenance import cache_root
@@ -48,7 +47,9 @@ def calibration() -> dict[str, Any]:
 
     What was measured beside other programs is not cached.
     """
-    file = _file("processor")
+    facts = [cpu_name(), platform.machine(), os.cpu_count(), torch.get_num_threads()]
+    key = hashlib.sha256(json.dumps([*facts, torch.__version__]).encode()).hexdigest()[:16]
+    file = cache_root() / f"processor-{key}.json"
     if (known := _read(file)) is not None:
         return known
     lock = Lock(file.with_suffix(".lock"))
@@ -56,26 +57,12 @@ def calibration() -> dict[str, Any]:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock.take(LIMIT_S)  # emulated nodes share a machine, and measure in turn
     try:
-        return _kept(file, _measured)
-    finally:
-        lock.release()
-
-
-def _file(name: str, *facts: Any) -> Path:
-    """Of the cache, for what was measured on such a processor with these facts."""
-    facts = (cpu_name(), platform.machine(), os.cpu_count(), torch.get_num_threads(), *facts)
-    key = hashlib.sha256(json.dumps([*facts, torch.__version__]).encode()).hexdigest()[:16]
-    return cache_root() / f"{name}-{key}.json"
-
-
-def _kept(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the file has, or what is measured now: the file gets it if nothing is unknown."""
-    if (known := _read(file)) is None:
-        known = measure()
+        known = _read(file) or _measured()
         if None not in known.values():
             with suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(file, vouched(known), durable=False)
+    finally:
+        lock.release()
     return known
 
 
@@ -128,54 +115,30 @@ def bf16_gain(
     """How many times as fast the passes of a batch are in bf16; None if it is unknown.
 
     It is unknown if the processor's matrix products are not faster in bf16, if the model cannot be
-    tried, or if other programs disturbed the measurement. It is tried once in hours for a model
-    and a shape of batch.
+    tried, or if other programs disturbed the measurement: passes then gain more than products do,
+    or much more or less than in processor time.
     """
     bf16, fp32 = known["bf16_tflops"], known["fp32_tflops"]
     if not bf16 or not fp32 or bf16 < WORTH_TRYING * fp32:
         return None
     try:
-        inputs = batch()
-        file = _file("bf16-gain", *_decides_times(model, inputs))
-        tried = _kept(file, lambda: {"gain": _tried(model, inputs, bf16 / fp32)})
-        gain: float | None = tried["gain"]
-        return gain
+        inputs, copy = batch(), probes.twin(model)
+        times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        began_s = time.perf_counter()
+        # The first pass of each prepares its kernels.
+        while len(times[True]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
+            for in_half, of_format in times.items():
+                used_s = time.process_time()
+                took_s = pass_s(copy, inputs, torch.autocast("cpu", torch.bfloat16, in_half))
+                of_format.append((took_s, time.process_time() - used_s))
+        if len(times[True]) < 2:
+            return None
+        (fp32_s, fp32_used_s), (bf16_s, bf16_used_s) = (min(of[1:]) for of in times.values())
+        gain, of_use = fp32_s / bf16_s, fp32_used_s / bf16_used_s
+        likely = gain <= 1.1 * bf16 / fp32 and max(gain, of_use) <= APART * min(gain, of_use)
+        return gain if likely else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None
-
-
-def _decides_times(model: nn.Module, inputs: Mapping[str, Any]) -> list[Any]:
-    """What the time of a pass depends on: the code, the sizes and what has a gradient."""
-    config = getattr(model, "config", None)
-    kinds = [
-        (name, *each.shape, str(each.dtype), each.requires_grad)
-        for name, each in [*model.named_parameters(), *inputs.items()]
-        if isinstance(each, torch.Tensor)
-    ]
-    attention = getattr(config, "_attn_implementation", None)
-    return [transformers.__version__, type(model).__module__, repr(model), str(config), attention,
-            [*inputs], kinds]  # fmt: skip
-
-
-def _tried(model: nn.Module, inputs: Mapping[str, Any], of_products: float) -> float | None:
-    """None also if passes gain more than products do, or much more or less than in processor time:
-    other programs disturbed them.
-    """
-    copy = probes.twin(model)
-    times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    began_s = time.perf_counter()
-    # The first pass of each prepares its kernels.
-    while len(times[True]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
-        for in_half, of_format in times.items():
-            used_s = time.process_time()
-            took_s = pass_s(copy, inputs, torch.autocast("cpu", torch.bfloat16, in_half))
-            of_format.append((took_s, time.process_time() - used_s))
-    if len(times[True]) < 2:
-        return None
-    (fp32_s, fp32_used_s), (bf16_s, bf16_used_s) = (min(of[1:]) for of in times.values())
-    gain, of_use = fp32_s / bf16_s, fp32_used_s / bf16_used_s
-    likely = gain <= 1.1 * of_products and max(gain, of_use) <= APART * min(gain, of_use)
-    return gain if likely else None
 
 
 def pass_s(model: nn.Module, inputs: Mapping[str, Any], autocast: torch.autocast) -> float:

@@ -33,8 +33,7 @@ class WithMuon(Optimizer):
         return sum(len(group["params"]) for group in self.both[1].param_groups)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        assert closure is None, "the Trainer gives none"
+    def step(self, closure: None = None) -> None:
         for one in self.both:
             one.step()
 
@@ -51,6 +50,13 @@ class WithMuon(Optimizer):
 
 def with_muon(model: nn.Module, adamw: Optimizer) -> WithMuon:
     """Take the inner matrices from the groups of AdamW, and give them to Muon."""
+    if isinstance(adamw, WithMuon):  # a second call of train()
+        return adamw
+    if not isinstance(adamw, torch.optim.AdamW):
+        raise UserError(
+            f"--muon: the script gives {type(adamw).__name__}, and beside Muon AdamW trains the "
+            "rest: leave --muon out"
+        )
     inner = {id(matrix) for matrix in inner_matrices(model)}
     groups = []
     for group in adamw.param_groups:

@@ -107,8 +107,8 @@ def _device_of(parameter: torch.Tensor) -> torch.device:
 
 def _strategy_of(model: nn.Module, settings: Settings, sharded: bool) -> str:
     """The strategy that trains a model which is wrapped or sharded like this one."""
-    wrapper = "FSDP" if sharded else "nothing"
-    wrapper = next((name for kind, name in WRAPPERS.items() if isinstance(model, kind)), wrapper)
+    wrapped = (name for kind, name in WRAPPERS.items() if isinstance(model, kind))
+    wrapper = next(wrapped, "FSDP" if sharded else "nothing")
     # What is exchanged is verified elsewhere: the hook of DDP by observe_hook(), and by local_sgd
     # and diloco their count of exchanges; a user's strategy has to end with equal weights.
     wanted = strategy_of(settings)
@@ -145,8 +145,8 @@ def observe_hook(model: nn.Module, settings: Settings, way: str, world: World) -
             hook = f"{hook} of rank {rank}"
         if how := getattr(state, "how", ""):
             hook = f"{hook}{how}"
-    own_hook = strategy_of(settings).reduces_gradients
-    if own_hook and hook != expected_hook(settings, way, world):
+    expects = strategy_of(settings).reduces_gradients
+    if expects and hook != expected_hook(settings, way, world):
         flags = f"--compress {settings.compress}"
         if way != BACKEND:
             flags += f" --exchange {way}"
@@ -171,7 +171,9 @@ def observe_optimizer(optimizer: Any, settings: Settings) -> ObservedRecord:
             f"--muon is {settings.muon}, but Muon trains {matrices} matrices: refusing to record "
             "one as the other"
         )
-    return {**found, "muon_matrices": matrices} if matrices else found
+    if matrices:
+        found["muon_matrices"] = matrices
+    return found
 
 
 def own_model(model: nn.Module, named: str) -> ObservedRecord:

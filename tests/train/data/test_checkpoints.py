@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,6 +268,13 @@ def test_a_resnet_with_a_small_stem_is_trained_saved_and_loaded(tmp_path: Path) 
     # transformers has another first layer, and does not load these weights as if they were its own.
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         transformers.AutoModelForImageClassification.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("more", [{"model_type": "other"}, {"auto_map": {"AutoConfig": "a.B"}}])
+def test_another_model_with_this_name_in_its_configuration_is_its_own(more: dict[str, Any]) -> None:
+    config = SimpleNamespace(**{"model_type": "resnet", "cifar_stem": True})
+    assert models.has_small_stem(config)
+    assert not models.has_small_stem(SimpleNamespace(**{**vars(config), **more}))
 
 
 def test_random_weights_for_a_saved_small_stem_have_it_too(tmp_path: Path) -> None:

@@ -144,6 +144,18 @@ def test_a_model_without_inner_matrices_is_refused() -> None:
         with_muon(of, torch.optim.AdamW(of.parameters()))
 
 
+def test_a_second_training_keeps_the_optimizer() -> None:
+    of = model()
+    optimizer = with_muon(of, adamw(of))
+    assert with_muon(of, optimizer) is optimizer and optimizer.matrices == 7
+
+
+def test_another_optimizer_beside_it_is_refused() -> None:
+    of = model()
+    with pytest.raises(UserError, match="--muon: the script gives SGD, and beside Muon AdamW"):
+        with_muon(of, torch.optim.SGD(of.parameters()))
+
+
 def test_another_optimizer_than_asked_for_is_not_recorded() -> None:
     asked = parse("bert", ["--tiny", "--muon"], {})
     of = model()

@@ -30,12 +30,12 @@ class Gathered(Exchange):
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         getattr(model, "_orig_mod", model).register_comm_hook(self, Gathered.average)
-        self.observed["gathered"] = 0
+        self.observed["exchanges"] = 0
 
     def average(self, bucket):  # type: ignore[no-untyped-def] # torch reads it
         own = bucket.buffer()
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        self.observed["gathered"] += 1
+        self.observed["exchanges"] += 1
         sent = dist.all_gather(parts, own, async_op=True).get_future()
         return sent.then(lambda _: torch.stack(parts).mean(0))
 
@@ -99,5 +99,5 @@ def test_it_trains_and_is_read(tmp_path: Path) -> None:
     (own,), (reference,) = (group.finished for group in groups)
     names = ("train_loss", "eval_loss")
     assert [own.epochs[0][n] for n in names] == [reference.epochs[0][n] for n in names]
-    assert own.observed["strategy"] == "gathered" and own.observed["gathered"] > 0
+    assert own.observed["strategy"] == "gathered" and own.observed["exchanges"] > 0
     assert strategy_text(groups[0].identity).startswith("gathered")

@@ -171,5 +171,22 @@ def test_what_a_strategy_records_under_a_name_that_is_not_declared_ends_the_run(
     assert environment is not None and "exhanges" not in environment["observed"]
 
 
+@pytest.mark.process
+def test_what_a_strategy_records_too_late_loses_nothing(mine: Path) -> None:
+    mine.write_text(
+        f"{BASE}\n\nclass Mine(Exchange):\n    def end(self):\n"
+        "        self.observed['exhanges'] = 1\n"
+    )
+    argv = [*SMALL, "--strategy", f"{mine}:Mine", "--o", str(mine.parent / "out")]
+    done = script("vit", *argv, count=2)
+    said = (
+        "warning: environment.json: observed.exhanges is not declared in harness/core/schema: not "
+        "recorded: environment.json stays as the first epoch left it"
+    )
+    assert done.code == 0 and said in done.err
+    (folder,) = find_runs(mine.parent / "out")
+    assert folder.outcome() == "finished"
+
+
 def test_the_page_names_the_example() -> None:
     assert EXAMPLE in (ROOT / "docs" / "own-work.md").read_text()
