@@ -37,6 +37,7 @@ DRAWN = (
     "records/epochs",
     "records/four",
     "records/four_next",
+    "records/muon",
     "records/xeon_steps",
 )
 PUBLISHED = "records/xeon/sweeps/propagation-tiny"
@@ -67,6 +68,7 @@ FIGURES = {
     "propagation-tiny": "propagation.png",
     "slow_link_epochs-tiny": "time_to_accuracy.png",
     "slow_link_exchange-tiny": "time_to_accuracy.png",
+    "slow_link_muon-tiny": "time_to_accuracy.png",
     "slow_link_nodes-tiny": "time_to_accuracy.png",
     "slow_link_pretrained": "time_to_accuracy.png",
     "slow_link_ways-tiny": "time_to_accuracy.png",
