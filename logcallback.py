@@ -27,7 +27,7 @@ from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.records.summary import sum_of
 from harness.core.schema import environment as schema
-from harness.core.schema.checks import believable
+from harness.core.schema.checks import NotAsDeclaredError, believable
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
@@ -463,7 +463,7 @@ class LogCallback(Recorder):
         attempts.require(self.folder)
         try:
             self._write_environment(state)  # facts about exchanges are known now
-        except UserError as error:  # of a user's strategy; what it trained must not be lost
+        except NotAsDeclaredError as error:  # by a user's strategy; no trained model may be lost
             warn(f"{error}: {self.folder.environment.name} stays as the first epoch left it")
         best = self.context.settings.best_metric if self.context else best_of_trainer(args)
         trained = state.global_step > self.first_update  # else only the test was left to do

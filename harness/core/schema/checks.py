@@ -74,14 +74,22 @@ def check_fields(
         raise UserError(f"{where}: {wrong.removeprefix('.')}")
 
 
+class NotAsDeclaredError(UserError):
+    """What is about to be written is not as its record is declared."""
+
+
 def check_written(kind: str, value: Mapping[str, Any]) -> None:
-    """Raise a UserError if a record is about to be written with a name or value that is not as
-    declared; a field may be missing.
+    """Raise NotAsDeclaredError if a record that is about to be written has a name or value that is
+    not as declared; a field may be missing.
     """
     where = RECORDS[kind].file
     for name in undeclared(fields(kind), value):
-        raise UserError(f"{where}: {name} is not declared in harness/core/schema: not recorded")
-    check_fields(kind, value, where)
+        problem = f"{where}: {name} is not declared in harness/core/schema: not recorded"
+        raise NotAsDeclaredError(problem)
+    try:
+        check_fields(kind, value, where)
+    except UserError as error:
+        raise NotAsDeclaredError(str(error)) from None
 
 
 def undeclared(known: Mapping[str, Field], value: Mapping[str, Any]) -> Iterator[str]:

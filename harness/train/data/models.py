@@ -113,8 +113,10 @@ def class_of(script: str, config: Any) -> Any:
 
 def has_small_stem(config: Any) -> bool:
     """Set by us for a ResNet of transformers; a folder that brings its own code means its own."""
-    is_ours = config.model_type == "resnet" and not getattr(config, "auto_map", None)
-    return is_ours and bool(getattr(config, "cifar_stem", False))
+    kind, own_code, marked = (
+        getattr(config, name, None) for name in ("model_type", "auto_map", "cifar_stem")
+    )
+    return kind == "resnet" and not own_code and bool(marked)
 
 
 @cache
