@@ -463,8 +463,8 @@ class LogCallback(Recorder):
         attempts.require(self.folder)
         try:
             self._write_environment(state)  # facts about exchanges are known now
-        except NotAsDeclaredError as error:  # by a user's strategy; no trained model may be lost
-            warn(f"{error}: {self.folder.environment.name} stays as the first epoch left it")
+        except NotAsDeclaredError as error:  # no trained model may be lost by it
+            warn(f"{error}: {self.folder.environment.name} stays as it was")
         best = self.context.settings.best_metric if self.context else best_of_trainer(args)
         trained = state.global_step > self.first_update  # else only the test was left to do
         facts = {

@@ -54,7 +54,11 @@ def test_the_commit_of_the_records_has_the_hypothesis(root: Path, tmp_path: Path
             (tmp_path / "then.yaml").write_text(
                 git(root, "show", f"{commit}:{name.relative_to(root)}")
             )
-            assert header_of(tmp_path / "then.yaml")["hypothesis"] == sweep.hypothesis
+            then = header_of(tmp_path / "then.yaml")["hypothesis"]
+            if after := sweep.changed_after:  # of slow_link_muon, a line of its `expect`
+                assert folder.name == "slow_link_muon-tiny"
+                then += f" (Changed after {after} had finished.)"
+            assert then == sweep.hypothesis
             starts = [
                 row["unix"] for run in begun if run.environment["commit"] == commit
                 for row in run.attempts

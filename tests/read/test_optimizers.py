@@ -37,3 +37,12 @@ def test_one_process_with_another_optimizer_tells_no_scaling(plan: Plan) -> None
 def test_it_changes_the_time_of_a_step() -> None:
     assert "sync_every" in MAY_DIFFER and "muon" not in MAY_DIFFER
     assert "sync_every" in PREDICTED_OVER and "muon" not in PREDICTED_OVER
+
+
+def test_a_run_that_does_not_name_the_flag_has_it_off(plan: Plan) -> None:
+    plan.run("1_1", train_samples_per_s=100.0, label={"strategy": "single"})
+    measured(plan, "1_2", "ddp", False, 150.0)
+    measured(plan, "1_2", "ddp", True, 144.0)
+    for baseline in ({"setup": "1_1", "strategy": "single"}, {"setup": "1_1"}):
+        _, plain, muon = plan.groups(axes=AXES, baseline=baseline)
+        assert (plain["scaling_efficiency"], muon["scaling_efficiency"]) == (0.75, None)

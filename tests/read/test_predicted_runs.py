@@ -200,7 +200,9 @@ def test_trainings_of_another_kind_are_left_out(records: Path) -> None:
     with pytest.raises(UserError, match="--grad_acc 4: runs on one machine have 1"):
         _check_alike(fitted, gathers)
     for other in others:
-        with pytest.raises(UserError, match="--lora or --muon differs from that of the runs on"):
+        with pytest.raises(
+            UserError, match="--model, --lora or --muon differs from that of the runs"
+        ):
             _check_alike(fitted, other)
 
 

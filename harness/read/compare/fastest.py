@@ -118,9 +118,6 @@ def best_learning_rate(sweep: SweepResults) -> list[str]:
     return [f"The learning rate with the highest accuracy is {'; '.join(texts)}."]
 
 
-WHY_NOT_FIRST = "one run, or runs that failed: not compared"
-
-
 def first_to_target(sweep: SweepResults) -> list[str]:
     """A sentence on the row that reaches the target in the least wall time, against the next one:
     of rows with several runs, as far as `compare` compares them. Nothing where none reaches it.
@@ -139,7 +136,10 @@ def first_to_target(sweep: SweepResults) -> list[str]:
         text += f", {times}{interval_of(measure, against)} as by {sweep.name_of(following)}"
     soonest = min(group.mean(WALL_TO_TARGET) or math.inf for group in groups)
     others = [g for g in reached if g not in groups and (g.mean(WALL_TO_TARGET) or 0) < soonest]
-    left_out = [f"{sweep.name_of(other)}, sooner, has {WHY_NOT_FIRST}" for other in others]
+    left_out = [
+        f"{sweep.name_of(g)}, sooner, is not compared: {(failures_of([g]) or ['one seed'])[0]}"
+        for g in others
+    ]
     remarks = "; ".join([*best.remarks, *left_out])
     return [f"{text} ({remarks})." if remarks else f"{text}."]
 

@@ -314,7 +314,7 @@ def _check_alike(fitted: Fitted, run: Run) -> None:
         )
     if tuple(model_of(run)) != fitted.of_model:
         raise UserError(
-            "--lora or --muon differs from that of the runs on one machine: measure one"
+            "--model, --lora or --muon differs from that of the runs on one machine: measure one"
         )
 
 

@@ -118,6 +118,8 @@ def _fits(baseline: dict[str, Any], axis: str, other: Group, group: Group) -> bo
         return True
     if STRATEGY in baseline and axis in OF_ONE_STRATEGY and is_off(other.label[axis]):
         return True
+    if axis in OF_OPTIMIZER:
+        return _same_optimizer(other, group)
     if other.label[axis] is None:
         default = None if axis in EXCHANGED else other.setting(axis)
         return default is None or bool(default == group.label[axis])
@@ -132,10 +134,9 @@ def is_single_of(one: Group, group: Group, axes: Sequence[str]) -> bool:
         return False
     batch = one.fact("effective_batch")
     shared = SHARES if batch is not None and batch == group.fact("effective_batch") else ()
-    free = {"setup", *EXCHANGED, *shared}
-    return one.machine_kind == group.machine_kind and all(
-        one.label[axis] == group.label[axis] for axis in axes if axis not in free
-    )
+    free = {"setup", *EXCHANGED, *OF_OPTIMIZER, *shared}
+    alike = one.machine_kind == group.machine_kind and _same_optimizer(one, group)
+    return alike and all(one.label[axis] == group.label[axis] for axis in axes if axis not in free)
 
 
 def differs_from_single(group: Group, base: Group | None, axes: Sequence[str]) -> set[str]:

@@ -48,9 +48,10 @@ class WithMuon(Optimizer):
         self.param_groups = [group for one in self.both for group in one.param_groups]
 
 
-def with_muon(model: nn.Module, adamw: Optimizer) -> WithMuon:
+def with_muon(model: nn.Module, adamw: Optimizer) -> Optimizer:
     """Take the inner matrices from the groups of AdamW, and give them to Muon."""
-    if isinstance(adamw, WithMuon):  # a second call of train()
+    own = getattr(adamw, "optimizer", adamw)  # inside accelerate's wrapper, at a second train()
+    if isinstance(own, WithMuon):
         return adamw
     if not isinstance(adamw, torch.optim.AdamW):
         raise UserError(

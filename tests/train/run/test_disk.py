@@ -215,6 +215,8 @@ def test_the_largest_batch_that_fits_lies_beyond_what_fitted_on_record(tmp_path:
 
     beside("of another model", "finished", per_gpu_batch=24, model="vit-tiny")
     beside("larger", "finished", per_gpu_batch=40)
+    beside("without dropout", "finished", per_gpu_batch=29, dropout=0.0)
+    beside("with Muon", "finished", per_gpu_batch=29, muon=True)
     beside("that lacked memory", "oom", per_gpu_batch=28)
     beside("of another machine", "finished", "gpu", per_gpu_batch=27)
     beside("that took less (--auto_batch)", "finished", batch=10, per_gpu_batch=30)
@@ -223,6 +225,10 @@ def test_the_largest_batch_that_fits_lies_beyond_what_fitted_on_record(tmp_path:
     RunFolder(tmp_path / "damaged").settings.write_text("[")
     assert advice() == "no memory; 10 fitted on record, so the largest that fits is 10 to 31"
     beside("of another seed", "finished", per_gpu_batch=12, seed=9, grad_acc=1)
+    older = RunFolder(tmp_path / "of another seed")  # from before there was Muon
+    known = older.read_settings() or {}
+    older.write_settings({name: value for name, value in known.items() if name != "muon"})
+    assert advice().startswith("no memory; 12 fitted on record")
     beside("that fits", "finished", per_gpu_batch=20)
     said = "no memory; 20 fitted on record, so the largest that fits is 20 to 31"
     assert advice() == said

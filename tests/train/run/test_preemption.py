@@ -109,7 +109,7 @@ def test_ranks_that_train_apart_save_at_one_update(strategy: str, tmp_path: Path
 
 def test_a_rank_that_may_be_anywhere_is_not_called(tmp_path: Path) -> None:
     """A strategy of one's own that trains apart and does not say how far."""
-    context: Any = SimpleNamespace(settings=SimpleNamespace(strategy="mine"))
+    context: Any = SimpleNamespace(settings=SimpleNamespace(strategy="ddp"))
     mine = Exchange(context)
     assert mine.updates_apart() == 1
     mine.apart = True
@@ -125,7 +125,7 @@ def test_a_rank_that_may_be_anywhere_is_not_called(tmp_path: Path) -> None:
 def test_runs_that_save_at_the_end_of_epochs_alone_are_not_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: Any = SimpleNamespace(strategy="mine", save="last")
+    settings: Any = SimpleNamespace(strategy="ddp", save="last")
     exchange = Exchange(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
     assert failures.preemption(settings, exchange) is None  # nobody calls
     monkeypatch.setenv("HARNESS_PREEMPTION", str(tmp_path / "call"))

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from torch import nn
@@ -148,6 +149,8 @@ def test_a_second_training_keeps_the_optimizer() -> None:
     of = model()
     optimizer = with_muon(of, adamw(of))
     assert with_muon(of, optimizer) is optimizer and optimizer.matrices == 7
+    wrapped: Any = accelerate.Accelerator(cpu=True).prepare(optimizer)
+    assert with_muon(of, wrapped) is wrapped and wrapped.optimizer is optimizer
 
 
 def test_another_optimizer_beside_it_is_refused() -> None:

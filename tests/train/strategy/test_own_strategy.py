@@ -181,7 +181,7 @@ def test_what_a_strategy_records_too_late_loses_nothing(mine: Path) -> None:
     done = script("vit", *argv, count=2)
     said = (
         "warning: environment.json: observed.exhanges is not declared in harness/core/schema: not "
-        "recorded: environment.json stays as the first epoch left it"
+        "recorded: environment.json stays as it was"
     )
     assert done.code == 0 and said in done.err
     (folder,) = find_runs(mine.parent / "out")
