@@ -14,6 +14,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ class TextBatches:
         longest = int(ordered[-1])
         fill = [total - tokens] if total > tokens else []
         if few_shapes:  # compiled in once: the longest text of all, and how many fill a row up
-            longest = int(np.diff(self.offsets).max())
+            longest = self._longest
             fill = self._fill(total - tokens, longest, len(samples))
         inputs = attention_inputs(attention, ordered, longest, fill)
         squares = int((ordered * ordered).sum()) + sum(length * length for length in fill)
@@ -356,6 +357,11 @@ class TextBatches:
             packed = self.layout.kind == "packed"
             self.buckets[texts] = size_buckets(np.diff(self.offsets), texts, packed)
         return self.buckets[texts]
+
+    @cached_property
+    def _longest(self) -> int:
+        """The tokens of the longest text."""
+        return int(np.diff(self.offsets).max())
 
     def _fill(self, tokens: int, longest: int, texts: int) -> list[int]:
         """The lengths, none above the longest, of what fills up a row of so many texts by so many

@@ -1,8 +1,8 @@
 """--muon: Muon (Jordan et al. 2024) for the matrices between embeddings and head.
 
-Muon makes the momentum of a matrix nearly orthogonal before it is applied, and scales it so that
-its elements are as large as those of an update of AdamW: one learning rate fits both. AdamW trains
-embeddings, head, biases and norms.
+Muon makes the momentum of a matrix nearly orthogonal before it is applied, and scales it to the
+usual size of AdamW's updates; both have one learning rate. AdamW trains embeddings, head, biases
+and norms.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class WithMuon(Optimizer):
 
 def with_muon(model: nn.Module, adamw: Optimizer) -> Optimizer:
     """Take the inner matrices from the groups of AdamW, and give them to Muon."""
-    own = getattr(adamw, "optimizer", adamw)  # inside accelerate's wrapper, at a second train()
-    if isinstance(own, WithMuon):
+    # At a second train(), inside accelerate's wrapper.
+    if isinstance(getattr(adamw, "optimizer", adamw), WithMuon):
         return adamw
     if not isinstance(adamw, torch.optim.AdamW):
         raise UserError(
