@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -21,6 +21,7 @@ from harness.cli import main
 from harness.core.provenance import NODES_LINK
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
+from harness.launch.agents import Node
 from harness.launch.netns import nodes as nodes_module
 from harness.launch.netns.nodes import (
     Netns,
@@ -257,6 +258,38 @@ def test_the_first_failure_ends_all_and_a_signal_ends_everything() -> None:
         assert said == ("harness nodes: stopped by SIGINT\n" if ended == signal.SIGINT else "")
         assert process.returncode == code
         assert gone(family)
+
+
+class Polled(subprocess.Popen[bytes]):
+    """A process at whose second look, which must not be cut off, a signal for the command comes."""
+
+    signals: ClassVar[list[int]] = []
+    looks: ClassVar[list[str]] = []
+
+    def poll(self) -> int | None:
+        Polled.looks.append("begun")
+        if len(Polled.looks) == 3:
+            signal.raise_signal(Polled.signals.pop())
+        Polled.looks.append("done")
+        return super().poll()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cuts_off_no_look_at_a_process(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception at the wrong moment would leave the lock of Popen taken: nothing would end."""
+    monkeypatch.setattr(Polled, "signals", [number])
+    monkeypatch.setattr(Polled, "looks", [])
+    monkeypatch.setattr(subprocess, "Popen", Polled)
+    before = signal.getsignal(number)
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
+        nodes_module.run_on([Node(), Node("other")], ["sleep", "61"], [], {})
+    assert ended.type is KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    assert getattr(ended.value, "code", 130) == 128 + number
+    assert not Polled.signals and Polled.looks.count("begun") == Polled.looks.count("done") > 3
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.process

@@ -11,6 +11,7 @@ only in how they begin.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import runpy
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,11 +28,13 @@ from multiprocessing import forkserver, process, resource_tracker, util
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.core.process import end_with_parent
 from harness.launch.agents import SERVE
 from tests.support.killed import ENTER_NETWORK
 from tests.support.ranks import ROOT, SERVER
-from tests.support.sweeps import LAUNCHER, STARTED
+from tests.support.sweeps import LAUNCHER, STARTED, command
 
 NAME_PROCESS = 15  # PR_SET_NAME of linux/prctl.h
 ENDS_WITH = [sys.executable, "-m", "harness.core.process"]
@@ -72,8 +76,24 @@ class Python:
     def wait(self, timeout: float | None = None) -> int:
         self.process.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            late = subprocess.TimeoutExpired(self.args, timeout or 0)
+            late.add_note(self._state())
+            raise late
         return self.returncode
+
+    def _state(self) -> str:
+        """Where it is and what it has said, for whoever wonders why it does not end."""
+        lines = []
+        with suppress(psutil.Error):
+            whole = psutil.Process(self.pid)
+            for one in (whole, *whole.children(recursive=True)):
+                with suppress(psutil.Error, OSError):
+                    waits = Path(f"/proc/{one.pid}/wchan").read_text()
+                    lines.append(f"{one.pid} of {one.ppid()} {one.status()} {waits} {command(one)}")
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR2)  # prints its stacks
+        time.sleep(1)
+        return "\n".join([*lines, *(file.read_text()[-4000:] for file in self.files)])
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What it has printed, once it has ended."""
@@ -141,6 +161,7 @@ def _become(
 ) -> None:
     """What the interpreter does with these words, in a process that is never replaced."""
     _forget(keep=())  # also the pipe by which subprocess learns that it has begun
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     os.environ.clear()
     os.environ.update(environment)
     if network is not None:

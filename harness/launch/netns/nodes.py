@@ -152,7 +152,9 @@ def run_on(
 ) -> int:
     """Run a command on every node, with each output line marked; the first failure ends all."""
     command = torchrun_of_ours(command)
-    started, muted = [], threading.Event()
+    started, muted, asked = list[subprocess.Popen[bytes]](), threading.Event(), list[int]()
+    # Noted, not raised: an exception inside of Popen.poll() may leave its lock taken for ever.
+    before = {n: signal.signal(n, lambda number, _: asked.append(number)) for n in ending_signals()}
     try:
         for number in range(len(nodes)):
             started.append(_start(nodes, number, command, gpus, variables))
@@ -162,23 +164,19 @@ def run_on(
         ]
         for printer in printers:
             printer.start()
-        code = _wait(started)
+        code = _wait(started, asked, muted)
         for printer in printers:
             printer.join(timeout=5)
-        return code
-    except (KeyboardInterrupt, SystemExit):
-        muted.set()  # whoever stopped the command knows why it ends
-        for process in started:
-            process.terminate()  # its ranks record their results
-        until = time.monotonic() + GRACE_S
-        while time.monotonic() < until and None in [process.poll() for process in started]:
-            time.sleep(0.05)
-        raise
     finally:
         for process in started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt if asked[0] == signal.SIGINT else SystemExit(128 + asked[0])
+    return code
 
 
 def torchrun_of_ours(command: list[str]) -> list[str]:
@@ -258,12 +256,19 @@ def _start(
     )
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended; returns the exit code of the first that failed."""
+def _wait(
+    processes: list[subprocess.Popen[bytes]], asked: Sequence[int], muted: threading.Event
+) -> int:
+    """Wait until all have ended; returns the exit code of the first that failed.
+
+    After a failure, or once a signal has asked for the end, the others may record their results.
+    """
     code, until = 0, float("inf")
     while None in (codes := [process.poll() for process in processes]):
         failed = next((c for c in codes if c), 0)
-        if failed and not code:
+        if asked:
+            muted.set()  # whoever stopped the command knows why it ends
+        if (failed or asked) and until == float("inf"):
             code, until = failed, time.monotonic() + GRACE_S
             for process in processes:
                 process.terminate()
