@@ -20,15 +20,20 @@ all_gather_object and by gather().
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from benchmarks.results import parser_of, ratios, show, tell, told_by
 from harness.core.links import link_of
+from harness.core.records import read_json
+from harness.core.settings import UserError
 
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
@@ -52,6 +57,8 @@ def main(argv: list[str]) -> int:
     if options.inside:
         inside(options)
         return 0
+    from harness.train.measure.environment import environment
+
     found = {link: measured(link, options) for link in options.links.split(",")}
     if options.training:
         lines = training_table(found)
@@ -59,8 +66,9 @@ def main(argv: list[str]) -> int:
         lines = table(found, options.nodes, MESSAGES, told_s)
     else:
         lines = table(found, options.nodes, SIZES, ideal_s)
-    about = {"nodes": options.nodes, "flags": options.flags, "load": os.getloadavg()[0]}
-    show("\n".join(lines), options.out, {**about, "links": found})
+    load = os.getloadavg()[0]
+    about = {"environment": environment(cuda=False), "nodes": options.nodes, "load": load}
+    show("\n".join(lines), options.out, {**about, "flags": options.flags, "links": found})
     return 0
 
 
@@ -119,6 +127,42 @@ def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: I
             cells = [link, f"{size:,}", *map(_ms, medians), faster, *least]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def floors(folder: Path) -> list[str]:
+    """How far each link and number of nodes is from the possible, of the tables of a folder."""
+    records = [record for file in folder.glob("*.json") if (record := read_json(file))]
+    if not records:
+        raise UserError(f"{folder} has no record of benchmarks.exchange: --out writes one")
+    by_nodes = sorted(records, key=_nodes_of)
+    lines = [
+        f"| link one way | nodes | {' | '.join(map(_size, SIZES))} |",
+        f"|---|--:|{'--:|' * len(SIZES)}",
+    ]
+    for link in dict.fromkeys(link for record in by_nodes for link in record["links"]):
+        for record in by_nodes:
+            cells = [_times_possible(record, link, size) for size in SIZES]
+            lines.append(f"| {link} | {_nodes_of(record)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _size(size: int) -> str:
+    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size} bytes"
+
+
+def _nodes_of(record: Mapping[str, Any]) -> int:
+    return int(record["nodes"])
+
+
+def _times_possible(record: Mapping[str, Any], link: str, size: int) -> str:
+    """The fastest way's time by the possible one, and gloo's."""
+    medians = {
+        way: statistics.median(times)
+        for way in WAYS
+        if (times := record["links"][link].get(f"{way} {size}"))
+    }
+    ideal = ideal_s(size, _nodes_of(record), link) or math.nan
+    return f"{min(medians.values()) / ideal:.2f} ({medians['backend'] / ideal:.1f})"
 
 
 def training_table(found: dict[str, Found]) -> list[str]:

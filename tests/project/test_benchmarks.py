@@ -161,34 +161,6 @@ def test_long_sweep_does_not_look_at_a_process_that_has_ended() -> None:
     assert (look := look_at(psutil.Process())) is not None and look.descriptors > 0
 
 
-def test_what_a_link_makes_possible() -> None:
-    from benchmarks.exchange import ideal_s, told_s
-
-    assert ideal_s(10**6, 2, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
-    assert ideal_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.5 * 0.16 + 2 * 0.04)
-    assert ideal_s(10**5, 4, "40ms/50mbit") == pytest.approx(0.016 + 0.04)
-    assert ideal_s(4, 3, "20ms") == pytest.approx(0.02)
-    assert ideal_s(4, 2, "loopback") is None
-    assert told_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
-    assert told_s(1, 4, "loopback") is None
-
-
-@pytest.mark.process
-@pytest.mark.slow
-@pytest.mark.parametrize(("more", "sizes", "largest"),
-                         [([], 4, "26,214,400"), (["--messages"], 3, "20,000")])  # fmt: skip
-def test_exchange_times_both_ways(
-    more: list[str], sizes: int, largest: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "found.json"
-    done = benchmark("exchange", "--links=loopback", "--rounds=1", *more, f"--out={out}")
-    by = json.loads(out.read_text())["links"]["loopback"]
-    assert len(by) == 2 * sizes and all(len(of) == 1 and of[0] > 0 for of in by.values())
-    table = out.with_suffix(".md").read_text()
-    assert table.strip() == done.out.strip()
-    assert table.count("| loopback |") == sizes and f"| {largest} |" in table
-
-
 @pytest.mark.parametrize(("without", "row"), [
     ("link", "the link, on all nodes"), ("delay", "all links of its delay"),
 ])  # fmt: skip

@@ -1,0 +1,56 @@
+"""How long exchanges over a link take, and how far that is from what is possible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.exchange import SIZES, floors, ideal_s, told_s
+from harness.core.records import write_json
+from harness.core.settings import UserError
+from tests.support.benchmarked import benchmark
+
+
+def test_what_a_link_makes_possible() -> None:
+    assert ideal_s(10**6, 2, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
+    assert ideal_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.5 * 0.16 + 2 * 0.04)
+    assert ideal_s(10**5, 4, "40ms/50mbit") == pytest.approx(0.016 + 0.04)
+    assert ideal_s(4, 3, "20ms") == pytest.approx(0.02)
+    assert ideal_s(4, 2, "loopback") is None
+    assert told_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
+    assert told_s(1, 4, "loopback") is None
+
+
+def test_how_far_exchanges_are_from_the_possible(tmp_path: Path) -> None:
+    """A round trip for 4 bytes by gloo, half of it by direct: twice and once what is possible."""
+    times = {f"{way} {size}": [s, s] for size in SIZES for way, s in
+             (("backend", 0.08), ("direct", 0.04))}  # fmt: skip
+    for nodes in (4, 2):
+        record = {"nodes": nodes, "links": {"40ms": times}}
+        write_json(tmp_path / f"of_{nodes}.json", record)
+    assert floors(tmp_path) == [
+        "| link one way | nodes | 4 bytes | 1 MiB | 4 MiB | 25 MiB |",
+        "|---|--:|--:|--:|--:|--:|",
+        "| 40ms | 2 | 1.00 (2.0) | 1.00 (2.0) | 1.00 (2.0) | 1.00 (2.0) |",
+        "| 40ms | 4 | 1.00 (2.0) | 1.00 (2.0) | 1.00 (2.0) | 1.00 (2.0) |",
+    ]
+    with pytest.raises(UserError, match="has no record of benchmarks"):
+        floors(tmp_path / "empty")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "sizes", "largest"),
+                         [([], 4, "26,214,400"), (["--messages"], 3, "20,000")])  # fmt: skip
+def test_exchange_times_both_ways(
+    more: list[str], sizes: int, largest: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "found.json"
+    done = benchmark("exchange", "--links=loopback", "--rounds=1", *more, f"--out={out}")
+    by = json.loads(out.read_text())["links"]["loopback"]
+    assert len(by) == 2 * sizes and all(len(of) == 1 and of[0] > 0 for of in by.values())
+    table = out.with_suffix(".md").read_text()
+    assert table.strip() == done.out.strip()
+    assert table.count("| loopback |") == sizes and f"| {largest} |" in table
