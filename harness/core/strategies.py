@@ -214,11 +214,6 @@ def is_apart(settings: Settings) -> bool:
     return strategy_of(settings).apart
 
 
-def is_sharded(settings: Settings) -> bool:
-    """Whether each process holds only a part of every weight."""
-    return strategy_of(settings).shards
-
-
 def usual_scope(nodes: int) -> str:
     """What trains apart unless --sync_scope says: every node, or the processes of a single one."""
     return "node" if nodes > 1 else "rank"

@@ -36,7 +36,7 @@ from harness.core.process import warn
 from harness.core.records.redact import first_line
 from harness.core.schema.environment import ObservedRecord
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import is_sharded, strategy_of
+from harness.core.strategies import strategy_of
 from harness.core.topology import world_of
 from harness.train.context import HALF_PRECISION
 from harness.train.data import models, probes
@@ -78,7 +78,7 @@ def arrange(
         return {}
     layout, reason = _choose(model, settings, args)
     mixes = None if layout.kind == "packed" or models.is_stock(model) else _mixes(model, batches)
-    exact = not is_sharded(settings)  # which may lack the memory for a copy of all weights
+    exact = not strategy_of(settings).shards  # which may lack the memory for a copy of all weights
     pairs = [] if reads_packed(model) else _pairs(model, batches)
     reads = _reads_padding(model, pairs, exact) if pairs else None
     if layout.kind == "parts" and own_loss:
@@ -86,7 +86,7 @@ def arrange(
     elif layout.kind == "parts" and (problem := reads or mixes):
         layout, reason = Layout(), problem
     if reads and NOT_TRIED not in reads:
-        whole = own_loss or bool(mixes) or layout.few_shapes or is_sharded(settings)
+        whole = own_loss or bool(mixes) or layout.few_shapes or strategy_of(settings).shards
         layout = replace(layout, by_length=not (whole or probes.fails_alone(model, pairs)))
     batches.layout = layout
     if layout.kind == "packed":
@@ -131,7 +131,7 @@ def _choose(model: Any, settings: Settings, args: TrainingArguments) -> tuple[La
         reason = f"{model_type(model)} reads one text per row"
         if few_shapes:
             return Layout(few_shapes=True), f"{reason}, and parts have many shapes to compile"
-        if is_sharded(settings):
+        if strategy_of(settings).shards:
             # Each part gathers the weights from all ranks, which may have other numbers of parts.
             return Layout(), f"{reason}, and fsdp needs as many parts on every rank"
         return Layout("parts"), reason

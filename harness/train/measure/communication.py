@@ -31,7 +31,7 @@ from transformers import TrainerCallback
 from harness.core.attempts import probe_of
 from harness.core.schema.environment import CommProbeRecord, MeasuredRecord
 from harness.core.settings import Settings
-from harness.core.strategies import EACH_UPDATE, is_sharded, strategy_of
+from harness.core.strategies import EACH_UPDATE, strategy_of
 from harness.train.context import Context
 from harness.train.measure.clock import MEASURING, seconds_between, stamp
 from harness.train.measure.rows import GIB, EpochMeasure
@@ -223,7 +223,7 @@ class CommProbe(EpochMeasure, TrainerCallback):
 
     @MEASURING.counted()
     def _measure(self) -> None:
-        sharded = is_sharded(self.context.settings)
+        sharded = strategy_of(self.context.settings).shards
         if sharded and (missing := _too_large(self.model, self.context)) is not None:
             self.missing = missing
             return

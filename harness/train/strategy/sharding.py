@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from harness.core.settings import Settings, UserError
-from harness.core.strategies import is_sharded
+from harness.core.strategies import strategy_of
 from harness.train.context import HALF_PRECISION
 from harness.train.data import lora
 from harness.train.data.probes import BATCHNORM, skips_layers
@@ -129,7 +129,7 @@ def load_weights(
     a node without the file would silently go on with other weights.
     """
     rank0 = not dist.is_initialized() or dist.get_rank() == 0
-    if is_sharded(settings):
+    if strategy_of(settings).shards:
         # NCCL does not reach shards that are offloaded to the CPU: then every rank reads the file.
         everywhere |= settings.fsdp_offload
         weights = safetensors.torch.load_file(file) if rank0 or everywhere else {}
