@@ -200,12 +200,6 @@ def complain(program: str, error: Exception | str, leader: bool = True) -> int:
     return 2
 
 
-def as_typed(path: Path) -> Path:
-    """The path relative to the current folder, if it is below that."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 def warn(text: str) -> None:
     """Print a warning on stderr, in one line."""
     print(f"warning: {_in_one_line(text)}", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ from typing import Any, cast
 from harness.core.command_line import field_of, print_json, typed
 from harness.core.identity import number
 from harness.core.links import link_of
-from harness.core.process import as_typed, ending_signals, print_if_possible, warn, working
+from harness.core.process import ending_signals, print_if_possible, warn, working
 from harness.core.records import (
     ASIDE,
     FINISHED,
@@ -42,6 +42,7 @@ from harness.core.records import (
 )
 from harness.core.records.disk import check_writable, unused
 from harness.core.records.redact import redacted_command, without_home
+from harness.core.records.walking import as_typed
 from harness.core.rules import why_not_elastic
 from harness.core.schema.checks import believable
 from harness.core.schema.environment import SweepRecord

@@ -1,4 +1,4 @@
-"""The folders below a root that hold a record, and the archives beside them."""
+"""The folders below a root that hold a record, the archives beside them, and how they are named."""
 
 from __future__ import annotations
 
@@ -57,3 +57,9 @@ def _inode(folder: str) -> tuple[int, int]:
 def _leads_away(path: Path) -> bool:
     """Whether the target of this link does not contain it."""
     return not path.parent.resolve().is_relative_to(path.resolve())
+
+
+def as_typed(path: Path) -> Path:
+    """A path of a record as a command takes it here: relative if it is below the current folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from harness.core.process import as_typed
+from harness.core.records.walking import as_typed
 from harness.read.compare.answers import (
     AS,
     BY_NAME,

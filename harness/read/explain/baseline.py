@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.core.process import as_typed
 from harness.core.records import RunFolder, find_runs
+from harness.core.records.walking import as_typed
 from harness.core.settings import SETUP
 from harness.core.strategies import OF_EXCHANGE, OF_ONE_STRATEGY
 from harness.read.grouping import by_key

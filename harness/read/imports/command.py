@@ -16,10 +16,11 @@ from typing import Any, cast
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
-from harness.core.process import as_typed, complain
+from harness.core.process import complain
 from harness.core.records import SCHEMA, RunFolder, find_runs
 from harness.core.records.disk import draft_or_refusal
 from harness.core.records.summary import QUALITY_FIELDS, best_of, total_of
+from harness.core.records.walking import as_typed
 from harness.core.schema.environment import EnvironmentRecord, environment_record
 from harness.core.schema.machine import MachineRecord
 from harness.core.schema.rows import EpochRow, SummaryRecord

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.process import as_typed
 from harness.core.records import FINISHED
+from harness.core.records.walking import as_typed
 from harness.core.settings import UserError
 from harness.core.strategies import DDP, OF_EXCHANGE, SENT_DIRECTLY, SINGLE
 from harness.read.grouping import by_key

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.core.identity import number
-from harness.core.process import as_typed, working
+from harness.core.process import working
 from harness.core.records import find_runs, without_collecting
+from harness.core.records.walking import as_typed
 from harness.core.settings import UserError, flag_fields
 from harness.core.strategies import recorded_strategy
 from harness.read.labels import counted, listed

@@ -19,10 +19,10 @@ from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from harness.core.command_line import print_json
-from harness.core.process import as_typed
 from harness.core.records.archives import SUFFIX, is_archive, read_archive
 from harness.core.records.disk import writing_to
 from harness.core.records.redact import first_line
+from harness.core.records.walking import as_typed
 from harness.core.settings import UserError
 from harness.read.labels import counted
 from harness.read.records.packing import pack_into, runs_in

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from harness.core.attempts import RESUMES, batch_to_try
 from harness.core.command_line import refuse
 from harness.core.process import (
-    as_typed,
     end_at_once,
     ending_signals,
     forked,
@@ -28,6 +27,7 @@ from harness.core.process import (
 )
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
+from harness.core.records.walking import as_typed
 from harness.core.schema.environment import DataRecord
 from harness.core.settings import UserError
 from harness.train.context import Context, Position, mark_of
