@@ -16,22 +16,18 @@ from harness.core.process import NO_MEMORY, last_line, text_of
 from harness.core.records import (
     FAILURES,
     FINISHED,
-    SCHEMA,
     SERVER_KILLED,
-    SKIPPED,
     WAITING,
     RunFolder,
     log_of,
 )
 from harness.core.records.locks import is_free
-from harness.core.records.redact import redacted, settings_of, without_home
+from harness.core.records.redact import redacted, settings_of
 from harness.core.records.summary import disturbance
 from harness.core.schema.checks import believable
-from harness.core.schema.environment import SweepRecord
 from harness.core.schema.rows import SummaryRecord
 from harness.launch.launcher import Exit
-from harness.launch.plan import Job, as_text, axes_of
-from harness.launch.sweepfile import Sweep
+from harness.launch.plan import Job
 
 ELSEWHERE = "elsewhere"  # the state of a run that another runner or person measures
 KNOWN = (FINISHED, *FAILURES)
@@ -248,41 +244,3 @@ def line_of_error(log: Path) -> str:
     own = [line for line in errors if not line.startswith("torch.distributed.elastic")]
     chosen = memory[:1] or refusals[-1:] or own[-1:] or errors[-1:] or lines[-1:] or [""]
     return last_line(chosen[0])
-
-
-def plan_record(sweep: Sweep, states: Sequence[State], command: str) -> SweepRecord:
-    """What readers need to know of the plan, as it stands in sweep.json."""
-    return {
-        "schema": SCHEMA,
-        "name": sweep.name,
-        "tiny": sweep.tiny,
-        "target": sweep.target,
-        "hold": sweep.hold,
-        "lr_rule": sweep.lr_rule,
-        "columns": sweep.columns,
-        "per_node": sweep.per_node,
-        "question": sweep.header.get("question"),
-        "hypothesis": sweep.header.get("hypothesis"),
-        "file": without_home(sweep.file),
-        "command": command,
-        "axes": axes_of(sweep),
-        "baseline": as_text(sweep.baseline) if sweep.baseline else None,
-        "expect": [
-            {
-                "of": as_text(entry["of"]),
-                "against": as_text(entry["against"]) if entry["against"] else entry["against"],
-                "measure": entry["measure"],
-                "at_least": entry["at_least"],
-                "at_most": entry["at_most"],
-            }
-            for entry in sweep.expect
-        ],
-        "runs": [
-            {
-                "label": state.job.label,
-                "path": state.job.path,
-                "skipped": state.reason if state.state == SKIPPED else None,
-            }
-            for state in states
-        ],
-    }

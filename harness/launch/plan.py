@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 from harness.core.command_line import bare, to_argv
 from harness.core.identity import REPETITIONS, number, run_path
 from harness.core.links import Link, Network
-from harness.core.records import RunFolder
+from harness.core.records import SCHEMA, RunFolder
+from harness.core.records.redact import without_home
 from harness.core.rules import fit_to_world, resolve
+from harness.core.schema.environment import SweepRecord
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import strategy_of
 from harness.core.tasks import TASKS
@@ -105,6 +107,40 @@ def plan(sweep: Sweep, output_dir: str = "outputs", repeat: int = 1) -> list[Job
             "or name another baseline"
         )
     return list(jobs.values())
+
+
+def plan_record(sweep: Sweep, runs: Iterable[tuple[Job, str | None]], command: str) -> SweepRecord:
+    """What readers need to know of the plan, as it stands in sweep.json.
+
+    runs: each job, with the reason if it is skipped.
+    """
+    return {
+        "schema": SCHEMA,
+        "name": sweep.name,
+        "tiny": sweep.tiny,
+        "target": sweep.target,
+        "hold": sweep.hold,
+        "lr_rule": sweep.lr_rule,
+        "columns": sweep.columns,
+        "per_node": sweep.per_node,
+        "question": sweep.header.get("question"),
+        "hypothesis": sweep.header.get("hypothesis"),
+        "file": without_home(sweep.file),
+        "command": command,
+        "axes": axes_of(sweep),
+        "baseline": as_text(sweep.baseline) if sweep.baseline else None,
+        "expect": [
+            {
+                "of": as_text(entry["of"]),
+                "against": as_text(entry["against"]) if entry["against"] else entry["against"],
+                "measure": entry["measure"],
+                "at_least": entry["at_least"],
+                "at_most": entry["at_most"],
+            }
+            for entry in sweep.expect
+        ],
+        "runs": [{"label": job.label, "path": job.path, "skipped": reason} for job, reason in runs],
+    }
 
 
 def _without_excluded(sweep: Sweep, points: list[Point]) -> list[Point]:

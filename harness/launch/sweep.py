@@ -62,9 +62,9 @@ from harness.launch.ahead import (
 )
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
-from harness.launch.outcome import ELSEWHERE, State, plan_record, was_disturbed
+from harness.launch.outcome import ELSEWHERE, State, was_disturbed
 from harness.launch.places import Local, Machines, Options, Place, this_machine
-from harness.launch.plan import Elastic, Job, plan
+from harness.launch.plan import Elastic, Job, plan, plan_record
 from harness.launch.runner import Runner, Worker
 from harness.launch.screen import Screen
 from harness.launch.slurm.cluster import Submitted
@@ -413,7 +413,10 @@ def _describe(sweep: Sweep, states: list[State], folder: Path, command: str) -> 
     `command` is one that measured: the earlier one stays until another has measured a run.
     """
     path = folder / SWEEP
-    content = plan_record(sweep, states, command)
+    with_reasons = [
+        (state.job, state.reason if state.state == SKIPPED else None) for state in states
+    ]
+    content = plan_record(sweep, with_reasons, command)
     try:
         before = _earlier(folder)
         paths = [run.get("path") for run in before.get("runs") or ()]
