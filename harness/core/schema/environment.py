@@ -198,7 +198,9 @@ class LinkPair(TypedDict):
     transfer_bytes: Annotated[Bytes | None, "size of that transfer"]
 
 
-class LinkRecord(TypedDict):
+class MeasuredLinks(TypedDict):
+    """What is measured between nodes, by a run or by `python -m harness link`."""
+
     asked: Annotated[Any,
         "what the launcher was asked for: `delay_ms` one way, `rate_mbit`, `jitter_ms`, `loss`, as "
         "far as given; for unequal links a list with the two `nodes` of each; null where nothing "
@@ -217,6 +219,11 @@ class LinkRecord(TypedDict):
         "pair's is not; tables and predictions leave out what older records hold of transfers too "
         "short to tell, but not that on more than two distant nodes some of them counted a first "
         "transfer, which waited for TCP's window, and so recorded too low a rate"]
+    took_s: Annotated[Seconds, "total time of measuring; part of `wall_s` and of no other time"]
+    warning: Annotated[str | None, "how a link differs from the one asked for (below)"]
+
+
+class LinkRecord(MeasuredLinks):
     gradient_bytes: Annotated[Bytes, "of the model: size of its trainable weights"]
     allreduce_bytes: Annotated[Bytes | None,
         "what was all-reduced over all ranks, as one tensor: the gradient's size, or 2^29 bytes if "
@@ -225,8 +232,6 @@ class LinkRecord(TypedDict):
     allreduce_algbw_mbit: Annotated[Mbit | None, "size / time"]
     allreduce_busbw_mbit: Annotated[Mbit | None,
         "that times 2(n-1)/n for n ranks: what each rank's link carried"]
-    took_s: Annotated[Seconds, "total time of measuring; part of `wall_s` and of no other time"]
-    warning: Annotated[str | None, "how a link differs from the one asked for (below)"]
 
 
 class DataRecord(TypedDict, total=False):

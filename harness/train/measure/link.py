@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -24,7 +24,7 @@ from harness.core.collectives import GLOO, NCCL
 from harness.core.command_line import print_json
 from harness.core.links import least_rate_of, rate_of, tells_rate
 from harness.core.process import end_with_parent, warn
-from harness.core.schema.environment import LinkPair, LinkRecord
+from harness.core.schema.environment import LinkPair, LinkRecord, MeasuredLinks
 from harness.core.settings import UserError
 from harness.core.topology import World, world_of
 from harness.train.measure.clock import MEASURING
@@ -58,18 +58,10 @@ LEGEND = (
 )
 
 
-class Measured(TypedDict):
-    """Links and all-reduces of each size; the names of LinkRecord mean the same."""
+class Measured(MeasuredLinks):
+    """Links, and an all-reduce of each size."""
 
-    asked: Any
-    interface: str | None
-    pairs: list[LinkPair]
-    rtt_min_ms: float | None
-    rtt_median_ms: float | None
-    bandwidth_mbit: float | None
     allreduce: list[AllreduceRow]
-    took_s: float
-    warning: str | None
 
 
 class MeasuredAlone(Measured):
