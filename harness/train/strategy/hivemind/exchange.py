@@ -114,7 +114,9 @@ class PeersExchange(Exchange):
 
     @property
     def _samples_of_data(self) -> int:
-        return self.context.data_facts["train_samples"] or 0
+        samples = self.context.data_facts["train_samples"]
+        assert samples is not None  # counted when the data were prepared
+        return samples
 
     @property
     def update(self) -> int:
@@ -228,8 +230,9 @@ class PeersExchange(Exchange):
         epoch = round(epoch, 6)
         loss, _, *rest = totals
         self.loss += loss
+        assert self.payload_bytes is not None  # counted since attach()
         values = (
-            self.samples, self.fed, self.loss, self.fed, self.payload_bytes or 0,
+            self.samples, self.fed, self.loss, self.fed, self.payload_bytes,
             self._network_bytes(), self.optimizer.failed_averages,
         )  # fmt: skip
         cuda = self.context.args.device.type == "cuda"
@@ -312,7 +315,9 @@ class PeersExchange(Exchange):
         """
         folder = self.context.folder
         kept: Mapping[str, Any] = folder.read_peers()
-        last = max((row.get("epoch") or 0.0 for row in folder.read_epochs()[0]), default=0.0)
+        # A row that lacks its epoch counts no epoch.
+        epochs = (row.get("epoch") for row in folder.read_epochs()[0])
+        last = max((epoch for epoch in epochs if epoch is not None), default=0.0)
         late = {name: peer for name, peer in kept.items() if peer["to_epoch"] > last + 1e-6}
         if self.away:
             self.gone = {name: {**peer, "number": peer["rank"]} for name, peer in late.items()}
