@@ -16,19 +16,19 @@ Runs = list[dict[str, Any]]
 
 def complaints(cases: dict[str, Any]) -> Iterator[str]:
     """Arms that failed, or whose work differed from the others'; nothing if all is well."""
-    for name, found in cases.items():
-        case = Case(**found["case"])
-        for run in found["runs"]:
+    for name, result in cases.items():
+        case = Case(**result["case"])
+        for run in result["runs"]:
             where = f"{name}, {run['arm']} on {run['processes']}"
             if run["failed"]:
                 yield f"{where}: failed: {run['failed']}"
                 continue
-            yield from (f"{where}: {text}" for text in _unequal(case, run, _reference(found, run)))
+            yield from (f"{where}: {text}" for text in _unequal(case, run, _reference(result, run)))
 
 
-def _reference(found: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+def _reference(result: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     """The run to compare this one with: that of `ours` if it has been measured."""
-    there = [r for r in _good(found["runs"]) if r["processes"] == run["processes"]]
+    there = [r for r in _good(result["runs"]) if r["processes"] == run["processes"]]
     return next((r for r in there if r["arm"] == "ours"), there[0])
 
 
@@ -93,11 +93,11 @@ def table(record: dict[str, Any]) -> str:
         "",
         *(f"- {name}: {arm.says}" for name, arm in ARMS.items()),
     ]
-    for name, found in record["cases"].items():
-        for processes in found["processes"]:
-            lines += ["", *_section(name, found, processes)]
-        if 1 in found["processes"] and len(found["processes"]) > 1:
-            lines += ["", f"## {name}, scaling", "", *_scaling(found)]
+    for name, result in record["cases"].items():
+        for processes in result["processes"]:
+            lines += ["", *_section(name, result, processes)]
+        if 1 in result["processes"] and len(result["processes"]) > 1:
+            lines += ["", f"## {name}, scaling", "", *_scaling(result)]
     if texts := list(complaints(record["cases"])):
         lines += ["", "**Not equal, or failed:**", "", *(f"- {text}" for text in texts)]
     if left := record.get("not_begun"):
@@ -105,9 +105,9 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _section(name: str, found: dict[str, Any], processes: int) -> Iterator[str]:
-    case, facts, limit = Case(**found["case"]), found["facts"], found["roofline"]
-    runs = [r for r in _good(found["runs"]) if r["processes"] == processes]
+def _section(name: str, result: dict[str, Any], processes: int) -> Iterator[str]:
+    case, facts, limit = Case(**result["case"]), result["facts"], result["roofline"]
+    runs = [r for r in _good(result["runs"]) if r["processes"] == processes]
     flop = facts["gflop_per_sample"]
     yield f"## {name}, {processes} process{'es' if processes > 1 else ''}"
     yield ""
@@ -115,9 +115,9 @@ def _section(name: str, found: dict[str, Any], processes: int) -> Iterator[str]:
         f"{case.model}{_changed(case)}, {facts['parameters'] / 1e6:.2f} M "
         f"parameters; {facts['data']}, {_data(case, facts)}; {case.train} training and {case.test} "
         f"test samples; batch {case.batch} a process, {_updates(case, processes)} updates an epoch,"
-        f" {case.epochs} epochs; {case.precision}, {found['threads']} thread(s) a process, seed "
-        f"{found['seed']}"
-        f"{'; ours with ' + found['flags'] if found['flags'] else ''}."
+        f" {case.epochs} epochs; {case.precision}, {result['threads']} thread(s) a process, seed "
+        f"{result['seed']}"
+        f"{'; ours with ' + result['flags'] if result['flags'] else ''}."
     )
     if flop:
         bound = processes * limit["matmul_tflops"] * 1e3 / flop
@@ -130,10 +130,10 @@ def _section(name: str, found: dict[str, Any], processes: int) -> Iterator[str]:
     yield ""
     yield f"| {' | '.join(HEAD)} |"
     yield "|---|" + "--:|" * (len(HEAD) - 1)
-    for arm in found["arms"]:
+    for arm in result["arms"]:
         own = [r for r in runs if r["arm"] == arm]
         if own:
-            yield f"| {' | '.join(row(arm, own, runs, found, processes))} |"
+            yield f"| {' | '.join(row(arm, own, runs, result, processes))} |"
 
 
 def _changed(case: Case) -> str:
@@ -155,10 +155,10 @@ def _optimizer_ms(facts: dict[str, Any], limit: dict[str, float]) -> float:
     return float(facts["parameters"] * 7 * 4 / limit["copy_gb_per_s"] / 1e6)
 
 
-def row(arm: str, own: Runs, runs: Runs, found: dict[str, Any], processes: int) -> list[str]:
-    case = Case(**found["case"])
+def row(arm: str, own: Runs, runs: Runs, result: dict[str, Any], processes: int) -> list[str]:
+    case = Case(**result["case"])
     rates = [case.train / _mean(r, "train_s") for r in own]
-    flop, peak = found["facts"]["gflop_per_sample"], found["roofline"]["matmul_tflops"]
+    flop, peak = result["facts"]["gflop_per_sample"], result["roofline"]["matmul_tflops"]
     share = statistics.median(rates) * flop / (peak * 1e3 * processes) if flop else None
     fed = own[0]["fed"]
     first = [r["prepare_s"] for r in own if r["round"] == 1]
@@ -191,22 +191,22 @@ def _whole(run: dict[str, Any]) -> float:
 def _ratio(own: Runs, ours: Runs, of: Callable[[dict[str, Any]], float]) -> str:
     """Ratios round by round, so that what slows the machine for a while slows both sides."""
     by_round = {run["round"]: of(run) for run in ours}
-    found = [of(run) / by_round[run["round"]] for run in own if run["round"] in by_round]
-    return _spread(found, ".2f") if found else ""
+    ratios = [of(run) / by_round[run["round"]] for run in own if run["round"] in by_round]
+    return _spread(ratios, ".2f") if ratios else ""
 
 
 def _spread(values: list[float], form: str) -> str:
     return spread(values, form) if len(values) > 1 else format(values[0], form)
 
 
-def _scaling(found: dict[str, Any]) -> Iterator[str]:
+def _scaling(result: dict[str, Any]) -> Iterator[str]:
     """Training samples/s of N processes / (N x that of one process), in the same round."""
-    runs = _good(found["runs"])
+    runs = _good(result["runs"])
     yield "| arm | processes | scaling efficiency (weak, training alone) |"
     yield "|---|--:|--:|"
-    for arm in found["arms"]:
+    for arm in result["arms"]:
         one = {r["round"]: r for r in runs if r["arm"] == arm and r["processes"] == 1}
-        for processes in found["processes"]:
+        for processes in result["processes"]:
             several = [r for r in runs if r["arm"] == arm and r["processes"] == processes]
             shares = [
                 _mean(one[r["round"]], "train_s") / _mean(r, "train_s") / processes

@@ -59,16 +59,16 @@ def jobs(folder: Path, text: str) -> list[Job]:
     return jobs_of(folder, f"script: vit\n{text}", tiny=True)
 
 
-def place(found: dict[Host, HostFacts] | None = None, **more: Any) -> Ssh:
+def place(by_host: dict[Host, HostFacts] | None = None, **more: Any) -> Ssh:
     there = Remote((A, B), "~/my harness", ".venv/bin/python", **more)
-    return Ssh(Options(launcher="ssh", remote=there), found)
+    return Ssh(Options(launcher="ssh", remote=there), by_host)
 
 
 def test_hosts_as_they_are_typed(tmp_path: Path) -> None:
-    found = remote("--hosts", "a,me@b:2222,[fd00::1]:22")
-    assert found.hosts == (A, B, Host("fd00::1", None, 22))
-    assert found.checkout == without_home(str(ROOT)) and found.python == ".venv/bin/python"
-    assert [str(host) for host in found.hosts] == ["a", "b:2222", "fd00::1:22"]
+    options = remote("--hosts", "a,me@b:2222,[fd00::1]:22")
+    assert options.hosts == (A, B, Host("fd00::1", None, 22))
+    assert options.checkout == without_home(str(ROOT)) and options.python == ".venv/bin/python"
+    assert [str(host) for host in options.hosts] == ["a", "b:2222", "fd00::1:22"]
     typed = remote("--hosts", "a", "--checkout", str(Path.home() / "h"))
     assert typed.folder == typed.checkout == "~/h"
     file = tmp_path / "hosts"
@@ -155,8 +155,8 @@ def test_a_dry_run_asks_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_hosts_cannot_do(tmp_path: Path) -> None:
     gpus = replace(FACTS, gpus=("0", "1"))
 
-    def reason(text: str, found: HostFacts, **options: Any) -> str | None:
-        there = place({A: FACTS if not found.gpus else gpus, B: found})
+    def reason(text: str, of_b: HostFacts, **options: Any) -> str | None:
+        there = place({A: FACTS if not of_b.gpus else gpus, B: of_b})
         there.options = replace(there.options, **options)
         return there.why_not(jobs(tmp_path, text)[0])
 
@@ -180,25 +180,27 @@ def test_what_hosts_cannot_do(tmp_path: Path) -> None:
 
 
 def test_what_hosts_must_agree_on() -> None:
-    def told(b: HostFacts, **more: Any) -> list[str]:
+    def differences(b: HostFacts, **more: Any) -> list[str]:
         return problems({"a": FACTS, "b": b}, Remote((A, B), "~/h", "", **more), HERE)
 
-    assert told(FACTS) == []
-    assert told(replace(FACTS, commit="d" * 40)) == [
+    assert differences(FACTS) == []
+    assert differences(replace(FACTS, commit="d" * 40)) == [
         f"b: ~/h is at commit {'d' * 12}, here it is {'c' * 12}: check out the same"
     ]
     assert (
         "b: the code in ~/h differs from that here"
-        in told(replace(FACTS, commit=None, source="t"))[0]
+        in differences(replace(FACTS, commit=None, source="t"))[0]
     )
-    assert told(replace(FACTS, commit=None)) == []  # a copy, and the same
-    assert told(replace(FACTS, versions={"torch": "2.12.0"})) == [
+    assert differences(replace(FACTS, commit=None)) == []  # a copy, and the same
+    assert differences(replace(FACTS, versions={"torch": "2.12.0"})) == [
         "torch is 2.13.0 on a, 2.12.0 on b: install the same"
     ]
-    assert told(replace(FACTS, python="3.12.1"))[0].startswith("Python is 3.11.7 on a, 3.12.1 on b")
-    assert told(replace(FACTS, gpus=("0",))) == ["a: no GPU, while other hosts have GPUs"]
+    assert differences(replace(FACTS, python="3.12.1"))[0].startswith(
+        "Python is 3.11.7 on a, 3.12.1 on b"
+    )
+    assert differences(replace(FACTS, gpus=("0",))) == ["a: no GPU, while other hosts have GPUs"]
     other = replace(FACTS, interfaces={"lo": ("127.0.0.1",), "ib0": ()})
-    assert told(other, interface="eth0") == [
+    assert differences(other, interface="eth0") == [
         "b: --interface eth0: no such interface with an address, there are lo"
     ]
     local = replace(FACTS, address="127.0.0.1")
@@ -216,11 +218,11 @@ def test_what_is_worth_a_warning() -> None:
 
 
 def test_addresses_and_interfaces_of_nodes() -> None:
-    found = {A: FACTS, B: replace(FACTS, address="fd00::1")}
-    first, second = place(found).nodes()
+    by_host = {A: FACTS, B: replace(FACTS, address="fd00::1")}
+    first, second = place(by_host).nodes()
     assert (first.address, second.address) == ("10.0.0.1", "fd00::1") and first.remote
     assert first.environment == {"GLOO_SOCKET_IFNAME": "eth0"} and first.parent is None
-    assert place(found, master_addr="1.2.3.4").nodes()[0].address == "1.2.3.4"
+    assert place(by_host, master_addr="1.2.3.4").nodes()[0].address == "1.2.3.4"
     assert address_of(FACTS, Remote(interface="lo")) == "127.0.0.1"
 
 
@@ -233,11 +235,11 @@ def test_a_host_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
         capture_output=True,
         check=True,
     ).stdout
-    told = HostFacts(**json.loads(line))
-    assert told.address == "127.0.0.1" and told.interface == "lo" and told.cores >= 1
-    assert abs(told.unix - time.time()) < 60
+    host = HostFacts(**json.loads(line))
+    assert host.address == "127.0.0.1" and host.interface == "lo" and host.cores >= 1
+    assert abs(host.unix - time.time()) < 60
     mine = facts()
-    assert (told.commit, told.source, told.versions) == (mine.commit, mine.source, mine.versions)
+    assert (host.commit, host.source, host.versions) == (mine.commit, mine.source, mine.versions)
 
 
 # What ssh and the shell there end with, and what is made of it.
@@ -256,8 +258,8 @@ ANSWERS = {
 @pytest.mark.process
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_host_that_cannot_be_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, said, expected = ANSWERS[name]
-    done = subprocess.CompletedProcess([], code, b"", said.encode())
+    code, stderr, expected = ANSWERS[name]
+    done = subprocess.CompletedProcess([], code, b"", stderr.encode())
     monkeypatch.setattr(ssh_module.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(UserError) as error:
         place().open([])
@@ -336,9 +338,9 @@ def test_a_record_goes_through_the_pipe_without_checkpoints(tmp_path: Path) -> N
         (tmp_path / name).write_text(name)
     pipe = io.BytesIO()
     send(tmp_path, pipe)
-    found = received(pipe.getvalue())
-    assert sorted(found) == ["a/b/c.txt", "ranks/rank_0.jsonl", "summary.json"]
-    assert found["a/b/c.txt"].content == b"a/b/c.txt"
+    files = received(pipe.getvalue())
+    assert sorted(files) == ["a/b/c.txt", "ranks/rank_0.jsonl", "summary.json"]
+    assert files["a/b/c.txt"].content == b"a/b/c.txt"
     pipe = io.BytesIO()
     send(tmp_path / "nowhere", pipe)
     assert received(pipe.getvalue()) == {}
@@ -419,8 +421,8 @@ def test_the_rank_that_failed_wins_over_the_one_that_missed_it(tmp_path: Path) -
     job = replace(job, settings=replace(job.settings, output_dir=str(tmp_path)))
     now = time.time()
 
-    def ended(told: dict[str, Any], failures: dict[int, str]) -> dict[str, Any]:
-        write_json(job.folder.summary, told)
+    def ended(summary: dict[str, Any], failures: dict[int, str]) -> dict[str, Any]:
+        write_json(job.folder.summary, summary)
         for rank, reason in failures.items():
             write_json(
                 job.folder.failure(rank),
@@ -433,10 +435,10 @@ def test_the_rank_that_failed_wins_over_the_one_that_missed_it(tmp_path: Path) -
     assert ended(follows, {})["outcome"] == "failed"
     assert ended(follows, {1: "Connection closed by peer"})["outcome"] == "failed"
     assert ended({"outcome": "failed", "reason": "its own"}, {1: "boom"})["reason"] == "its own"
-    for told in (follows, {"outcome": "interrupted", "reason": "SIGTERM"}):
-        found = ended(told, {1: "boom"})
-        assert found["outcome"] == "oom"
-        assert found["reason"].startswith("boom (rank 1); to try: --per_gpu_batch ")
+    for summary in (follows, {"outcome": "interrupted", "reason": "SIGTERM"}):
+        result = ended(summary, {1: "boom"})
+        assert result["outcome"] == "oom"
+        assert result["reason"].startswith("boom (rank 1); to try: --per_gpu_batch ")
 
 
 def test_no_host_stands_in_a_published_command() -> None:

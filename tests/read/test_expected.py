@@ -32,13 +32,13 @@ def test_only_what_the_whole_interval_shows(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)
     bounds = (1.1, None), (1.2, None), (4.0, None), (None, 3.9), (None, 1.0), (1.0, 4.0)
-    said = expect(
+    sentences = expect(
         plan, *({"measure": RATE, "at_least": low, "at_most": high} for low, high in bounds)
     )
     texts = ["at least 1.1", "at least 1.2", "at least 4", "at most 3.9", "at most 1",
              "at least 1 and at most 4"]  # fmt: skip
     judged = ["holds", "open", "does not hold", "holds", "does not hold", "holds"]
-    assert said == [
+    assert sentences == [
         f"Expected of setup 1_2 against setup 1_1: samples/s {text} times as many: {verdict}, 2.10 "
         "(1.14 to 3.84); 2 runs each."
         for text, verdict in zip(texts, judged, strict=True)
@@ -50,10 +50,10 @@ def test_shares_differ_by_points(plan: Plan) -> None:
     for seed, accuracy in enumerate((0.79, 0.78)):
         plan.run("1_1", seed=seed, accuracy=0.8)
         plan.run("1_2", seed=seed, accuracy=accuracy)
-    (said,) = expect(plan, {"measure": "accuracy", "at_least": -8})
+    (verdict,) = expect(plan, {"measure": "accuracy", "at_least": -8})
     assert (
         ": difference in accuracy at least -8 points: holds, -1.5 (-7.9 to +4.9); 2 runs each."
-        in said
+        in verdict
     )
 
 
@@ -79,12 +79,12 @@ def test_a_way_is_named_as_a_baseline_is(plan: Plan) -> None:
             label = {"strategy": strategy, "compress": compress}
             plan.run(seed=seed, train_samples_per_s=rate, label=label)
     of_ddp = {"of": {"strategy": "ddp"}, "measure": RATE, "at_most": 1}
-    said = expect(plan, of_ddp | {"against": {"strategy": "diloco"}},
+    sentences = expect(plan, of_ddp | {"against": {"strategy": "diloco"}},
                   of_ddp | {"of": {"strategy": "ddp", "compress": "int8"}},
                   axes=axes, baseline={"strategy": "ddp"})  # fmt: skip
-    assert said[0].startswith("Expected of ddp against diloco: ")
-    assert ": open, 0.33 (0.33 to 0.33), no spread to judge noise by; 2 runs each." in said[0]
-    assert said[1].startswith("Expected of ddp int8 against ddp: ")
+    assert sentences[0].startswith("Expected of ddp against diloco: ")
+    assert ": open, 0.33 (0.33 to 0.33), no spread to judge noise by; 2 runs each." in sentences[0]
+    assert sentences[1].startswith("Expected of ddp int8 against ddp: ")
 
 
 def test_a_target_that_is_missed_and_runs_that_are_not_there(plan: Plan) -> None:
@@ -94,8 +94,8 @@ def test_a_target_that_is_missed_and_runs_that_are_not_there(plan: Plan) -> None
     plan.planned("1_2", seed=0)
     assert none in expect(plan, wall, target=TARGET)[0]
     plan.run("2_1", seed=0, epochs=timed_epochs(0.5))
-    (said,) = expect(plan, wall | {"of": {"setup": "2_1"}}, target=TARGET)
-    assert ": open, reached by 0 of 1 runs, of the baseline by 1 of 1; one run each" in said
+    (verdict,) = expect(plan, wall | {"of": {"setup": "2_1"}}, target=TARGET)
+    assert ": open, reached by 0 of 1 runs, of the baseline by 1 of 1; one run each" in verdict
 
 
 def test_what_did_not_finish_is_a_case(plan: Plan) -> None:
@@ -108,11 +108,11 @@ def test_what_did_not_finish_is_a_case(plan: Plan) -> None:
         plan.run("1_2", batch=8, seed=seed, outcome="failed", reason="no memory")
         plan.planned("1_1", batch=16, seed=seed)
         plan.run("1_2", batch=16, seed=seed)
-    (said,) = expect(plan, {"measure": RATE, "at_least": 1})
-    assert "holds in 1 of 3 cases (2.01 (1.89 to 2.14) for b4); open in 2 of 3 cases" in said
-    assert "(no finished run of setup 1_2, batch per GPU 8 for b8, " in said
-    assert "no finished run to compare with for b16); 2 to 3 runs each (of 2 pairs with" in said
-    assert said.endswith("; 3 of 12 runs failed (diverged, failed).")
+    (verdict,) = expect(plan, {"measure": RATE, "at_least": 1})
+    assert "holds in 1 of 3 cases (2.01 (1.89 to 2.14) for b4); open in 2 of 3 cases" in verdict
+    assert "(no finished run of setup 1_2, batch per GPU 8 for b8, " in verdict
+    assert "no finished run to compare with for b16); 2 to 3 runs each (of 2 pairs with" in verdict
+    assert verdict.endswith("; 3 of 12 runs failed (diverged, failed).")
 
 
 def test_another_way_never_stands_for_the_one_that_is_named(plan: Plan) -> None:
@@ -138,11 +138,12 @@ def test_what_disturbed_is_said_and_machines_are_named(plan: Plan) -> None:
             for setup, value in (("1_1", 100.0), ("1_2", rate + seed)):
                 plan.run(setup, seed=seed, machine=machine, train_samples_per_s=value,
                          environment=busy)  # fmt: skip
-    (said,) = expect(plan, {"measure": RATE, "at_least": 1})
+    (verdict,) = expect(plan, {"measure": RATE, "at_least": 1})
     assert (
-        "holds in 1 of 2 cases (2.00 (1.94 to 2.07) for a-cpux2); does not hold in 1 of 2" in said
+        "holds in 1 of 2 cases (2.00 (1.94 to 2.07) for a-cpux2); does not hold in 1 of 2"
+        in verdict
     )
-    assert "for b-cpux2); 2 runs each; all runs disturbed (other programs)." in said
+    assert "for b-cpux2); 2 runs each; all runs disturbed (other programs)." in verdict
 
 
 def test_times_of_other_work_are_not_judged(plan: Plan) -> None:
@@ -151,8 +152,8 @@ def test_times_of_other_work_are_not_judged(plan: Plan) -> None:
         for setup, samples in (("1_1", 400), ("1_2", 200)):
             rows = [{"epoch": 1.0, "samples": samples, "epoch_time_s": samples / 100 + seed}]
             plan.run(setup, seed=seed, epochs=rows)
-    (said,) = expect(plan, {"measure": "epoch_time_s", "at_most": 0.65})
-    assert ": open, not compared (samples trained on)" in said
+    (verdict,) = expect(plan, {"measure": "epoch_time_s", "at_most": 0.65})
+    assert ": open, not compared (samples trained on)" in verdict
 
 
 def test_epochs_of_unequal_length_are_not_judged(plan: Plan) -> None:
@@ -164,8 +165,8 @@ def test_epochs_of_unequal_length_are_not_judged(plan: Plan) -> None:
                 for n in range(epochs)
             ]
             plan.run(setup, seed=seed, epochs=rows)
-    (said,) = expect(plan, {"measure": "epoch_time_s", "at_most": 0.9})
-    assert ": open, not compared (epochs)" in said
+    (verdict,) = expect(plan, {"measure": "epoch_time_s", "at_most": 0.9})
+    assert ": open, not compared (epochs)" in verdict
 
 
 def test_a_part_of_an_epoch_counts_as_that(plan: Plan) -> None:
@@ -193,8 +194,8 @@ def test_what_was_changed_after_the_runs_is_told(plan: Plan) -> None:
 def test_an_end_beside_the_bound_has_more_digits(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)
-    (said,) = expect(plan, {"measure": RATE, "at_most": 3.84})
-    assert ": open, 2.098 (1.145 to 3.843); 2 runs each." in said
+    (verdict,) = expect(plan, {"measure": RATE, "at_most": 3.84})
+    assert ": open, 2.098 (1.145 to 3.843); 2 runs each." in verdict
 
 
 def test_every_measure_can_be_told(plan: Plan) -> None:
@@ -202,7 +203,7 @@ def test_every_measure_can_be_told(plan: Plan) -> None:
     with_rates(plan, "1_1", 100.0, 110.0)
     with_rates(plan, "1_2", 200.0, 220.0)
     entries = [{"measure": name, "at_least": 1} for name in EXPECTED_MEASURES]
-    said = expect(plan, *entries, target=TARGET)
+    sentences = expect(plan, *entries, target=TARGET)
     units = {
         "accuracy": "points",
         "peak_memory_gib": "times as much",
@@ -210,17 +211,18 @@ def test_every_measure_can_be_told(plan: Plan) -> None:
     }
     for name, unit in units.items():
         assert (
-            f" at least {'+' * (unit == 'points')}1 {unit}: " in said[EXPECTED_MEASURES.index(name)]
+            f" at least {'+' * (unit == 'points')}1 {unit}: "
+            in sentences[EXPECTED_MEASURES.index(name)]
         )
 
 
 def test_verdicts_are_in_table_json_and_report(plan: Plan, table: Verb) -> None:
     with_rates(plan, "1_1", 100.0, 100.0)
     with_rates(plan, "1_2", 200.0, 220.0)
-    (said,) = expect(plan, {"measure": RATE, "at_least": 1}, hypothesis="It pays.")
-    assert sweep_table(read_sweep(plan.folder))[0].verdicts == [said]
+    (verdict,) = expect(plan, {"measure": RATE, "at_least": 1}, hypothesis="It pays.")
+    assert sweep_table(read_sweep(plan.folder))[0].verdicts == [verdict]
     assert "- Expected of setup 1_2 against setup 1_1" in table(plan.folder)
-    assert json.loads(table(plan.folder, "--json"))["verdicts"] == [said]
+    assert json.loads(table(plan.folder, "--json"))["verdicts"] == [verdict]
     files = make_report(plan.output_dir, plan.output_dir / "page")
     page = next(file for file in files if file.suffix == ".md").read_text()
     answers = page[page.index("## Answers") :]
@@ -244,7 +246,7 @@ def test_a_damaged_plan_is_refused(entry: Any, message: str, plan: Plan) -> None
 
 
 def test_verdicts_are_counted_by_the_worst_of_their_cases() -> None:
-    said = [
+    sentences = [
         "Expected of a against b: samples/s at least 1 times as many: holds, 1.2 (1.1 to 1.3)",
         "Expected of c against b: samples/s at least 1 times as many: holds in 1 of 2 cases (x); "
         "does not hold in 1 of 2 cases (y); 3 runs each.",
@@ -253,8 +255,8 @@ def test_verdicts_are_counted_by_the_worst_of_their_cases() -> None:
         "open in 1 of 2 cases (y); 3 runs each.",
         "Written or changed after 2 of 4 runs had finished.",
     ]
-    assert tally(said) == "4 expectations: 1 holds, 1 does not hold, 2 open"
-    assert tally(said[-1:]) == ""
+    assert tally(sentences) == "4 expectations: 1 holds, 1 does not hold, 2 open"
+    assert tally(sentences[-1:]) == ""
 
 
 def test_a_report_begins_with_what_was_found(root: Path, tmp_path: Path) -> None:
@@ -264,11 +266,13 @@ def test_a_report_begins_with_what_was_found(root: Path, tmp_path: Path) -> None
         (tmp_path / "report.html").read_text(),
         (tmp_path / "report.md").read_text().splitlines(),
     )
-    found = "1.40 times for vit, and 1.61 times for bert; one run each, so all of it may be chance"
-    assert lines[2:4] == ["## In short", ""] and found in lines[5]
+    verdict = (
+        "1.40 times for vit, and 1.61 times for bert; one run each, so all of it may be chance"
+    )
+    assert lines[2:4] == ["## In short", ""] and verdict in lines[5]
     assert lines[5].endswith("; 1 expectation: 1 open")
     nav, _, answers = page.partition("</nav>")
-    assert found in nav and "<h3>Answer</h3>" in answers
+    assert verdict in nav and "<h3>Answer</h3>" in answers
 
 
 def test_without_a_baseline_the_fastest_batch_is_what_was_found(plan: Plan, tmp_path: Path) -> None:
@@ -278,7 +282,7 @@ def test_without_a_baseline_the_fastest_batch_is_what_was_found(plan: Plan, tmp_
     plan.write(baseline=None)
     make_report(tmp_path / "outputs", tmp_path / "report")
     lines = (tmp_path / "report" / "report.md").read_text().splitlines()
-    found = lines[lines.index("- Which batch?") + 1]
-    assert found.startswith("  - The fastest batch per GPU is 32 (beyond the noise)")
+    answer = lines[lines.index("- Which batch?") + 1]
+    assert answer.startswith("  - The fastest batch per GPU is 32 (beyond the noise)")
     hint = "no baseline is named, such as baseline: {per_gpu_batch: 16} in its file."
     assert any(hint in line.replace("\\", "") for line in lines)

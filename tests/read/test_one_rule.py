@@ -80,10 +80,12 @@ def test_what_is_not_compared_is_said_below_the_table(plan: Plan, table: Verb) -
     for seed in (1, 2):
         plan.run("1_1", seed=seed)
         plan.run("1_2", seed=seed, devices=2, updates=50, environment=BUSY)
-    said = table(plan.write(columns=[GAIN, POINTS]))
-    assert row_of(said, "1_2")[-2:] == ["-", "-"]
-    assert "-: samples/s not compared with the baseline in 1 row (other programs)" in said
-    assert "-: accuracy not compared with the baseline in 1 row (effective batch, updates)" in said
+    output = table(plan.write(columns=[GAIN, POINTS]))
+    assert row_of(output, "1_2")[-2:] == ["-", "-"]
+    assert "-: samples/s not compared with the baseline in 1 row (other programs)" in output
+    assert (
+        "-: accuracy not compared with the baseline in 1 row (effective batch, updates)" in output
+    )
 
 
 def test_a_batch_that_the_sweep_asks_about_is_compared(plan: Plan) -> None:
@@ -107,7 +109,7 @@ def test_repeats_of_seeds_are_no_further_seeds(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("busy", "noted", "said"),
+    ("busy", "noted", "ending"),
     [
         ((1, 2), "of unknown noise (of 1 pair with the same seed)",
          "; with one pair of the same seed its noise is unknown"),
@@ -116,7 +118,7 @@ def test_repeats_of_seeds_are_no_further_seeds(plan: Plan) -> None:
     ],
 )  # fmt: skip
 def test_a_ratio_is_that_of_the_seeds_of_both_sides(
-    busy: tuple[int, ...], noted: str, said: str, plan: Plan
+    busy: tuple[int, ...], noted: str, ending: str, plan: Plan
 ) -> None:
     """The seeds take 2, 4 and 8 s, and 1.1 times as long."""
     for seed in (1, 2, 3):
@@ -130,7 +132,7 @@ def test_a_ratio_is_that_of_the_seeds_of_both_sides(
     one, other = (replace(group, target=sweep.target) for group in sweep.groups)
     sides = replace(one, name="A"), replace(other, name="B")
     (row,) = [row for row in compare(*sides).rows if row.measure.name == "tta_train_s"]
-    assert sentence(row, sides).endswith(f": B has 1.100 times that of A{said}")
+    assert sentence(row, sides).endswith(f": B has 1.100 times that of A{ending}")
     assert plan.groups(target=TARGET)[1]["tta_train_s_ratio_n"] == 3 - len(busy)
 
 
@@ -216,9 +218,9 @@ def test_times_of_unlike_threads_have_no_mean(plan: Plan, table: Verb) -> None:
         plan.run("1_1", seed=seed, environment=on_cpu(seed), train_samples_per_s=100.0 * seed)
     (row,) = plan.groups()
     assert row["train_samples_per_s"] is None and row["accuracy"] is not None
-    said = table(plan.write())
+    output = table(plan.write())
     left_out = "no times of 1 group whose runs had unlike numbers of threads per process"
-    assert f"-: {left_out}" in said
+    assert f"-: {left_out}" in output
     with pytest.raises(NothingToDraw, match=f"no finished run has accuracy and a time; {left_out}"):
         draw("frontier", measured(plan))
     with pytest.raises(UserError, match="differ in threads \\(1, 2\\): name one kind"):
@@ -257,9 +259,9 @@ def test_figures_show_the_times_that_tables_show(half_busy: Plan) -> None:
 
 def test_the_table_of_runs_marks_what_a_sweep_marks(half_busy: Plan, table: Verb) -> None:
     half_busy.write()
-    said = table(half_busy.output_dir)
-    assert said.count("finished§") == 1 and said.count("finished") > 3
-    assert "§ 1 run with others on the machine" in said
+    output = table(half_busy.output_dir)
+    assert output.count("finished§") == 1 and output.count("finished") > 3
+    assert "§ 1 run with others on the machine" in output
     rows = json.loads(table(half_busy.output_dir, "--json"))["runs"]
     assert sorted(row["disturbed"] for row in rows) == [False, False, False, True]
 
@@ -278,14 +280,14 @@ def of_batches(root: Path, changed: dict[str, Any], slow: float = 1.0) -> Path:
     """Batches 8, 16, 32, and facts of one of the runs with 32."""
     for batch in (8, 16, 32):
         for seed in (1, 2):
-            found = pair(root, seed, "--per_gpu_batch", str(batch),
+            run_folder = pair(root, seed, "--per_gpu_batch", str(batch),
                          environment={"effective_batch": 2 * batch, **on_cpu(1)})  # fmt: skip
             once = slow if (batch, seed) == (32, 2) else 1.0
             rows = [row | {"samples": 100 + batch, "epoch_time_s": 2.0 * once}
                     for row in epochs(0.5, 0.7, 0.95)]  # fmt: skip
-            with_epochs(found, rows)
+            with_epochs(run_folder, rows)
             if once != 1.0 or (batch, seed) == (32, 2):
-                add(found, changed)
+                add(run_folder, changed)
     return root
 
 
@@ -294,9 +296,9 @@ def test_batches_take_the_times_that_tables_take(
 ) -> None:
     batches = Verb("batches", capsys)
     of_batches(tmp_path, BUSY, slow=100.0)
-    said = batches.in_one_line(tmp_path, "--target", "accuracy=0.9")
-    assert "303.00" not in said and "1 run with others on the machine" in said
-    assert "only their times count" in said and "least training time" in said
+    output = batches.in_one_line(tmp_path, "--target", "accuracy=0.9")
+    assert "303.00" not in output and "1 run with others on the machine" in output
+    assert "only their times count" in output and "least training time" in output
 
 
 def test_batches_do_not_compare_times_of_unlike_threads(
@@ -304,11 +306,12 @@ def test_batches_do_not_compare_times_of_unlike_threads(
 ) -> None:
     batches = Verb("batches", capsys)
     of_batches(tmp_path, on_cpu(2))
-    said = batches.in_one_line(tmp_path, "--target", "accuracy=0.9")
+    output = batches.in_one_line(tmp_path, "--target", "accuracy=0.9")
     assert (
-        "times are not compared: threads per process: batch 16 has 1, batch 64 has 1 and 2" in said
+        "times are not compared: threads per process: batch 16 has 1, batch 64 has 1 and 2"
+        in output
     )
-    assert "least training time" not in said
+    assert "least training time" not in output
 
 
 def test_a_batch_whose_misses_leave_no_time_hides_no_other(
@@ -316,15 +319,15 @@ def test_a_batch_whose_misses_leave_no_time_hides_no_other(
 ) -> None:
     """It is left out itself; the times of the others are still those of one machine."""
     of_batches(tmp_path, {})
-    for found in (tmp_path / "bert" / "1_2").glob("run_*"):
-        if json.loads((found / "settings.json").read_text())["per_gpu_batch"] == 8:
-            is_first = found.name.startswith("run_1_")
-            add(found, {} if is_first else BUSY)
+    for run_folder in (tmp_path / "bert" / "1_2").glob("run_*"):
+        if json.loads((run_folder / "settings.json").read_text())["per_gpu_batch"] == 8:
+            is_first = run_folder.name.startswith("run_1_")
+            add(run_folder, {} if is_first else BUSY)
             rows = [row | {"samples": 100} for row in epochs(0.5, 0.6 if is_first else 0.95)]
-            with_epochs(found, rows)
-    said = Verb("batches", capsys).in_one_line(tmp_path, "--target", "accuracy=0.9")
-    assert "batch 16 is left out: 1 of 2 runs miss the target" in said
-    assert "times are not compared" not in said and "least training time" in said
+            with_epochs(run_folder, rows)
+    output = Verb("batches", capsys).in_one_line(tmp_path, "--target", "accuracy=0.9")
+    assert "batch 16 is left out: 1 of 2 runs miss the target" in output
+    assert "times are not compared" not in output and "least training time" in output
 
 
 def test_an_example_with_a_blank_is_quoted(
@@ -332,8 +335,8 @@ def test_an_example_with_a_blank_is_quoted(
 ) -> None:
     for column in ("review text", "title"):
         timed(tmp_path, 8, 1, 1, "--image_column", column, seed=len(column))
-    told = Verb("predict", capsys).refused(tmp_path, "--setup", "1_1")
-    assert f"for example '{tmp_path}:image_column=review text'" in told
+    error = Verb("predict", capsys).refused(tmp_path, "--setup", "1_1")
+    assert f"for example '{tmp_path}:image_column=review text'" in error
 
 
 def test_predict_refuses_unlike_threads_and_takes_one_kind(
@@ -342,9 +345,9 @@ def test_predict_refuses_unlike_threads_and_takes_one_kind(
     predict = Verb("predict", capsys)
     for batch, threads in ((8, 1), (16, 1), (32, 2)):
         add(timed(tmp_path, batch), on_cpu(threads) | {"updates": 1})
-    told = predict.refused(tmp_path, "--setup", "1_1")
-    assert "its runs differ in threads (1, 2): name one kind, for example" in told
-    assert f"{tmp_path}:threads=1 (a sweep gives all runs as many" in told
+    error = predict.refused(tmp_path, "--setup", "1_1")
+    assert "its runs differ in threads (1, 2): name one kind, for example" in error
+    assert f"{tmp_path}:threads=1 (a sweep gives all runs as many" in error
     assert "fitted on 2 runs" in predict(
         f"{tmp_path}:threads=1", "--setup", "1_1", "--backend=gloo"
     )
@@ -354,8 +357,8 @@ def test_predict_refuses_unlike_threads_and_takes_one_kind(
 
 def test_a_table_takes_a_part_of_a_sweep_or_of_a_folder(half_busy: Plan, table: Verb) -> None:
     folder = half_busy.write(axes=["per_gpu_batch"], baseline={"per_gpu_batch": 4})
-    said = table(f"{folder}:per_gpu_batch=8")
-    assert "2/2§" in said and "vs base" not in said  # its baseline is left out
+    output = table(f"{folder}:per_gpu_batch=8")
+    assert "2/2§" in output and "vs base" not in output  # its baseline is left out
     assert "vs base" in table(f"{folder}:setup=1_1") and "2/2§" in table(f"{folder}:setup=1_1")
     assert "no run with per_gpu_batch=5" in table.refused(f"{folder}:per_gpu_batch=5")
     assert "--write is for a whole sweep" in table.refused(f"{folder}:per_gpu_batch=8", "--write")
@@ -489,6 +492,6 @@ def test_compare_says_that_all_runs_of_both_were_disturbed(
         plan.run("1_2", seed=seed, environment=BUSY)
     folder = plan.write()
     assert main(["compare", f"{folder}:setup=1_1", f"{folder}:setup=1_2"]) == 0
-    told = capsys.readouterr().out
-    assert "speed: comparable, as far as disturbed runs are" in told
-    assert "quality: comparable\n" in told
+    output = capsys.readouterr().out
+    assert "speed: comparable, as far as disturbed runs are" in output
+    assert "quality: comparable\n" in output

@@ -115,9 +115,9 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Verb:
 
 
 def test_a_planted_link_is_met_between_recorded_ones(planted: Path, plan: Verb) -> None:
-    found = json.loads(plan(planted, *TO_ASK, "--cost_per_gpu_hour", "3.6", "--json"))
-    choices = {each["strategy"]: each for each in found["choices"]}
-    assert [each["strategy"] for each in found["choices"]] == ["diloco", "ddp"]
+    answer = json.loads(plan(planted, *TO_ASK, "--cost_per_gpu_hour", "3.6", "--json"))
+    choices = {each["strategy"]: each for each in answer["choices"]}
+    assert [each["strategy"] for each in answer["choices"]] == ["diloco", "ddp"]
     for strategy, needed in (("ddp", 2.5), ("diloco", 3.5)):
         each, expected_s = choices[strategy], wall_s(strategy, 40.0, needed)
         assert each["wall_s"] == pytest.approx(expected_s, rel=1e-6), strategy
@@ -142,9 +142,9 @@ def test_a_run_that_ended_inside_its_first_epoch(records: Path, plan: Verb) -> N
             first = json.loads((folder / "epochs.jsonl").read_text().splitlines()[0])
             part = {"epoch": needed, "updates": UPDATES // 2, "accuracy": 0.95}
             with_epochs(folder, [{**first, **part}])
-    found = json.loads(plan(records, *TO_ASK, "--json"))
-    assert found["choices"]
-    for each in found["choices"]:
+    answer = json.loads(plan(records, *TO_ASK, "--json"))
+    assert answer["choices"]
+    for each in answer["choices"]:
         assert each["epochs"] == needed and min(each["parts_s"].values()) >= 0
         steps_s = UPDATES // 2 * step_s(each["strategy"], 40.0)
         assert each["parts_s"]["steps"] == pytest.approx(steps_s, rel=0.1)
@@ -259,8 +259,8 @@ def test_of_one_seed_there_is_no_interval(planted: Path, plan: Verb) -> None:
     text = plan.in_one_line(f"{planted}:seed=1", *TO_ASK)
     assert "95 % interval" not in text.partition("take diloco")[2]
     assert "without an interval of both, this order may be chance" in text
-    found = json.loads(plan(f"{planted}:seed=1", *TO_ASK, "--json"))["choices"]
-    assert {each["wall_low_s"] for each in found} == {None}
+    choices = json.loads(plan(f"{planted}:seed=1", *TO_ASK, "--json"))["choices"]
+    assert {each["wall_low_s"] for each in choices} == {None}
 
 
 def test_a_faster_second_choice_overlaps_only_where_intervals_do() -> None:
@@ -294,21 +294,21 @@ def test_a_run_that_failed_missed_the_target(
 ) -> None:
     """Though it reached it before, and whatever its seed did over other links."""
     ended(reaching(records / "again", "diloco", 20.0, 3, seed), outcome)
-    said = f"diloco h10, batch 16, on 4_1 (reached {reached}; 1 run: {outcome})"
+    missed = f"diloco h10, batch 16, on 4_1 (reached {reached}; 1 run: {outcome})"
     for more in ((), ("--effective_batch", "64")):
-        found = json.loads(plan(records, *TO_ASK, *more, "--json"))
-        assert [each["strategy"] for each in found["choices"]] == ["ddp"]
-        assert found["missed"] == [said]
-    assert f"missed the target in some run: {said}" in plan.in_one_line(records, *TO_ASK)
+        answer = json.loads(plan(records, *TO_ASK, *more, "--json"))
+        assert [each["strategy"] for each in answer["choices"]] == ["ddp"]
+        assert answer["missed"] == [missed]
+    assert f"missed the target in some run: {missed}" in plan.in_one_line(records, *TO_ASK)
 
 
 def test_all_runs_of_a_training_may_fail(records: Path, plan: Verb) -> None:
     for seed in (1, 2):
         ended(reaching(records, "ddp", 20.0, 2, seed, flags=("--lr", "9")), "diverged")
-    found = json.loads(plan(records, *TO_ASK, "--json"))
-    (missed,) = found["missed"]
+    answer = json.loads(plan(records, *TO_ASK, "--json"))
+    (missed,) = answer["missed"]
     assert missed.startswith("ddp, batch 16, on 4_1, lr 9") and "2 runs: diverged" in missed
-    assert {each["strategy"] for each in found["choices"]} == {"ddp", "diloco"}
+    assert {each["strategy"] for each in answer["choices"]} == {"ddp", "diloco"}
 
 
 @pytest.mark.parametrize("outcome", ["interrupted", "timeout"])
@@ -324,8 +324,8 @@ def test_of_close_choices_without_an_interval_none_is_taken(records: Path, plan:
     each_s = step_s("diloco", 40.0)
     for seed in (1, 2):
         reaching(records, "diloco", 40.0, 2 + seed, seed, way="all_to_all", rate_s=1.05 * each_s)
-    found = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
-    close = {each["exchange"]: each for each in found if each["strategy"] == "diloco"}
+    choices = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    close = {each["exchange"]: each for each in choices if each["strategy"] == "diloco"}
     times = sorted(each["wall_s"] for each in close.values())
     assert close["all_to_all"]["wall_low_s"] is None and 1 < times[1] / times[0] < 1.1
     lines = plan(records, *TO_ASK).splitlines()
@@ -353,13 +353,13 @@ def test_the_choice_is_measured_by_a_command(records: Path, plan: Verb) -> None:
         f"torchrun vit.py --tiny --strategy diloco --output_dir {records}/"
     ) in text
     assert "backend --exchange backend" in text.partition("measure it with")[2]
-    told = plan.refused(records, *TO_ASK, "--nodes", "8")
+    error = plan.refused(records, *TO_ASK, "--nodes", "8")
     measures = (
         "measure it over any link, emulated nodes will do: for seed in 1 2; do OMP_NUM_THREADS=1 "
         "python -m harness nodes 8 --link 40ms/200mbit -- torchrun vit.py --tiny --strategy "
     )
-    assert f"but on 1, 4: {measures}" in told and told.endswith(" --seed $seed; done\n")
-    assert "--rerun" not in text + told
+    assert f"but on 1, 4: {measures}" in error and error.endswith(" --seed $seed; done\n")
+    assert "--rerun" not in text + error
     text = plan.in_one_line(records, *TO_ASK, "--nodes", "4,8")
     assert f"not predicted: 8 nodes: quality was not measured: {measures}" in text
 
@@ -381,11 +381,11 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     assert f"missed the target in some run: {missed}" in text and "most settings" in text
     assert "diloco h10, batch 16 on 4_1 (outer_lr 0.7)" in text
     choices = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
-    told = {each["strategy"]: each["settings"] for each in choices}
-    assert told == {"diloco": "outer_lr 0.7", "ddp": ""}
+    settings = {each["strategy"]: each["settings"] for each in choices}
+    assert settings == {"diloco": "outer_lr 0.7", "ddp": ""}
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "message"), [
     (("--nodes", "3"), "--nodes 3: quality was not measured on as many nodes, but on 1, 4"),
     (("--nodes", "one"), "--nodes one: expected 2 or more, or several of them: 2,4"),
     (("--nodes", "1"), "--nodes 1: expected 2 or more"),
@@ -398,9 +398,9 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     (("--link", "40ms/19mbit"), "and this link is more than 10 times as slow: measure it over"),
 ])  # fmt: skip
 def test_outside_what_runs_support_it_refuses(
-    planted: Path, plan: Verb, words: tuple[str, str], said: str
+    planted: Path, plan: Verb, words: tuple[str, str], message: str
 ) -> None:
-    assert said in plan.refused(planted, *TO_ASK, *words)
+    assert message in plan.refused(planted, *TO_ASK, *words)
 
 
 def test_each_recorded_way_of_exchange_has_its_steps_and_the_epochs_of_all(
@@ -409,10 +409,10 @@ def test_each_recorded_way_of_exchange_has_its_steps_and_the_epochs_of_all(
     """--exchange auto took direct sends over the far link alone, where a third seed ran."""
     reaching(records, "diloco", 80.0, 4, seed=3, way="all_to_all")
     choices = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
-    found = {each["exchange"]: each for each in choices if each["strategy"] == "diloco"}
-    assert {way: each["links"] for way, each in found.items()} == {"backend": 3, "all_to_all": 1}
-    assert [each["epochs"] for each in found.values()] == pytest.approx([11 / 3] * 2)
-    assert found["all_to_all"]["extrapolated"] and not found["backend"]["extrapolated"]
+    by_way = {each["exchange"]: each for each in choices if each["strategy"] == "diloco"}
+    assert {way: each["links"] for way, each in by_way.items()} == {"backend": 3, "all_to_all": 1}
+    assert [each["epochs"] for each in by_way.values()] == pytest.approx([11 / 3] * 2)
+    assert by_way["all_to_all"]["extrapolated"] and not by_way["backend"]["extrapolated"]
     text = plan.in_one_line(records, *TO_ASK)
     assert "diloco h10 all_to_all" in text and "with --exchange direct, of which" in text
     reaching(records, "diloco", 80.0, 4, seed=3, way="direct")
@@ -423,8 +423,8 @@ def test_what_it_advises_can_be_typed(records: Path, plan: Verb) -> None:
     """Emulated nodes share a machine: what that costs is not known without runs of several."""
     (pair,) = (records / "vit" / "1_2").iterdir()
     shutil.rmtree(pair)
-    told = plan.refused(records, *TO_ASK, "--emulated")
-    assert "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)" in told
+    error = plan.refused(records, *TO_ASK, "--emulated")
+    assert "measure --setup 1_2 as well, or say it with --sharing (0 for nothing)" in error
     text = plan.in_one_line(records, *TO_ASK, "--emulated", "--sharing", "0.1")
     assert "take diloco h10" in text
     assert "assumed: processes of a machine slow each other by 10% each (--sharing)" in text
@@ -454,16 +454,16 @@ def test_a_quiet_run_leaves_out_those_of_its_own_set_up_and_link_alone(
     for file in sorted(records.rglob("environment.json")):
         if json.loads(file.read_text())["link"]:
             disturb(file.parent)
-    found = json.loads(plan(records, *TO_ASK, "--json"))
-    assert found["choices"] == quiet
+    answer = json.loads(plan(records, *TO_ASK, "--json"))
+    assert answer["choices"] == quiet
     line = "were disturbed (others used more than 25% of the cores), and count as if they had"
     line += " run alone"
-    assert found["assumed"] == [f"12 of 12 runs over links {line}"]
+    assert answer["assumed"] == [f"12 of 12 runs over links {line}"]
     assert f"assumed: 12 of 12 runs over links {line}" in plan.in_one_line(records, *TO_ASK)
     # Of its link the quiet run counts alone, of the two others the eight disturbed ones.
     reaching(records, "diloco", 80.0, 3, seed=5)
-    found = json.loads(plan(records, *TO_ASK, "--json"))
-    assert found["assumed"] == [f"8 of 9 runs over links {line}"]
+    answer = json.loads(plan(records, *TO_ASK, "--json"))
+    assert answer["assumed"] == [f"8 of 9 runs over links {line}"]
 
 
 def test_what_a_choice_took_where_it_was_measured(records: Path) -> None:

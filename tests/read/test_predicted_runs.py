@@ -82,10 +82,10 @@ def test_an_epoch_has_a_last_batch_where_runs_filled_it(records: Path, predicted
         for file in records.rglob("settings.json"):
             file.write_text(json.dumps({**json.loads(file.read_text()), "tail": tail}))
         for setup, count in zip(("2_1", "128_1"), counts, strict=True):
-            found = json.loads(predicted(records, *FAR_LINK, "--setup", setup, "--json"))
-            assert found["updates"] == count, (tail, setup)
+            prediction = json.loads(predicted(records, *FAR_LINK, "--setup", setup, "--json"))
+            assert prediction["updates"] == count, (tail, setup)
             if count:
-                assert found["epoch_s"] == pytest.approx(count * found["step_s"])
+                assert prediction["epoch_s"] == pytest.approx(count * prediction["step_s"])
 
 
 def reaching(root: Path, rate: str, seed: int, wall_s: float, accuracy: float = 0.95) -> Path:
@@ -104,19 +104,19 @@ def test_one_machine_stands_beside_what_a_link_takes(records: Path) -> None:
         reaching(records, "0.004", seed, wall_s + 5)
         reaching(records, "0.005", seed, 4.0, 0.95 if seed == 3 else 0.85)
     fitted = fit_records(str(records), Overrides())
-    found = on_one_machine(fitted, target)
-    assert found is not None and found.mean("tta_wall_s") == pytest.approx(10.0)
+    alone = on_one_machine(fitted, target)
+    assert alone is not None and alone.mean("tta_wall_s") == pytest.approx(10.0)
     best = Candidate(Scenario(Shape(2), 16), 32, 2, 1.0, {STEPS: 10.5}, 0.5, None, 3, True, None,
-                     found.runs[0])  # fmt: skip
-    said = "one machine: single, batch 16 on 1_1 took 10 s"
-    less = f"{said}, less than anything over the link (2 runs)"
-    assert alone_text(fitted, found, best, target) == less
-    slower = alone_text(fitted, found, replace(best, parts={STEPS: 9.0}), target)
-    assert slower == f"{said} (2 runs)"
+                     alone.runs[0])  # fmt: skip
+    line = "one machine: single, batch 16 on 1_1 took 10 s"
+    less = f"{line}, less than anything over the link (2 runs)"
+    assert alone_text(fitted, alone, best, target) == less
+    slower = alone_text(fitted, alone, replace(best, parts={STEPS: 9.0}), target)
+    assert slower == f"{line} (2 runs)"
     failed = reaching(records, "0.003", 6, 11.0) / "summary.json"
     failed.write_text(json.dumps(json.loads(failed.read_text()) | {"outcome": "diverged"}))
-    found = on_one_machine(fit_records(str(records), Overrides()), target)
-    assert found is not None and found.mean("tta_wall_s") == pytest.approx(15.0)
+    alone = on_one_machine(fit_records(str(records), Overrides()), target)
+    assert alone is not None and alone.mean("tta_wall_s") == pytest.approx(15.0)
 
 
 def test_the_same_row_whatever_the_last_one_is(records: Path, predicted: Verb) -> None:
@@ -142,9 +142,9 @@ def test_a_curve_that_rises_again_is_not_said_to_stay_low() -> None:
 def test_the_cost_of_a_run_counts_all_gpus(records: Path, predicted: Verb) -> None:
     asked = (records, "--setup", "1_2", "--batch", "16", "--epochs", "3", "--restarts", "2",
              "--cost_per_gpu_hour", "3600", "--json")  # fmt: skip
-    found = json.loads(predicted(*asked))
-    assert found["run_cost"] == pytest.approx(2 * found["run_s"])
-    assert f"cost         {found['run_cost']:,.4g}" in predicted(*asked[:-1])
+    prediction = json.loads(predicted(*asked))
+    assert prediction["run_cost"] == pytest.approx(2 * prediction["run_s"])
+    assert f"cost         {prediction['run_cost']:,.4g}" in predicted(*asked[:-1])
     assert json.loads(predicted(*asked[:5], "--json"))["run_cost"] is None
 
 
@@ -277,24 +277,24 @@ def test_one_machine_has_the_effective_batch_that_is_asked_for(
     row = {"epoch": 1.0, "updates": 44, "accuracy": 0.95, "epoch_time_s": 1.0, "wall_s": 12.0}
     with_epochs(timed(records / "more", 32, 1, 1, "--lr", "0.003"), [row])
     assert "one machine: single, batch 32 on 1_1 took 12 s" in plan.in_one_line(*of_batch)
-    found = json.loads(plan(*of_batch, "--json"))
-    assert found["on_one_machine_s"] == pytest.approx(12.0)
-    assert found["on_one_machine"] in plan.in_one_line(*of_batch)
+    answer = json.loads(plan(*of_batch, "--json"))
+    assert answer["on_one_machine_s"] == pytest.approx(12.0)
+    assert answer["on_one_machine"] in plan.in_one_line(*of_batch)
 
 
-@pytest.mark.parametrize(("grad_acc", "said"), [
+@pytest.mark.parametrize(("grad_acc", "reason"), [
     (1, "3 nodes cannot share --effective_batch 32 equally: name a multiple of 3"),
     (2, "3 nodes cannot share --effective_batch 32 equally in 2 passes each: name a multiple of 6"),
 ])  # fmt: skip
 def test_an_effective_batch_that_nodes_cannot_share_is_named(
-    grad_acc: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    grad_acc: int, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In place of a command with another batch."""
     folder = timed(tmp_path, 16, 1, 1, "--grad_acc", str(grad_acc))
     with_epochs(folder, [{"epoch": 1.0, "accuracy": 0.95, "wall_s": 10.0}])
     plan = Verb("plan", capsys)
     text = plan.refused(tmp_path, "--nodes", "3", *ASKED, "--effective_batch", "32")
-    assert text.strip().endswith(f"but on one alone: {said}")
+    assert text.strip().endswith(f"but on one alone: {reason}")
     shared = plan.refused(tmp_path, "--nodes", "4", *ASKED, "--effective_batch", "32")
     assert f"--per_gpu_batch {8 // grad_acc}" in shared
 
@@ -383,13 +383,13 @@ def test_what_to_name_once_a_run_of_one_process_is_measured(
     plan = Plan(root)
     plan.content["runs"] = runs
     sweep = plan.write()
-    said = (
+    reason = (
         "no finished run of one process. Measure one: OMP_NUM_THREADS=1 python vit.py --tiny "
         f"--per_gpu_batch 16 --output_dir {root} --setup 1_1. Then name "
     )
     named = f"{root}:script=vit,threads=1,precision=fp32"
     refused = predicted.refused(str(sweep), *to_ask)
-    assert said in refused
+    assert reason in refused
     assert f"{named}, or add setup 1_1 to the sweep's file, under `grid` or `runs`" in refused
     assert f"Then name {named}\n" in predicted.refused(f"{root}:setup=1_2,precision=fp32", *to_ask)
     monkeypatch.chdir(tmp_path)
@@ -408,10 +408,10 @@ def test_the_set_up_that_the_times_beside_steps_are_from_is_named(
     records: Path, predicted: Verb
 ) -> None:
     timed(records, 16, 2, 1, link=measured(20, 200, 1.5))
-    said = "the times of starting, evaluation and saving are from runs of setup 2_1"
+    source = "the times of starting, evaluation and saving are from runs of setup 2_1"
     to_ask = (str(records), "--link", "20ms/200mbit", "--setup")
-    assert f"{said}, as none of 4_1 was measured" in predicted(*to_ask, "4_1")
-    assert said in (text := predicted(*to_ask, "2_1")) and "as none of" not in text
+    assert f"{source}, as none of 4_1 was measured" in predicted(*to_ask, "4_1")
+    assert source in (text := predicted(*to_ask, "2_1")) and "as none of" not in text
 
 
 def test_a_way_of_exchanging_that_no_run_took_is_named(records: Path, predicted: Verb) -> None:
@@ -420,11 +420,11 @@ def test_a_way_of_exchanging_that_no_run_took_is_named(records: Path, predicted:
     assert "while" not in predicted(*to_ask)  # no run crossed a link
     timed(records, 16, 2, 1, link=measured(20, 200, 1.5))
     timed(records, 16, 2, 1, "--strategy", "diloco", "--exchange", "direct")
-    said = (
+    note = (
         "note: predicted with --exchange direct, while 1 run of ddp on several nodes exchanged by "
         "backend: --exchange backend predicts these"
     )
-    assert said in predicted.in_one_line(*to_ask)
+    assert note in predicted.in_one_line(*to_ask)
     by_backend = ("--exchange", "backend")
     assert "note: predicted with" not in predicted(*to_ask, *by_backend)
     out = predicted.in_one_line(*to_ask, *by_backend, "--strategy", "diloco")

@@ -42,9 +42,9 @@ def make_sweep(plan: Plan) -> Plan:
                 environment={"nodes": devices, "processes_per_node": 1, "dirty": seed == 2},
             )  # fmt: skip
             if devices == 2:
-                told = {"user_s": 6205.0, "system_s": 2191.0, "eval_samples": 10}
-                first = {**told, "eval_accuracy": 0.322, "eval_top5_accuracy": 0.58}
-                with_ranks(folder, first, {**told, "eval_accuracy": 0.5})
+                shared = {"user_s": 6205.0, "system_s": 2191.0, "eval_samples": 10}
+                first = {**shared, "eval_accuracy": 0.322, "eval_top5_accuracy": 0.58}
+                with_ranks(folder, first, {**shared, "eval_accuracy": 0.5})
     file = plan.run("1_1", 4, 3, machine="b-cpux8") / "telemetry" / "node_0.jsonl"
     reading = {"unix": 1.0, "gpus": [], "node": {"cpu_percent": 5.0}}
     lines(file, [reading, {**reading, "unix": 2.0}])
@@ -120,21 +120,21 @@ def test_the_figure_of_batches_answers_alone_as_it_shows_accuracy(made: list[Pat
 def test_each_section_opens_with_what_was_expected(plan: Plan, tmp_path: Path) -> None:
     plan.run()
     record(plan.output_dir / "bert" / "alone", "--seed", "7")
-    for told, said in (
+    for given, shown in (
         ("four is <enough>.", "four is &lt;enough&gt;."),
         (None, "none was written down before the runs."),
         ("local_sgd is faster.", "local_sgd is faster."),
     ):
-        page, text, *_ = make_report(plan.write(hypothesis=told).parents[1], tmp_path / "report")
+        page, text, *_ = make_report(plan.write(hypothesis=given).parents[1], tmp_path / "report")
         html = page.read_text()
         assert html.count("<h3>Hypothesis</h3>") == 1  # none of runs of no sweep
         assert html.count("whole 95 % interval is within its bounds") == 1
-        marked = ' class="as_it_is"' if said.startswith("local_sgd") else ""  # no capital letter
-        both = f"<h3>Hypothesis</h3>\n<p{marked}>{said}</p>\n<h3>Answer</h3>\n"
+        marked = ' class="as_it_is"' if shown.startswith("local_sgd") else ""  # no capital letter
+        both = f"<h3>Hypothesis</h3>\n<p{marked}>{shown}</p>\n<h3>Answer</h3>\n"
         measured_on = '<p class="small">Measured: sweep sizes (--tiny), a-cpux2</p>'
         assert both + measured_on in html
         assert "\n\nMeasured: sweep sizes (--tiny), a-cpux2\n\n- " in text.read_text()
-        assert f"Hypothesis: {told or said}".replace("<", r"\<").replace(">", r"\>") in (
+        assert f"Hypothesis: {given or shown}".replace("<", r"\<").replace(">", r"\>") in (
             text.read_text()
         )
 
@@ -202,31 +202,31 @@ def test_a_process_that_is_ended_from_outside_is_one_line(
     monkeypatch.setattr("harness.read.report.report.MANY_RUNS", 2)
     monkeypatch.setattr("harness.read.report.report.os.cpu_count", lambda: 2)
     monkeypatch.setattr("harness.read.report.report.ProcessPoolExecutor.submit", ended)
-    said = report.refused(plan.output_dir)
-    assert "a process that draws was ended from outside" in said and "report one sweep" in said
+    error = report.refused(plan.output_dir)
+    assert "a process that draws was ended from outside" in error and "report one sweep" in error
 
 
 def test_the_tables_are_those_of_a_readme(made: list[Path]) -> None:
     _, text, folder, _ = made
-    said = text.read_text()
+    body = text.read_text()
     assert (
         "| setup 2\\_1, batch per GPU 4, a-cpux2 | 2/2 | 85.00 ± 7.07 | 95.00 ± 0.00 | "
         "0.5000 ± 0.0000 | 1 h 22 min | 40 s | 8 | finished |"
-    ).replace("\\", "") in said
+    ).replace("\\", "") in body
     # The node of seed 001: 1 h 43 min 25 s of user time, 36 min 31 s of the system's.
     assert (
         "| setup 2_1, batch per GPU 4, a-cpux2 | 0 | 1 h 43 min | 36 min 31 s | 32.20 | 58.00 |"
-        in said
+        in body
     )
-    assert "| setup 1_1, batch per GPU 64, a-cpux2 | 0/1 | - | - | - | - | - | 64 | oom |" in said
+    assert "| setup 1_1, batch per GPU 64, a-cpux2 | 0/1 | - | - | - | - | - | 64 | oom |" in body
     # Machines are never averaged: the third seed has a row of its own.
-    assert "| setup 1_1, batch per GPU 4, b-cpux8 | 1/1 | 80.00 |" in said
+    assert "| setup 1_1, batch per GPU 4, b-cpux8 | 1/1 | 80.00 |" in body
     with (folder / "runs.csv").open() as file:
         runs = list(csv.DictReader(file))
     assert [run["state"] for run in runs].count("finished") == 5 and len(runs) == 7
     with (folder / "table.csv").open() as file:
         assert {row["machine"] for row in csv.DictReader(file)} == {"a-cpux2", "b-cpux8", ""}
-    for alt, target in re.findall(r"!\[([^]]*)\]\(([^)]*)\)", said):
+    for alt, target in re.findall(r"!\[([^]]*)\]\(([^)]*)\)", body):
         assert len(alt) > 40 and (text.parent / target).is_file()
 
 
@@ -239,7 +239,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("baseline", "setups", "said"),
+    ("baseline", "setups", "reason"),
     [
         (None, ["1_1", "1_2"], "no baseline is named, such as baseline: {setup: 1_1} in its file"),
         (None, ["1_1", "1_1"], "all runs have the same settings"),
@@ -250,21 +250,21 @@ def test_durations(seconds: float, text: str) -> None:
 )
 @pytest.mark.usefixtures("undrawn")
 def test_why_nothing_is_compared_is_one_line(
-    baseline: dict[str, str] | None, setups: list[str], said: str, plan: Plan, tmp_path: Path
+    baseline: dict[str, str] | None, setups: list[str], reason: str, plan: Plan, tmp_path: Path
 ) -> None:
     for seed, setup in enumerate(setups):
         plan.run(setup, 4, seed)
     plan.write(axes=["setup"], baseline=baseline)
     _, text, *_ = make_report(plan.output_dir, tmp_path / "report")
-    assert f"- Nothing is compared: {said}." in text.read_text().splitlines()
+    assert f"- Nothing is compared: {reason}." in text.read_text().splitlines()
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_runs_of_no_sweep_are_not_called_one(plan: Plan, tmp_path: Path) -> None:
     plan.run("1_1", 4)
     _, text, *_ = make_report(plan.output_dir, tmp_path / "report")
-    said = text.read_text()
-    assert "## runs of " in said and "sweep runs of" not in said and "\na-cpux2\n" in said
+    body = text.read_text()
+    assert "## runs of " in body and "sweep runs of" not in body and "\na-cpux2\n" in body
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -274,7 +274,7 @@ def test_an_explanation_has_its_place(
     """What it says is tested where real runs are (test_explain.py)."""
     monkeypatch.setattr(
         "harness.read.report.report.explain_sweep",
-        lambda found: [Item(f"{found.name}:", ("& its <reasons>", "and why"))],
+        lambda sweep: [Item(f"{sweep.name}:", ("& its <reasons>", "and why"))],
     )
     plan.run()
     page, text, *_ = make_report(plan.write(), tmp_path / "report")
@@ -300,20 +300,20 @@ def test_half_written_runs_are_running_or_interrupted(tmp_path: Path, report: Ve
     root = tmp_path / "outputs"
     record(root / "bert" / "done", "--seed", "1")
     held = record(root / "bert" / "held", "--seed", "2", epochs=1, outcome=None)
-    told = record(root / "bert" / "told", "--seed", "3", epochs=1, outcome=None)
-    told.progress.write_text(json.dumps({"unix": time.time(), "update": 40, "updates": 60}))
+    running = record(root / "bert" / "told", "--seed", "3", epochs=1, outcome=None)
+    running.progress.write_text(json.dumps({"unix": time.time(), "update": 40, "updates": 60}))
     gone = record(root / "bert" / "gone", "--seed", "4", epochs=1, outcome=None)
     gone.progress.write_text(json.dumps({"unix": time.time() - 3600, "update": 40}))
     lock = Lock(held.lock("run"))
     assert lock.take()
     try:
-        said = text_of(report, root, tmp_path)
-        assert "- seed 2, repeat 1: running: 1 epoch recorded" in said
+        body = text_of(report, root, tmp_path)
+        assert "- seed 2, repeat 1: running: 1 epoch recorded" in body
     finally:
         lock.release()
-    assert "- seed 3, repeat 1: running: 1 epoch recorded, update 40 of 60" in said
-    assert "- seed 4, repeat 1: interrupted: 1 epoch recorded" in said
-    assert "| 1/4 |" in said  # only the finished one is in any number
+    assert "- seed 3, repeat 1: running: 1 epoch recorded, update 40 of 60" in body
+    assert "- seed 4, repeat 1: interrupted: 1 epoch recorded" in body
+    assert "| 1/4 |" in body  # only the finished one is in any number
     assert "- seed 2, repeat 1: interrupted" in text_of(report, root, tmp_path)
 
 
@@ -332,8 +332,8 @@ def test_corrupt_lines_are_left_out_counted_and_named(tmp_path: Path, report: Ve
     root = tmp_path / "outputs"
     folder = record(root / "bert" / "torn", "--seed", "1", epochs=3)
     folder.epochs.write_text(folder.epochs.read_text() + 'no json\n{"epoch": 4, "accur')
-    said = text_of(report, root, tmp_path, warned="bert/torn: 2 lines of epochs.jsonl")
-    assert "- bert/torn: 2 lines of epochs.jsonl not readable, left out" in said
+    body = text_of(report, root, tmp_path, warned="bert/torn: 2 lines of epochs.jsonl")
+    assert "- bert/torn: 2 lines of epochs.jsonl not readable, left out" in body
     (part,), _ = read_all(root)
     assert [row["epoch"] for row in part.runs[0].epochs] == [1, 2, 3]
 
@@ -346,9 +346,9 @@ def test_records_of_other_definitions_are_named_not_shown(
     root = tmp_path / "outputs"
     record(root / "bert" / "mine", "--seed", "1")
     record(root / "bert" / "other", "--seed", "2", schema=schema)
-    said = text_of(report, root, tmp_path, warned=f"schema {schema}")
-    assert f"run not shown: {root}/bert/other: settings.json was written with schema" in said
-    assert "| 1/1 |" in said
+    body = text_of(report, root, tmp_path, warned=f"schema {schema}")
+    assert f"run not shown: {root}/bert/other: settings.json was written with schema" in body
+    assert "| 1/1 |" in body
     assert f"schema {schema}" in report.refused(root / "bert" / "other")
 
 
@@ -358,14 +358,14 @@ def test_a_sweep_that_cannot_be_read_is_named_its_runs_are_shown(
 ) -> None:
     make_sweep(plan)
     (plan.folder / "sweep.json").write_text("{")
-    said = text_of(report, plan.output_dir, tmp_path, warned="sweep not shown")
-    assert "sweep not shown:" in said and "is not readable as JSON" in said
-    assert said.count("\n## ") >= 2
+    body = text_of(report, plan.output_dir, tmp_path, warned="sweep not shown")
+    assert "sweep not shown:" in body and "is not readable as JSON" in body
+    assert body.count("\n## ") >= 2
     settings = RunFolder(plan.output_dir / "bert" / "1_1_4_1").settings
     plan.write()
     settings.write_text(json.dumps({"schema": SCHEMA + 1}))
-    said = text_of(report, plan.output_dir, tmp_path, warned="1_1_4_1: settings.json was written")
-    assert "sweep not shown:" not in said and "unreadable: settings.json was written with" in said
+    body = text_of(report, plan.output_dir, tmp_path, warned="1_1_4_1: settings.json was written")
+    assert "sweep not shown:" not in body and "unreadable: settings.json was written with" in body
 
 
 def test_nothing_to_report_is_one_line(
@@ -374,14 +374,14 @@ def test_nothing_to_report_is_one_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     record(tmp_path / "outputs" / "bert" / "one")
-    for argv, told in (
+    for argv, message in (
         ([str(tmp_path / "empty")], "no records below"),
         ([str(tmp_path / "none")], "there is no such folder"),
         (["a", "b"], "unexpected b; usage:"),
         (["--out"], "--out needs a value"),
         ([str(tmp_path / "outputs"), "--out", str(tmp_path / "file")], "cannot be written"),
     ):
-        assert told in report.refused(*argv)
+        assert message in report.refused(*argv)
     assert main(["report", "--help"]) == 0
     assert "usage: python -m harness report" in capsys.readouterr().out
     for path in (tmp_path / "empty", tmp_path / "none"):
@@ -467,13 +467,13 @@ def test_the_limits_name_what_tells_trainings_apart_once() -> None:
 
 def test_the_limits_name_cores_that_no_process_used(plan: Plan) -> None:
     """Unless some process had all of them, or none ran alone, or a GPU computed."""
-    said = "Each process had 1 of 2 cores: one process that uses all was not measured."
+    sentence = "Each process had 1 of 2 cores: one process that uses all was not measured."
     facts = {"threads": 1, "observed": {"device": "cpu"}}
     for setup, processes in (("1_1", 1), ("1_2", 2), ("1_4", 4)):
         plan.run(setup, devices=processes, environment=facts)
     sweep = read_results(plan.write())
-    assert said in fairness(sweep)
-    assert said not in fairness(replace(sweep, planned=sweep.planned[1:]))
+    assert sentence in fairness(sweep)
+    assert sentence not in fairness(replace(sweep, planned=sweep.planned[1:]))
     plan.run("1_2", 8, devices=2, environment={**facts, "threads": 2})
     plan.run("1_2", 16, devices=2, environment={"threads": 1, "observed": {"device": "cuda:0"}})
     planned = read_results(plan.write()).planned

@@ -24,11 +24,11 @@ from harness.read.statistics import (
 
 
 def test_mean_sd_and_interval() -> None:
-    found = spread([0.8, 0.9, 1.0])
-    assert (found.n, found.mean, found.sd) == (3, pytest.approx(0.9), pytest.approx(0.1))
+    estimate = spread([0.8, 0.9, 1.0])
+    assert (estimate.n, estimate.mean, estimate.sd) == (3, pytest.approx(0.9), pytest.approx(0.1))
     # Student's t with 2 degrees of freedom is 4.30265; 4.30265 * 0.1 / sqrt(3) = 0.248414.
-    assert found.low == pytest.approx(0.651586, abs=1e-6)
-    assert found.high == pytest.approx(1.148414, abs=1e-6)
+    assert estimate.low == pytest.approx(0.651586, abs=1e-6)
+    assert estimate.high == pytest.approx(1.148414, abs=1e-6)
     two = spread([10.0, 14.0])  # sd 2.8284, t 12.7062: 12 -+ 12.7062 * 2
     assert (two.mean, two.low, two.high) == (12, pytest.approx(-13.4124), pytest.approx(37.4124))
     assert spread([3.2, 3.2, 3.2]).sd == 0
@@ -41,9 +41,9 @@ def test_one_run_has_no_spread_and_none_has_no_mean() -> None:
 
 
 def test_a_miss_is_infinite_and_the_median_need_not_be() -> None:
-    found = spread([4.0, math.inf, 6.0])
-    assert (found.n, found.mean, found.median) == (3, math.inf, 6)
-    assert (found.sd, found.low, found.high) == (None, None, None)
+    estimate = spread([4.0, math.inf, 6.0])
+    assert (estimate.n, estimate.mean, estimate.median) == (3, math.inf, 6)
+    assert (estimate.sd, estimate.low, estimate.high) == (None, None, None)
     assert spread([4.0, math.inf]).median == math.inf
 
 
@@ -65,29 +65,29 @@ def test_a_mean_of_rates_is_the_total_by_the_total() -> None:
 
 def test_a_paired_interval() -> None:
     # Differences 1, 2, 3: mean 2, sd 1, t of 2 degrees 4.30265: 2 -+ 4.30265 / sqrt(3).
-    found = difference({1: 11.0, 2: 22.0, 3: 33.0}, {3: 30.0, 2: 20.0, 1: 10.0})
-    assert found.paired and found.value == 2
-    assert found.low == pytest.approx(2 - 2.484138, abs=1e-5)
-    assert found.high == pytest.approx(2 + 2.484138, abs=1e-5)
-    assert found.judged(0.0) == Noise.WITHIN
+    estimate = difference({1: 11.0, 2: 22.0, 3: 33.0}, {3: 30.0, 2: 20.0, 1: 10.0})
+    assert estimate.paired and estimate.value == 2
+    assert estimate.low == pytest.approx(2 - 2.484138, abs=1e-5)
+    assert estimate.high == pytest.approx(2 + 2.484138, abs=1e-5)
+    assert estimate.judged(0.0) == Noise.WITHIN
 
 
 def test_a_welch_interval() -> None:
     # Squared standard errors 6 / 3 = 2 and 2 / 2 = 1, degrees of freedom 3^2 / (2^2/2 + 1^2/1) = 3,
     # t of 3 degrees 3.182446: 9 -+ 3.182446 sqrt(3).
     root = math.sqrt(6)
-    found = difference({1: 10 - root, 2: 10.0, 3: 10 + root}, {4: 0.0, 5: 2.0})
-    assert not found.paired and found.value == pytest.approx(9)
-    assert found.low == pytest.approx(9 - 5.512158, abs=1e-5)
-    assert found.high == pytest.approx(9 + 5.512158, abs=1e-5)
-    assert found.judged(0.0) == Noise.BEYOND
+    estimate = difference({1: 10 - root, 2: 10.0, 3: 10 + root}, {4: 0.0, 5: 2.0})
+    assert not estimate.paired and estimate.value == pytest.approx(9)
+    assert estimate.low == pytest.approx(9 - 5.512158, abs=1e-5)
+    assert estimate.high == pytest.approx(9 + 5.512158, abs=1e-5)
+    assert estimate.judged(0.0) == Noise.BEYOND
 
 
 def test_other_seeds_are_no_pairs_even_if_as_many() -> None:
     # Equal sizes and spreads: degrees of freedom 4, t 2.776445; s.e. sqrt(2/3).
-    found = difference({4: 2.0, 5: 3.0, 6: 4.0}, {1: 1.0, 2: 2.0, 3: 3.0})
-    assert not found.paired and found.value == 1
-    assert found.low == pytest.approx(1 - 2.776445 * math.sqrt(2 / 3), abs=1e-5)
+    estimate = difference({4: 2.0, 5: 3.0, 6: 4.0}, {1: 1.0, 2: 2.0, 3: 3.0})
+    assert not estimate.paired and estimate.value == 1
+    assert estimate.low == pytest.approx(1 - 2.776445 * math.sqrt(2 / 3), abs=1e-5)
 
 
 def test_seeds_of_one_side_alone_do_not_count_beside_pairs() -> None:
@@ -108,9 +108,9 @@ def test_seeds_of_one_side_alone_do_not_count_beside_pairs() -> None:
 
 
 def test_one_value_on_a_side_has_no_interval() -> None:
-    found = difference({3: 2.0}, {1: 1.0, 2: 1.5})
-    assert (found.value, found.low, found.high) == (0.75, None, None)
-    assert found.judged(0.0) == Noise.UNKNOWN
+    estimate = difference({3: 2.0}, {1: 1.0, 2: 1.5})
+    assert (estimate.value, estimate.low, estimate.high) == (0.75, None, None)
+    assert estimate.judged(0.0) == Noise.UNKNOWN
 
 
 def test_values_without_spread_tell_nothing_of_noise() -> None:
@@ -122,15 +122,15 @@ def test_values_without_spread_tell_nothing_of_noise() -> None:
 
 def test_an_error_of_rounding_is_no_difference() -> None:
     lower = {1: 1000.0, 2: 2000.0}
-    found = ratio({seed: value * (1 + 1e-15) for seed, value in lower.items()}, lower)
-    assert found.value != 1 and found.judged(1.0) == Noise.EQUAL
-    assert found.judged(0.0) == Noise.NO_SPREAD
+    estimate = ratio({seed: value * (1 + 1e-15) for seed, value in lower.items()}, lower)
+    assert estimate.value != 1 and estimate.judged(1.0) == Noise.EQUAL
+    assert estimate.judged(0.0) == Noise.NO_SPREAD
     assert Estimate().judged(1.0) == Noise.UNKNOWN
 
 
 def test_one_pair_is_never_equal() -> None:
-    found = difference({1: 0.9, 2: 0.5}, {1: 0.9, 3: 0.7})
-    assert (found.value, found.n) == (0, 1) and found.judged(0.0) == Noise.UNKNOWN
+    estimate = difference({1: 0.9, 2: 0.5}, {1: 0.9, 3: 0.7})
+    assert (estimate.value, estimate.n) == (0, 1) and estimate.judged(0.0) == Noise.UNKNOWN
     assert compared({1: 0.9, 2: 0.5}, {1: 0.9, 3: 0.7}) == 1
     assert compared({1: 0.9, 2: 0.5}, {3: 0.9}) == 1 and compared({}, {3: 0.9}) == 0
 
@@ -176,10 +176,10 @@ def test_a_ratio_lies_in_its_interval() -> None:
     """Nine of ten seeds say 1.1; the tenth, which says 1.3, decides the ratio of the means."""
     lower = dict.fromkeys(range(9), 1.0) | {9: 1000.0}
     upper = {n: value * (1.3 if n == 9 else 1.1) for n, value in lower.items()}
-    found = ratio(upper, lower)
-    assert found.value == pytest.approx(1.1 * (1.3 / 1.1) ** 0.1)
-    assert found.low is not None and found.high is not None
-    assert found.low < found.value < found.high < sum(upper.values()) / sum(lower.values())
+    estimate = ratio(upper, lower)
+    assert estimate.value == pytest.approx(1.1 * (1.3 / 1.1) ** 0.1)
+    assert estimate.low is not None and estimate.high is not None
+    assert estimate.low < estimate.value < estimate.high < sum(upper.values()) / sum(lower.values())
 
 
 def test_an_estimate_is_scaled_to_other_units() -> None:
@@ -201,9 +201,9 @@ def test_student_t_is_that_of_scipy(freedom: float) -> None:
 
 @pytest.mark.parametrize(("one", "other"), SAMPLES)
 def test_intervals_are_those_of_scipy(one: np.ndarray, other: np.ndarray) -> None:
-    found = spread(list(one))
+    estimate = spread(list(one))
     low, high = stats.t.interval(0.95, len(one) - 1, one.mean(), stats.sem(one))
-    assert (found.mean, found.low, found.high) == pytest.approx((one.mean(), low, high))
+    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((one.mean(), low, high))
     rate = spread(list(one), harmonic=True)
     ends = stats.t.interval(0.95, len(one) - 1, (1 / one).mean(), stats.sem(1 / one))
     assert rate.mean == pytest.approx(stats.hmean(one))
@@ -235,8 +235,10 @@ def test_pairs_are_those_of_scipy() -> None:
     one, other = SAMPLES[0]
     pairs = [dict(enumerate(one)), dict(enumerate(other))]
     expected = stats.ttest_rel(one, other).confidence_interval()
-    found = difference(*pairs)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high)) and found.n == 3
+    estimate = difference(*pairs)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (expected.low, expected.high)
+    ) and estimate.n == 3
     logs = stats.ttest_rel(np.log(one), np.log(other)).confidence_interval()
     of_ratio = ratio(*pairs)
     assert (of_ratio.low, of_ratio.high) == pytest.approx(tuple(np.exp(logs)))
@@ -249,7 +251,7 @@ def test_the_interval_of_three_seeds_covers_the_truth() -> None:
     for _ in range(1000):
         seeds, noise = random.normal(0, 0.05, 3), random.normal(0, 0.02, (2, 3))
         one, other = (dict(enumerate(seeds + row)) for row in noise)
-        found = difference(one, other)
-        assert found.low is not None and found.high is not None
-        covered += found.low <= 0 <= found.high
+        estimate = difference(one, other)
+        assert estimate.low is not None and estimate.high is not None
+        covered += estimate.low <= 0 <= estimate.high
     assert 930 <= covered <= 970

@@ -74,8 +74,8 @@ def test_unlike_machines_are_never_averaged(plan: Plan, table: Verb) -> None:
     assert (begun["machine"], begun["outcome"]) == (None, "waiting")  # on which, nobody knows
     # The baseline is the one on the machine of the group: 450 / (2 * 300).
     assert two["scaling_efficiency"] == pytest.approx(0.75)
-    said = table(plan.folder)
-    assert "machine" in said and row_of(said, "1_1", "b-cpux4")[2] == "1/1"
+    text = table(plan.folder)
+    assert "machine" in text and row_of(text, "1_1", "b-cpux4")[2] == "1/1"
 
 
 def test_one_gpu_of_a_kind_is_the_baseline_of_four(plan: Plan) -> None:
@@ -176,8 +176,8 @@ def test_strong_scaling_at_equal_effective_batch(plan: Plan, table: Verb) -> Non
     assert group["scaling_efficiency"] == pytest.approx(0.75)  # 30 / (2 * 20)
     assert group["scaling_kind"] == "strong"
     assert more["scaling_efficiency"] is None  # twice the samples: another amount of work
-    said = table(plan.folder)
-    assert "strong T_1/(N T_N)" in said and "weak" not in said
+    text = table(plan.folder)
+    assert "strong T_1/(N T_N)" in text and "weak" not in text
 
 
 def test_one_process_is_the_baseline_of_every_strategy(plan: Plan, table: Verb) -> None:
@@ -247,8 +247,8 @@ def test_weak_and_strong_scaling_are_distinguished(plan: Plan, table: Verb) -> N
     plan.run("1_1")
     plan.run("1_2", devices=2, train_samples_per_s=160.0)
     plan.run("1_3", devices=3, train_time_s=20.0, environment={"effective_batch": 4})
-    said = table(plan.write())
-    assert "0.80 weak" in said and "0.50 strong" in said  # 30 / (3 * 20)
+    text = table(plan.write())
+    assert "0.80 weak" in text and "0.50 strong" in text  # 30 / (3 * 20)
 
 
 def test_other_updates_are_another_training(plan: Plan, table: Verb) -> None:
@@ -256,10 +256,10 @@ def test_other_updates_are_another_training(plan: Plan, table: Verb) -> None:
     plan.run("1_2", devices=2, updates=1000)
     plan.run("2_1", devices=2, updates=2000)
     assert [g["other_updates"] for g in plan.groups()] == [False, True, False]
-    said = table(plan.folder)
-    assert "1,000†" in row_of(said, "1_2") and "2,000" in row_of(said, "2_1")
+    text = table(plan.folder)
+    assert "1,000†" in row_of(text, "1_2") and "2,000" in row_of(text, "2_1")
     meaning = "† other number of updates than the baseline: not the same training"
-    assert said.count(meaning) == 1
+    assert text.count(meaning) == 1
     # Without a column of updates the mark stands at the number of runs.
     plan.write(columns=["accuracy"])
     assert row_of(table(plan.folder), "1_2")[1] == "1/1†"
@@ -274,18 +274,18 @@ def test_no_baseline_finished(plan: Plan, begun: bool, table: Verb) -> None:
     for name in ("train_samples_per_s_gain_percent", "accuracy_gain_points", "scaling_efficiency"):
         assert group[name] is None
     assert group["other_updates"] is None
-    said = table(plan.folder)
-    assert "no run of the baseline (setup 1_1)" in said
-    assert ("with the same other settings on the same kind" in said) is not begun
-    assert ("has finished" in said) is begun
-    assert "-" in row_of(said, "1_2")
+    text = table(plan.folder)
+    assert "no run of the baseline (setup 1_1)" in text
+    assert ("with the same other settings on the same kind" in text) is not begun
+    assert ("has finished" in text) is begun
+    assert "-" in row_of(text, "1_2")
 
 
 def test_without_a_baseline_nothing_is_compared(plan: Plan, table: Verb) -> None:
     plan.run("1_1")
     plan.run("1_2", devices=2)
-    said = table(plan.write(baseline=None))
-    assert "vs base" not in said and "base:" not in said and "eff." not in said and "†" not in said
+    text = table(plan.write(baseline=None))
+    assert "vs base" not in text and "base:" not in text and "eff." not in text and "†" not in text
 
 
 def test_time_to_the_first_epoch_that_reaches_the_target(plan: Plan) -> None:
@@ -320,8 +320,8 @@ def test_a_missed_target_counts_in_mean_and_median(
     (group,) = plan.groups(target=TARGET)
     assert (group["tta_train_s"], group["tta_train_s_median"]) == (mean, median)
     assert (group["reached"], group["tta_train_s_n"]) == (reached, 3)
-    said = table(plan.folder)
-    assert row_of(said, "1_1")[-1] == f"{reached}/3" and shown in row_of(said, "1_1")
+    text = table(plan.folder)
+    assert row_of(text, "1_1")[-1] == f"{reached}/3" and shown in row_of(text, "1_1")
     if reached < 3:
         assert group["tta_train_s_sd"] is None
         plan.write(target=TARGET, columns=["tta_train_s"])
@@ -351,14 +351,14 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
     assert (two["finished"], two["outcome"]) == (0, "oom, waiting")
     assert (skipped["outcome"], going["outcome"]) == ("skipped", "unfinished")
     assert two["accuracy"] is None and two["effective_batch"] == 8
-    said = table(plan.folder)
-    assert row_of(said, "1_1")[1] == "1/2"
-    assert row_of(said, "1_2")[1:7] == ["0/2", "8", "-", "oom,", "waiting", "-"]
-    assert "timeout: over 60 s (setup 1_1, seed 2)" in said
+    text = table(plan.folder)
+    assert row_of(text, "1_1")[1] == "1/2"
+    assert row_of(text, "1_2")[1:7] == ["0/2", "8", "-", "oom,", "waiting", "-"]
+    assert "timeout: over 60 s (setup 1_1, seed 2)" in text
     # Brackets are not taken for markup.
-    assert f"oom: [rank0]: no room for 7 GiB (setup 1_2, seed 1)\n  bert/{oom.name}" in said
-    assert said.count("needs 2 nodes") == 1 and "skipped: needs 2 nodes (2 runs)" in said
-    assert "waiting: not begun (1 run)" in said
+    assert f"oom: [rank0]: no room for 7 GiB (setup 1_2, seed 1)\n  bert/{oom.name}" in text
+    assert text.count("needs 2 nodes") == 1 and "skipped: needs 2 nodes (2 runs)" in text
+    assert "waiting: not begun (1 run)" in text
     # What a cluster's queue has; a damaged line of it is no reason to show no table.
     jobs = plan.folder / "jobs.jsonl"
     row = {"event": "submitting", "name": "x", "runs": [f"bert/{to_go.name}"], "unix": 1.0}
@@ -366,7 +366,7 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
     assert "waiting: submitted to the cluster (1 run)" in table(plan.folder)
     lines(jobs, [row, {"event": "submitted"}])
     assert "waiting: not begun (1 run)" in table(plan.folder)
-    assert "interrupted: 0 epochs recorded (setup 1_4, seed 1)" in said
+    assert "interrupted: 0 epochs recorded (setup 1_4, seed 1)" in text
 
 
 def test_a_row_a_run(plan: Plan) -> None:
@@ -409,8 +409,8 @@ def test_a_row_for_each_node(plan: Plan, table: Verb) -> None:
     for rank, (user_s, samples, accuracy) in enumerate(
         [(1.0, 100, 0.9), (2.0, 300, 0.7), (4.0, 50, 0.6), (8.0, 50, 0.8)]
     ):
-        told = {"epoch": 2, "rank": rank, "user_s": user_s, "eval_samples": samples}
-        rows = [{"epoch": 1, "user_s": 99.0}, {**told, "eval_accuracy": accuracy}]
+        shared = {"epoch": 2, "rank": rank, "user_s": user_s, "eval_samples": samples}
+        rows = [{"epoch": 1, "user_s": 99.0}, {**shared, "eval_accuracy": accuracy}]
         lines(folder / "ranks" / f"rank_{rank}.jsonl", rows)
     plan.run("1_1", accuracy=0.7)  # a record of before there were such fields
     group, old = plan.groups(per_node=True)
@@ -419,9 +419,9 @@ def test_a_row_for_each_node(plan: Plan, table: Verb) -> None:
     assert group["accuracy_per_node"] == [pytest.approx(0.75), pytest.approx(0.7)]
     assert group["system_s_per_node"] == [None, None] and old["user_s_per_node"] == [None]
     plan.write(per_node=True, columns=["accuracy", "user_s", "system_s", "wall_s"])
-    said = [line.split() for line in table(plan.folder).splitlines()]
-    start = next(n for n, words in enumerate(said) if words[:1] == ["2_2"])
-    assert said[start : start + 5] == [
+    printed = [line.split() for line in table(plan.folder).splitlines()]
+    start = next(n for n, words in enumerate(printed) if words[:1] == ["2_2"])
+    assert printed[start : start + 5] == [
         ["2_2", "1/1", "all", "0.8000", "30.0", "-", "40.0"],
         ["0", "0.7500", "3.00", "-", "-"],
         ["1", "0.7000", "12.0", "-", "-"],
@@ -435,20 +435,20 @@ def test_columns_that_were_asked_for(plan: Plan, table: Verb) -> None:
     plan.run("1_1", seed=2, wall_s=44.0)
     plan.run("1_2", devices=2)
     asked = ["f1", "samples_per_s", "wall_s", "peak_memory_gib", "user_s", "setup"]
-    said = table(plan.write(columns=asked))
+    text = table(plan.write(columns=asked))
     # sd of 40 and 44 is 2.83
-    assert row_of(said, "1_1") == ["1_1", "2/2", "0.7000±0.0000", "100±0", "42.0±2.8", "1.50±0.00",
+    assert row_of(text, "1_1") == ["1_1", "2/2", "0.7000±0.0000", "100±0", "42.0±2.8", "1.50±0.00",
                                    "-"]  # fmt: skip
-    assert "accuracy" not in said[: said.index("- setup 1_2 against")]
+    assert "accuracy" not in text[: text.index("- setup 1_2 against")]
 
 
 def test_what_exchanging_costs_is_a_column_where_it_is_known(plan: Plan, table: Verb) -> None:
     plan.run("1_1")
     plan.run("1_2", devices=2, comm_share=0.125, comm_exposed_share=0.25, compute_skew=1.5)
     asked = ["comm_share", "comm_exposed_share", "compute_skew"]
-    said = table(plan.write(columns=asked))
-    assert row_of(said, "1_1") == ["1_1", "1/1", "-", "-", "-"]
-    assert row_of(said, "1_2") == ["1_2", "1/1", "0.1250", "0.2500", "1.5000"]
+    text = table(plan.write(columns=asked))
+    assert row_of(text, "1_1") == ["1_1", "1/1", "-", "-", "-"]
+    assert row_of(text, "1_2") == ["1_2", "1/1", "0.1250", "0.2500", "1.5000"]
 
 
 def test_columns_of_devices_where_they_are_known(plan: Plan, table: Verb) -> None:
@@ -456,16 +456,16 @@ def test_columns_of_devices_where_they_are_known(plan: Plan, table: Verb) -> Non
     assert "MFU" not in table(plan.write())  # nobody knows the peak of a CPU
     plan.run("1_2", devices=2, mfu=0.4125, gpu_utilisation_percent=97.5, energy_j=812.0,
              joules_per_sample=2.03)  # fmt: skip
-    said = table(plan.write())
-    assert "MFU: share of what the devices can do" in said and "J/sample: of the devices" in said
-    words = row_of(said, "1_2")
+    text = table(plan.write())
+    assert "MFU: share of what the devices can do" in text and "J/sample: of the devices" in text
+    words = row_of(text, "1_2")
     at = words.index("0.4125")
     assert words[at : at + 3] == ["0.4125", "97.50", "2.03"]
     # Asked for by name, one brings the other with it, beside it.
     for names in (["mfu"], ["gpu_utilisation_percent"], ["gpu_utilisation_percent", "mfu"]):
-        said = table(plan.write(columns=["wall_s", *names, "tflops_per_s"]))
-        assert row_of(said, "1_2")[2:] == ["40.0", "0.4125", "97.50", "-"]
-        assert row_of(said, "1_1")[2:] == ["40.0", "-", "-", "0.500"]
+        text = table(plan.write(columns=["wall_s", *names, "tflops_per_s"]))
+        assert row_of(text, "1_2")[2:] == ["40.0", "0.4125", "97.50", "-"]
+        assert row_of(text, "1_1")[2:] == ["40.0", "-", "-", "0.500"]
     assert row_of(table(plan.write(columns=["energy_j"])), "1_2")[2:] == ["812.00"]
 
 
@@ -474,10 +474,10 @@ def test_no_gpu_is_busy_in_a_table_of_cpus(plan: Plan, table: Verb) -> None:
     cpu = {"observed": {"device": "cpu"}}
     plan.run(seed=1, mfu=0.25, environment=cpu)
     for content in ({}, {"columns": ["wall_s", "mfu"]}):
-        said = table(plan.write(**content))
-        assert "MFU" in said and "GPU busy" not in said
-    said = table(plan.output_dir).replace(str(plan.output_dir), "")
-    assert "MFU" in said and "busy" not in said
+        text = table(plan.write(**content))
+        assert "MFU" in text and "GPU busy" not in text
+    text = table(plan.output_dir).replace(str(plan.output_dir), "")
+    assert "MFU" in text and "busy" not in text
     plan.run("1_2", mfu=0.25, environment={"observed": {"device": "cuda:0"}})
     assert "GPU busy" in table(plan.write())
 
@@ -494,7 +494,7 @@ def test_axis_values_are_shown_as_planned(plan: Plan, table: Verb) -> None:
     plan.content["axes"] = ["link", "lr", "precision"]
     for link, lr in (("20ms/200mbit", 2e-5), (None, 3e-3)):
         plan.run(batch=4, label={"link": link, "lr": lr, "precision": "fp32"})
-    said = table(plan.write(baseline={"link": None}))
-    assert row_of(said, "20ms/200mbit", "2e-05") and row_of(said, "-", "0.003")
+    text = table(plan.write(baseline={"link": None}))
+    assert row_of(text, "20ms/200mbit", "2e-05") and row_of(text, "-", "0.003")
     # What is the same for all is said once; the metric precision keeps its name in the frame.
-    assert "all: precision fp32" in said and "number_format" in load_sweep(plan.folder)
+    assert "all: precision fp32" in text and "number_format" in load_sweep(plan.folder)

@@ -100,10 +100,10 @@ def test_any_field_of_runs_is_a_column_and_seeds_tell_them_apart(
         facts = json.loads((folder / "environment.json").read_text())
         facts |= {"effective_batch": int(seed) * 64, "launch": {"cpu_busy_share": share}}
         (folder / "environment.json").write_text(json.dumps(facts))
-    said = table(tmp_path, "--columns", "accuracy,updates")
-    assert said.splitlines()[2].split() == ["batch", "seed", "accuracy", "updates"]
+    output = table(tmp_path, "--columns", "accuracy,updates")
+    assert output.splitlines()[2].split() == ["batch", "seed", "accuracy", "updates"]
     # The mark stands beside the outcome alone.
-    assert "§" not in said and "\n1 run with others on the machine" in said
+    assert "§" not in output and "\n1 run with others on the machine" in output
     assert "§ 1 run with others" in table(tmp_path)
     assert "0.25" in table(tmp_path, "--columns", "seed,precision")
     assert "no column nonsense: there are" in table.refused(tmp_path, "--columns", "nonsense")
@@ -130,15 +130,15 @@ def test_rows_that_have_not_run_may_have_another_batch(plan: Plan, table: Verb) 
     assert ", batch 4, updates 100" in table(folder)
     plan.planned("4_1", seed=1)
     assert ", batch 4, updates 100" not in sweep_table(read_sweep(plan.write()))[0].about
-    said = table(plan.folder)  # which has no row for it
-    assert ", batch 4, updates 100" in said and "not begun, or not selected (1 run)" in said
+    output = table(plan.folder)  # which has no row for it
+    assert ", batch 4, updates 100" in output and "not begun, or not selected (1 run)" in output
 
 
 def test_the_files_that_are_written(small: Path, table: Verb) -> None:
-    said = table(small, "--write")
+    output = table(small, "--write")
     names = ["runs.csv", "sweep.json", "table.csv", "table.md"]
     assert sorted(file.name for file in small.iterdir()) == names  # no draft is left
-    assert all(f"written: {small / name}" in said for name in names if name != "sweep.json")
+    assert all(f"written: {small / name}" in output for name in names if name != "sweep.json")
     assert (small / "table.md").read_text() == GOLDEN
     one, two, skipped = csv.DictReader((small / "table.csv").read_text().splitlines())
     assert (one["accuracy_values"], one["seeds"]) == ("0.8;0.82", "1;2")
@@ -163,13 +163,13 @@ def test_cells_of_the_seeds_of_both_sides_are_marked_beside_means_of_all_runs(
         plan.run("2_1", seed=seed, train_samples_per_s=1300.0)
         if seed < 3:
             plan.run("1_1", seed=seed, train_samples_per_s=1099.0 + seed)
-    said = table(plan.write(columns=["samples_per_s", GAIN, POINTS]))
-    assert row_of(said, "1_2")[2:4] == ["1,286±1,155", "-9.1%¶"]
-    assert row_of(said, "2_1")[3].endswith("%¶") and row_of(said, "1_1")[3] == "base"
+    output = table(plan.write(columns=["samples_per_s", GAIN, POINTS]))
+    assert row_of(output, "1_2")[2:4] == ["1,286±1,155", "-9.1%¶"]
+    assert row_of(output, "2_1")[3].endswith("%¶") and row_of(output, "1_1")[3] == "base"
     legend = "¶ 2 rows: by 2 pairs with the same seed alone, beside means of all that count"
     table(plan.folder, "--write")
     page, *_ = make_report(plan.folder, tmp_path / "report")
-    for text in (said, (plan.folder / "table.md").read_text(), page.read_text()):
+    for text in (output, (plan.folder / "table.md").read_text(), page.read_text()):
         assert legend in " ".join(text.split()) and "-9.1%¶" in text
     plan.run("1_1", seed=3, train_samples_per_s=1100.0)
     assert "¶" not in table(plan.write(columns=["samples_per_s", GAIN, POINTS]))
@@ -185,24 +185,26 @@ def test_markdown_cannot_be_broken_by_names(plan: Plan) -> None:
     plan.run(label={"link": "a|b*c*"}, environment={"versions": {}, "commit": None})
     plan.run("1_2", label={"link": "<i>"}, devices=2)
     assert main(["table", str(plan.write(question="Is a|b\nslow?")), "--write"]) == 0
-    said = (plan.folder / "table.md").read_text()
-    assert r"a\|b\*c\*" in said and r"\<i\>" in said and r"### Is a\|b slow?" in said
-    widths = {line.replace(r"\|", "").count("|") for line in said.splitlines() if line[:1] == "|"}
+    markdown = (plan.folder / "table.md").read_text()
+    assert r"a\|b\*c\*" in markdown and r"\<i\>" in markdown and r"### Is a\|b slow?" in markdown
+    widths = {
+        line.replace(r"\|", "").count("|") for line in markdown.splitlines() if line[:1] == "|"
+    }
     assert len(widths) == 1
-    assert "torch 2.13.0" in said and "commit 0123456789ab" in said
+    assert "torch 2.13.0" in markdown and "commit 0123456789ab" in markdown
 
 
 def test_the_hypothesis_opens_the_table_and_the_answer_follows_it(plan: Plan, table: Verb) -> None:
     plan.run()
     plan.run("1_2", train_samples_per_s=200.0)
     folder = plan.write(hypothesis="four is | enough.")
-    said = table(folder, "--write")
+    output = table(folder, "--write")
     hypothesis, answer = (
-        said.index("\nhypothesis: four is | enough.\n"),
-        said.index("\n- setup 1_2 "),
+        output.index("\nhypothesis: four is | enough.\n"),
+        output.index("\n- setup 1_2 "),
     )
-    assert hypothesis < said.index("samples/s") < answer
-    assert "\n- setup 1_2 against setup 1_1:\n  - samples/s: " in said
+    assert hypothesis < output.index("samples/s") < answer
+    assert "\n- setup 1_2 against setup 1_1:\n  - samples/s: " in output
     text = (plan.folder / "table.md").read_text()
     answer = "Against the baseline:\n\n- setup 1_2 against setup 1_1:\n  - samples/s: "
     assert "\n\nHypothesis: four is \\| enough.\n\n| setup |" in text and f"|\n\n{answer}" in text
@@ -234,8 +236,8 @@ def test_padding_is_no_advice_where_it_is_refused(plan: Plan, table: Verb, strat
     many = {"data": {"train_samples": 192, "left_out_samples": 43}}
     folder = plan.run("1_1", environment=many)
     (folder / "settings.json").write_text(json.dumps({"schema": 1, "strategy": strategy}))
-    said = table(plan.write())
-    assert "fill no batch, up to 43 of 235" in said and "--tail pad" not in said
+    output = table(plan.write())
+    assert "fill no batch, up to 43 of 235" in output and "--tail pad" not in output
 
 
 def test_sweep_json_selects_its_folder(small: Path, table: Verb) -> None:
@@ -244,10 +246,10 @@ def test_sweep_json_selects_its_folder(small: Path, table: Verb) -> None:
 
 
 def test_a_folder_without_a_sweep_is_as_before(small: Path, table: Verb) -> None:
-    said = table(small.parents[1])
-    assert "no room | for `x`" in said and "Which batch?" not in said
-    told = table.refused(small.parents[1], "--write")
-    assert "--write is for a sweep: there is no sweep.json in" in told
+    output = table(small.parents[1])
+    assert "no room | for `x`" in output and "Which batch?" not in output
+    error = table.refused(small.parents[1], "--write")
+    assert "--write is for a sweep: there is no sweep.json in" in error
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -257,9 +259,9 @@ def test_no_line_of_the_table_is_cut_or_wrapped(
     for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)  # a terminal
     monkeypatch.setenv("COLUMNS", str(width))
-    said = table(small)
-    drawn = said[: said.index("oom:")].splitlines()
-    assert "\x1b[3" not in said and "…" not in said  # no colour, nothing cropped
+    output = table(small)
+    drawn = output[: output.index("oom:")].splitlines()
+    assert "\x1b[3" not in output and "…" not in output  # no colour, nothing cropped
     plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in drawn]
     assert max(map(len, plain)) <= width
     # Too narrow for all columns at once: tables below each other, each saying which row is which.
@@ -328,13 +330,13 @@ def test_a_folder_that_cannot_be_written(small: Path, table: Verb) -> None:
 
 
 def test_columns_are_chosen_by_heading_or_field(small: Path, table: Verb) -> None:
-    said = table(small, "--columns", "train_samples_per_s, setup")
-    assert ["samples/s", "setup"] in [line.split() for line in said.splitlines()]
+    output = table(small, "--columns", "train_samples_per_s, setup")
+    assert ["samples/s", "setup"] in [line.split() for line in output.splitlines()]
     runs = table(small.parents[1], "--columns", "updates,train_time_s")
     assert ["100", "20.0"] in [line.split()[-2:] for line in runs.splitlines()]
     # What tells the rows apart stands before them, unless one of it was named.
-    said = table(small, "--columns", "accuracy")
-    assert ["setup", "n", "accuracy"] in [line.split() for line in said.splitlines()]
+    output = table(small, "--columns", "accuracy")
+    assert ["setup", "n", "accuracy"] in [line.split() for line in output.splitlines()]
     assert "setup" in table(small, "--columns", "n,accuracy")
     for folder in (small, small.parents[1]):
         assert "no column fun: there are " in table.refused(folder, "--columns", "fun")
@@ -382,8 +384,8 @@ def test_columns_of_one_kind_of_machine_stand_in_all_tables(
 ) -> None:
     plan.run(seed=1, updates=100)
     plan.run(seed=2, updates=50, machine="b-gpux1", mfu=0.25)
-    said = [line.split() for line in table(tmp_path, "--columns", "updates,mfu").splitlines()]
-    assert [line for line in said if line[:1] in (["100"], ["50"])] == [
+    lines = [line.split() for line in table(tmp_path, "--columns", "updates,mfu").splitlines()]
+    assert [line for line in lines if line[:1] in (["100"], ["50"])] == [
         ["100", "-"],
         ["50", "0.250"],
     ]
@@ -391,18 +393,18 @@ def test_columns_of_one_kind_of_machine_stand_in_all_tables(
 
 
 def test_a_table_says_that_other_weights_were_kept(plan: Plan, table: Verb) -> None:
-    said = "of the last epoch, though --save best may have kept the weights of an earlier one"
+    note = "of the last epoch, though --save best may have kept the weights of an earlier one"
     folder = plan.run()
-    assert said not in table(plan.write()) and said not in table(folder)
+    assert note not in table(plan.write()) and note not in table(folder)
     settings = json.loads((folder / "settings.json").read_text())
     (folder / "settings.json").write_text(json.dumps({**settings, "save": "best"}))
-    assert said in table(plan.folder) and said in table(folder)
+    assert note in table(plan.folder) and note in table(folder)
 
 
 def test_a_target_that_no_run_has_names_what_is_near(plan: Plan, table: Verb) -> None:
     plan.run(epochs=epochs(0.5))
-    said = table(plan.write(target={"metric": "acuracy", "value": 0.5}))
-    assert "a number named acuracy: did you mean accuracy?" in said
+    output = table(plan.write(target={"metric": "acuracy", "value": 0.5}))
+    assert "a number named acuracy: did you mean accuracy?" in output
 
 
 def test_a_strategy_that_does_not_vary_is_named_above_the_table(plan: Plan) -> None:
