@@ -28,6 +28,7 @@ from harness.core.records.locks import Lock
 from harness.core.records.summary import sum_of
 from harness.core.schema import environment as schema
 from harness.core.schema.checks import NotAsDeclaredError, believable
+from harness.core.schema.rows import ReportedProgress
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, world_of
 from harness.train.context import Context
@@ -289,7 +290,7 @@ class LogCallback(Recorder):
         if not self.attempt or now_s - self.reported_s < every_s:
             return
         self.reported_s = now_s
-        progress = {
+        progress: ReportedProgress = {
             "attempt": self.attempt,
             "epoch": state.epoch,
             "update": state.global_step,

@@ -26,7 +26,7 @@ from harness.core.schema.rows import (
     AttemptEnd,
     AttemptStart,
     FailureRecord,
-    ProgressRecord,
+    ReportedProgress,
     SummaryRecord,
 )
 from harness.core.settings import Settings
@@ -440,10 +440,10 @@ def total_cpu_time(rows: Attempts) -> dict[str, Any]:
     return times
 
 
-def write_progress(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+def write_progress(folder: RunFolder, progress: ReportedProgress) -> None:
     """Write how far the attempt is, for whoever watches, and for its times if it is killed."""
     require(folder)
-    folder.write_progress(cast(ProgressRecord, {**facts, "unix": time.time()}))
+    folder.write_progress(progress)
 
 
 def write_summary(

@@ -17,8 +17,8 @@ from harness.core.schema.rows import (
     EpochRow,
     FailureRecord,
     PeerRecord,
-    ProgressRecord,
     RankRow,
+    ReportedProgress,
     SummaryRecord,
 )
 from harness.core.settings import UserError
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_summary_and_progress_have_a_checksum_of_what_is_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_summary(cast(SummaryRecord, {"outcome": "failed", "wall_s": float("nan")}))
-    folder.write_progress(cast(ProgressRecord, {"attempt": 1, "loss": float("inf")}))
+    folder.write_progress(cast(ReportedProgress, {"attempt": 1, "loss": float("inf")}))
     summary, progress = folder.read_summary(), folder.read_progress()
     assert summary is not None and summary["wall_s"] is None and not is_changed(summary)
     assert progress is not None and progress["loss"] is None and not is_changed(progress)

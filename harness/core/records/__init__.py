@@ -21,6 +21,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ from harness.core.schema.rows import (
     PeerRecord,
     ProgressRecord,
     RankRow,
+    ReportedProgress,
     SummaryRecord,
 )
 from harness.core.schema.telemetry import TelemetryRow
@@ -273,8 +275,9 @@ class RunFolder:
     def write_peers(self, peers: Mapping[str, PeerRecord]) -> None:
         write_json(self.peers, peers)
 
-    def write_progress(self, record: ProgressRecord) -> None:
-        """With a checksum, and not durable, because the next one follows in a second."""
+    def write_progress(self, progress: ReportedProgress) -> None:
+        """With time and checksum, and not durable, because the next one follows in a second."""
+        record = {**progress, "unix": time.time()}
         write_json(self.progress, vouched(plain(record)), durable=False)
 
     def write_summary(self, record: SummaryRecord) -> None:

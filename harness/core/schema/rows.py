@@ -422,8 +422,8 @@ class SummaryRecord(TypedDict):
     checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
 
 
-class ProgressRecord(TypedDict):
-    """Where an attempt is; written once per second and as an epoch ends, removed at the end."""
+class ReportedProgress(TypedDict):
+    """How far an attempt is, as it reports it."""
 
     attempt: Annotated[Positive, "number of the attempt"]
     epoch: Annotated[Amount | None, "epochs trained, with their fraction"]
@@ -434,6 +434,11 @@ class ProgressRecord(TypedDict):
     measuring_s: NotRequired[Annotated[Seconds, "what of it the record itself took"]]
     user_s_per_rank: CPU_OF_ATTEMPT
     system_s_per_rank: CPU_OF_ATTEMPT
+
+
+class ProgressRecord(ReportedProgress):
+    """Where an attempt is; written once per second and as an epoch ends, removed at the end."""
+
     unix: Annotated[Unix, "when it was written"]
     checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
 

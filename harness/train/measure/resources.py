@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import psutil
 import torch
@@ -18,10 +18,16 @@ from harness.train.measure.environment import launch
 from harness.train.measure.rows import GIB, EpochMeasure
 from harness.train.measure.sampler import interfaces
 
-CPU_FIELDS = ("user_s", "system_s")
 TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")
 STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
 Bytes = tuple[int | None, int | None]  # of each traffic field; None: unknown
+
+
+class CpuOfRanks(TypedDict):
+    """Processor time by rank, as in progress.json and at the end of an attempt."""
+
+    user_s_per_rank: list[float] | None
+    system_s_per_rank: list[float] | None
 
 
 class CpuTime:
@@ -54,11 +60,12 @@ class CpuTime:
         """Take the times from the rows of all ranks, which have been gathered."""
         self.reported = ranks
 
-    def per_rank(self) -> dict[str, list[float] | None]:
+    def per_rank(self) -> CpuOfRanks:
         """Lists by rank, null before the ranks have reported; a single process is up to date."""
         rows = [self.own()] if self.is_single else self.reported
         return {
-            f"{name}_per_rank": [row[name] for row in rows] if rows else None for name in CPU_FIELDS
+            "user_s_per_rank": [row["user_s"] for row in rows] if rows else None,
+            "system_s_per_rank": [row["system_s"] for row in rows] if rows else None,
         }
 
 
