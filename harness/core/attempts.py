@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from harness.core.records import COMPLETE, FINISHED, SCHEMA, RunFolder, total
+from harness.core.records import COMPLETE, FINISHED, SCHEMA, RunFolder, plain, total
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
 from harness.core.records.summary import Rows, best_of, of_rows, own_metrics, sum_of
-from harness.core.schema.checks import believable, fields, undeclared
+from harness.core.schema.checks import believable, fields, summary_of, undeclared
 from harness.core.schema.environment import CommProbeRecord, ObservedRecord
 from harness.core.schema.fields import fields_of
 from harness.core.schema.rows import (
@@ -27,7 +27,6 @@ from harness.core.schema.rows import (
     AttemptStart,
     FailureRecord,
     ReportedProgress,
-    SummaryRecord,
 )
 from harness.core.settings import Settings
 from harness.core.topology import accumulated, own_batch
@@ -468,7 +467,7 @@ def write_summary(
         "comm_share": probe.get("comm_share") if probe is not None else None,
         **(facts or {}),
     }
-    folder.write_summary(cast(SummaryRecord, content))
+    folder.write_summary(summary_of(plain(content), own))
 
 
 def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float | None:

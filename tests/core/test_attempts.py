@@ -12,6 +12,7 @@ import pytest
 from harness.core import attempts
 from harness.core.records import RunFolder, append_row, read_rows, write_json
 from harness.core.records.disk import DiskError
+from harness.core.schema.checks import check_fields
 
 START = {"event": "start", "attempt": 1, "unix": 100.0, "from_update": 0, "processes": 1,
          "effective_batch": 16, "restarts": 0, "gap_s": None, "lost_s": None,
@@ -75,6 +76,21 @@ def test_odd_epochs_are_unknown(name: str, tmp_path: Path) -> None:
         folder.environment.write_text(json.dumps({"comm_probe": odd}))
         attempts.write_summary(folder, "finished", None, "accuracy")
         assert folder.outcome() == "finished"
+
+
+def test_a_fact_that_does_not_fit_is_unknown_in_the_summary(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_settings({"script": "vit"})
+    facts = {"attempts": 2, "save_time_s": -1.0, "test_accuracy": 80.0, "test_rmse": 80.0}
+    attempts.write_summary(folder, "finished", facts=facts)
+    summary: Any = folder.read_summary()
+    assert (summary["outcome"], summary["attempts"], summary["test_rmse"]) == ("finished", 2, 80.0)
+    assert summary["save_time_s"] is summary["test_accuracy"] is None
+    check_fields("summary", summary, folder.summary)
+    folder.write_settings({})  # of a script with metrics of its own, which may be in per cent
+    attempts.write_summary(folder, "finished", facts=facts)
+    summary = folder.read_summary()
+    assert summary["save_time_s"] is None and summary["test_accuracy"] == 80.0
 
 
 def test_a_clock_that_was_set_changes_no_duration() -> None:

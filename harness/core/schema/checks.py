@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from harness.core.schema.environment import (
     EnvironmentRecord,
@@ -142,6 +142,13 @@ def believable(kind: str, value: Mapping[str, Any], own_metrics: bool = False) -
         name: None if name in known and _check(known[name].kind)(content) else content
         for name, content in value.items()
     }
+
+
+def summary_of(content: Mapping[str, Any], own_metrics: bool = False) -> SummaryRecord:
+    """The summary to write: a value that does not fit its declaration is unknown. None is refused,
+    as a run without a summary has no outcome.
+    """
+    return cast(SummaryRecord, believable("summary", content, own_metrics))
 
 
 @cache
