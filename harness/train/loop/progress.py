@@ -31,6 +31,7 @@ from harness.core.records.summary import (
     own_metrics,
 )
 from harness.core.schema.environment import DataRecord, ObservedRecord
+from harness.core.schema.rows import EpochRow
 from harness.core.settings import Settings, flag_fields
 from harness.core.topology import batch_of_trainer
 from harness.train.context import Context
@@ -198,9 +199,10 @@ class Console(TrainerCallback):
         # Weighted by the size of classes, f1 hides a small class that is never named.
         unlike = abs((row.get("f1_macro") or 0.0) - (row.get("f1") or 0.0)) > UNLIKE_F1
         names = ["train_loss", "eval_loss", "accuracy", "f1", *["f1_macro"] * unlike]
-        for name in (*names, *own_metrics(row)):
-            if row.get(name) is not None:
-                parts.append(f"{name} {row[name]:.4f}")
+        metrics: Mapping[str, Any] = row
+        for name in (*names, *own_metrics(metrics)):
+            if metrics.get(name) is not None:
+                parts.append(f"{name} {metrics[name]:.4f}")
         if row["train_samples_per_s"]:
             parts.append(f"{row['train_samples_per_s']:,.0f} samples/s")
         parts += utilisation(row)
@@ -270,7 +272,7 @@ def best_epoch(settings: Settings, rows: Rows) -> str | None:
     )
 
 
-def utilisation(row: dict[str, Any]) -> list[str]:
+def utilisation(row: Mapping[str, Any]) -> list[str]:
     """MFU and GPU utilisation: a GPU may be busy all the time and still compute little."""
     mfu, busy = row.get("mfu"), gpu_utilisation_percent(row)
     if mfu is None and busy is None:
@@ -291,7 +293,7 @@ class Trackers(TrainerCallback):
         self, recorder: Recorder, folder: RunFolder, trackers: list[TrainerCallback]
     ) -> None:
         self.recorder, self.folder, self.trackers = recorder, folder, trackers
-        self.sent: dict[str, Any] | None = None
+        self.sent: EpochRow | None = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         row = self.recorder.last_row

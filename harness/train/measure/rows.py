@@ -7,18 +7,20 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 from harness.core.process import warn
 from harness.core.records import plain, read_rows, total
 from harness.core.records.checksums import vouched
 from harness.core.schema.environment import MeasuredRecord
+from harness.core.schema.rows import EpochRow, RankRow
 
 GIB = 2**30  # bytes
 # Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 ELSEWHERE = ("epoch", "samples")
 
+Row = TypeVar("Row", EpochRow, RankRow)
 Step = tuple[float | None, float]  # samples, None where unknown, and seconds
 
 
@@ -90,12 +92,15 @@ def facts_of(measures: Iterable[EpochMeasure]) -> MeasuredRecord:
     return facts
 
 
-class Pending:
-    """The row of an epoch that has ended; it waits for the evaluation and is written once."""
+class Pending(Generic[Row]):
+    """The row of an epoch that has ended; it waits for the evaluation and is written once. Its
+    fields come from the record, the measures and the strategy; merged, they are a Row.
+    """
 
-    def __init__(self, file: Path, append: Callable[[Any], None]) -> None:
+    def __init__(self, file: Path, append: Callable[[Row], None]) -> None:
         """append: the writer of RunFolder for this file."""
-        self.file, self.append = file, append
+        self.file = file
+        self.append: Callable[[Row], None] = append
         self.row: dict[str, Any] | None = None
         self.recorded: set[float] = set()
 
@@ -106,7 +111,7 @@ class Pending:
         epochs = (row.get("epoch") for row in rows)
         self.recorded = {epoch for epoch in epochs if isinstance(epoch, (int, float))}
 
-    def write(self, quality: dict[str, Any], more: dict[str, Any]) -> dict[str, Any] | None:
+    def write(self, quality: dict[str, Any], more: dict[str, Any]) -> Row | None:
         """Write the row with these fields and return it; None if there is none to write."""
         row, self.row = self.row, None
         if row is None or row["epoch"] in self.recorded:
@@ -114,9 +119,9 @@ class Pending:
         self.recorded.add(row["epoch"])
         # If a metric of the user has the name of a field of ours, both are kept.
         row |= {f"eval_{k}" if k in row else k: v for k, v in quality.items()}
-        row = vouched(plain(row | more))
-        self.append(row)
-        return row
+        whole = cast(Row, vouched(plain(row | more)))
+        self.append(whole)
+        return whole
 
 
 def rank_row(

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainingArguments
 
 from harness.core.schema.environment import LinkRecord, ObservedRecord
+from harness.core.schema.rows import EpochRow
 from harness.train.measure.resources import CpuTime
 from harness.train.measure.rows import EpochMeans, EpochMeasure
 from harness.train.session import gather
@@ -78,7 +79,7 @@ class Recorder(TrainerCallback):
     attempt = 0  # number of the attempt, once its training has begun
     update: int | None = None  # the last update made in the attempt
     cpu: CpuTime | None = None
-    last_row: dict[str, Any] | None = None  # of the epoch recorded last
+    last_row: EpochRow | None = None  # of the epoch recorded last
 
     def measuring_s(self) -> float | None:
         """How long the attempt has measured for the record alone; None if unknown."""
