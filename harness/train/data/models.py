@@ -6,6 +6,7 @@ import copy
 import hashlib
 import inspect
 import os
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -66,12 +67,13 @@ DROPPING = ("dropout", "_pdrop", "drop_rate", "drop_mlp_rate", "drop_conv")
 SKIPPING = ("drop_path", "layerdrop", "drop_connect", "jitter_noise")
 FAILURES = (
     DatasetGenerationError, OSError, ValueError, RuntimeError, IndexError, HTTP_ERROR,
-    SafetensorError,
+    SafetensorError, EOFError, zlib.error, StopIteration,
 )  # fmt: skip
 BY_CAUSE: tuple[tuple[Any, str], ...] = (
     (UnicodeDecodeError, NOT_UTF8),
     (DatasetNotFoundError, MISSING),
     (SafetensorError, "--{kind} {name}: its weights are damaged ({text}): copy them once more"),
+    (StopIteration, "--{kind} {name} cannot be read: it is empty"),  # datasets, of JSON
     (DatasetGenerationError, UNREADABLE),
     (errors.GatedRepoError, GATED),
     (errors.RepositoryNotFoundError, MISSING),

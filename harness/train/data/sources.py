@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
 MOST_ROWS = 10  # named at most, of rows that lack something
+NULL_FIRST = re.compile(rb"(\xef\xbb\xbf)?\s*\[?\s*null\b")
 FEW = 50  # a column of text with at most so many values is one of classes
 
 
@@ -134,6 +136,8 @@ def _read(settings: Settings) -> datasets.DatasetDict:
     path = Path(name).expanduser()
     if path.is_file():
         kind = DATA_FILES[path.suffix]
+        if kind == "json":
+            _refuse_null_first(path)
         more = csv_options([path]) if kind == "csv" else {}
         try:
             return datasets.load_dataset(kind, data_files=str(path), **more)
@@ -149,6 +153,13 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         more = options_of_folder(path, settings.dataset_config) if is_csv(name) else {}
         return datasets.load_dataset(str(path), settings.dataset_config, **more)
     return datasets.load_dataset(name, settings.dataset_config)
+
+
+def _refuse_null_first(file: Path) -> None:
+    """Refuse a file whose first sample is null: pyarrow ends the process at it."""
+    with file.open("rb") as opened:
+        if NULL_FIRST.match(opened.read(1 << 16)):
+            raise UserError(f"--dataset {file} cannot be read: its first sample is null: remove it")
 
 
 def _refuse_broken_line(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,9 @@ ERRORS: list[tuple[Exception, list[str]]] = [
     (OSError("a/b is not a local folder and is not a valid model identifier"), MISSING),
     (RuntimeError("Dataset scripts are no longer supported"), ["loading script", "parquet"]),
     (ValueError(BUILDER), ["'a', 'b'", "--dataset_config"]),
+    (StopIteration(), ["cannot be read: it is empty"]),
+    (EOFError("it ends early"), ["cannot be loaded: it ends early"]),
+    (zlib.error("invalid block"), ["cannot be loaded: invalid block"]),
     (ValueError("something\n  else"), ["cannot be loaded: something else"]),
 ]
 
