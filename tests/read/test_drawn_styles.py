@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness.core.settings import UserError
-from harness.read.drawing import BASE, CUT, WHITE
+from harness.read.drawing import BASE, CUT, MOST_LINES, WHITE, cycle
 from harness.read.figures.catalogue import draw, figure_for, figures_for, show
 from harness.read.figures.panels import (
     FAMILIES,
@@ -37,6 +37,13 @@ def test_a_strategy_has_its_colour_whatever_else_is_drawn() -> None:
         assert alone.colour == styles[name].colour and alone.dash == "-"
     diloco = [styles[f"diloco {name}"].colour for name in ("h10", "h10 int8", "h50 lr1", "h200")]
     assert diloco == [FAMILIES["diloco"][n] for n in (0, 0, 1, 2)]
+
+
+def test_lines_beyond_the_colours_differ_in_marker_and_in_dash() -> None:
+    styles = [cycle(number) for number in range(MOST_LINES)]
+    assert len({style.colour for style in styles}) < MOST_LINES
+    assert len({(style.colour, style.marker) for style in styles}) == MOST_LINES
+    assert len({(style.colour, style.dash) for style in styles}) == MOST_LINES
 
 
 def test_lines_of_one_colour_differ_on_two_axes(plan: Plan) -> None:

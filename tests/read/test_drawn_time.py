@@ -111,6 +111,19 @@ def test_usage_shows_every_device_of_every_node(plan: Plan) -> None:
     assert named_lines(drawn) == ["node 0", "node 1"]
 
 
+def test_devices_of_one_colour_differ_in_their_lines(plan: Plan) -> None:
+    folder = plan.run("1_8", 4, epochs=epochs(0.5))
+    rows = [
+        {"unix": 1000.0 + s, "gpus": [{"utilisation_percent": 10.0 * n} for n in range(8)]}
+        for s in range(5)
+    ]
+    lines(folder / "telemetry" / "node_0.jsonl", rows)
+    (axes,) = draw("usage", measured(plan)).figure.axes
+    drawn = [x for x in axes.lines if len(np.asarray(x.get_xdata())) == 5]
+    styles = [(x.get_color(), x.get_linestyle()) for x in drawn]
+    assert len({*styles}) == 8 and len({colour for colour, _ in styles}) == 6
+
+
 def test_usage_has_one_scale_for_all_runs(plan: Plan) -> None:
     for batch, memory in ((4, 3.0), (8, 9.0)):
         folder = plan.run("1_1", batch, epochs=epochs(0.5)) / "telemetry" / "node_0.jsonl"

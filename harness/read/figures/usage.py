@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from harness.core.schema.telemetry import TelemetryRow
 from harness.read import drawing as kit
-from harness.read.drawing import Drawn, NothingToDraw
+from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import Styles, left_out, run_name
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number, telemetry_of
@@ -123,10 +123,10 @@ def _draw_quantity(
 ) -> str:
     """Draw one panel; return the means of its lines, as text."""
     if by_gpu and not quantity.of_gpu:
-        colours = [kit.INK]
+        styles = [Style(kit.INK, "", "-")]
     else:
-        colours = [kit.cycle(key[by_gpu]).colour for key in series]
-    values = _draw_series(panel, series, begin, colours)
+        styles = [kit.cycle(key[by_gpu]) for key in series]
+    values = _draw_series(panel, series, begin, styles)
     # Room above 100 %, so that a line there does not lie on the frame.
     top = 105 if quantity.title.endswith("%)") else max(map(max, values)) * 1.1 or 1
     panel.set_ylim(0, top)
@@ -175,19 +175,20 @@ def _series(readings: Readings, quantity: Quantity) -> DeviceReadings:
 
 
 def _draw_series(
-    axes: Axes, series: DeviceReadings, begin: float, colours: Sequence[str]
+    axes: Axes, series: DeviceReadings, begin: float, styles: Sequence[Style]
 ) -> list[list[float]]:
     """Draw a line per series, broken where a run stopped and was resumed; return the drawn values.
     Many readings are averaged over equally many each, so that lines are equally smooth throughout.
     """
     shown = []
-    for (_, readings), colour in zip(series.items(), colours, strict=True):
+    for (_, readings), style in zip(series.items(), styles, strict=True):
         step, values = math.ceil(len(readings) / MOST_POINTS), list[float]()
         for part in _unbroken(np.array(readings, float)):
             count = max(step, len(part) - len(part) % step)
             means = [each.mean(axis=0) for each in np.array_split(part[:count], count // step)]
             axes.plot([time - begin for time, _ in means], [value for _, value in means],
-                      color=colour, linewidth=1, alpha=0.85)  # fmt: skip
+                      color=style.colour, linestyle=style.dash, linewidth=1,
+                      alpha=0.85)  # fmt: skip
             values += [float(value) for _, value in means]
         shown.append(values)
     return shown
