@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -40,3 +41,18 @@ def test_other_flags_for_a_file_that_is_imported_are_refused(
     assert take(*NEEDED, *more) == take(*NEEDED, *more) == 0
     if more[0] not in NEEDED:
         assert take(*NEEDED) == 0
+
+
+def test_json_holds_what_became_of_each_file_and_sentences_are_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = text_file(tmp_path, name="theirs.txt")
+    words = ["import", str(file), "--output_dir", str(tmp_path / "out"), *NEEDED]
+    for result in ("imported", "already imported"):
+        assert main([*words, "--json"]) == 0
+        (path,) = (tmp_path / "out").glob("*/*/*")
+        printed = capsys.readouterr()
+        assert json.loads(printed.out) == {
+            "results": [{"file": str(file), "result": result, "path": str(path), "notes": []}]
+        }
+        assert printed.err == f"{result}: {file} is {path}\n"

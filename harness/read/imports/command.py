@@ -9,10 +9,11 @@ import argparse
 import math
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from harness.core.command_line import print_json
 from harness.core.identity import number
@@ -56,16 +57,37 @@ UNKNOWN_OF_MACHINE = (
     "system", "versions", "commit", "dirty", "command", "launch", "variables",
 )  # fmt: skip
 PREFIX = "imported-"
+IMPORTED, KNOWN, OTHER_STATE = "imported", "already imported", "not imported"
 ROUNDED = 0.01  # of a size, by the digits of the rates and times that it is computed from
+
+
+class Result(NamedTuple):
+    """What became of a file; `path` is the folder that holds it, or another state of its run."""
+
+    file: str
+    result: str
+    path: str
+    notes: list[str]
+
+    @property
+    def text(self) -> str:
+        if self.result == OTHER_STATE:
+            return (
+                f"{OTHER_STATE}: {self.file} is another state of the run that {self.path} holds; "
+                "to take it instead, remove that folder"
+            )
+        return "; ".join([f"{self.result}: {self.file} is {self.path}", *self.notes])
 
 
 def run(options: argparse.Namespace) -> int:
     flags = {name: value for name in FLAGS if (value := getattr(options, name)) is not None}
     if "setup" in flags:
         parse_setup(flags["setup"])
-    lines = import_files(options.files, flags, options.source, options.out)
+    results = import_files(options.files, flags, options.source, options.out)
+    lines = [result.text for result in results]
     if options.json:
-        print_json({"results": lines})
+        print(*lines, sep="\n", file=sys.stderr)
+        print_json({"results": [result._asdict() for result in results]})
     else:
         records = shlex.quote(str(as_typed(options.out)))
         print(*lines, f"next: python -m harness table {records}", sep="\n")
@@ -74,8 +96,8 @@ def run(options: argparse.Namespace) -> int:
 
 def import_files(
     files: list[Path], flags: dict[str, Any], source: str | None, output_dir: Path
-) -> list[str]:
-    """Import all files, or none if one is wrong; return a line for each file."""
+) -> list[Result]:
+    """Import all files, or none if one is wrong; return a result for each file."""
     read: list[Foreign] = []
     errors: list[UserError] = []
     # The imported runs of the folder, each with its settings.
@@ -192,17 +214,14 @@ def _flag(name: str) -> str:
 
 def _place(
     foreign: Foreign, source: str | None, output_dir: Path, known: dict[Path, dict[str, Any]]
-) -> str:
+) -> Result:
     """Write one file's record, unless it or another state of the same run is already there."""
     for path, there in known.items():
         imported = there.get("imported") or {}
         if imported.get("sha256") == foreign.sha256:
-            return f"already imported: {foreign.file} is {path}"
+            return Result(str(foreign.file), KNOWN, str(path), [])
         if foreign.begins is not None and imported.get("begins") == foreign.begins:
-            return (
-                f"not imported: {foreign.file} is another state of the run that {path} holds; "
-                "to take it instead, remove that folder"
-            )
+            return Result(str(foreign.file), OTHER_STATE, str(path), [])
     settings = foreign.settings
     stem = re.sub(r"[^A-Za-z0-9_.+-]+", "-", foreign.file.stem).strip("-.") or "record"
     name = f"{PREFIX}{stem}-{foreign.sha256[:8]}"
@@ -211,7 +230,7 @@ def _place(
     _write_record(foreign, source, path)
     known[path] = _settings(foreign, source)
     of_this_file = [note for note in foreign.notes if note not in (*TEXT_NOTES, *STATE_NOTES)]
-    return f"imported: {foreign.file} is {path}{''.join(f'; {note}' for note in of_this_file)}"
+    return Result(str(foreign.file), IMPORTED, str(path), of_this_file)
 
 
 def _write_record(foreign: Foreign, source: str, path: Path) -> None:
