@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.core.process import working
+from harness.core.process import warn, working
 from harness.core.provenance import changed_inputs, check_inputs, inputs, recorded_inputs
 from harness.core.records import FINISHED, SKIPPED
 from harness.core.schema.checks import believable
@@ -74,7 +74,7 @@ def check_start(
         again = {id(s) for s in chosen} if place.options.rerun == "all" else set()
         kept = [state for state in states if id(state) not in again]
         for line in with_other_threads(kept, place.environment.get("OMP_NUM_THREADS")):
-            print(line)
+            warn(line)
     line, left_s = outlook(sweep, states, chosen, place, changed)
     print(line, flush=True)
     person = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
@@ -191,7 +191,7 @@ def _trained(settings: Settings) -> Settings:
 
 
 def with_other_threads(states: list[State], threads: str | None) -> list[str]:
-    """Lines about finished runs on CPUs whose number of threads differs from this sweep's."""
+    """Warnings of finished runs on CPUs whose number of threads differs from this sweep's."""
     unlike: dict[str, list[State]] = {}
     for state in states:
         facts = believable("environment", dict(state.job.folder.read_environment() or {}))
@@ -200,7 +200,7 @@ def with_other_threads(states: list[State], threads: str | None) -> list[str]:
         if on_cpu and known != threads and state.job.folder.outcome() == FINISHED:
             unlike.setdefault(known, []).append(state)
     return [
-        f"warning: {runs(len(done))} done before with OMP_NUM_THREADS={known} ({done[0].job}"
+        f"{runs(len(done))} done before with OMP_NUM_THREADS={known} ({done[0].job}"
         f"{', ...' if done[1:] else ''}), here it is {threads}: their times are not compared with "
         "the others'; --rerun all measures again what --select chooses, and keeps these records"
         for known, done in unlike.items()

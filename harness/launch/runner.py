@@ -280,7 +280,7 @@ class Runner(Worker):
         if busy and self.options.isolation == "error":
             raise UserError(f"{busy}: wait, or measure anyway with --isolation warn")
         if warning := places.warning_of(self.others):
-            self.screen.print(f"warning: {warning}")
+            self.screen.warn(warning)
 
     def _collect(self) -> None:
         for running in list(self.running):

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from harness.core import process
 from harness.core.identity import REPETITIONS, number
 from harness.core.records import FINISHED, RUNNING, SKIPPED, WAITING
 from harness.launch.outcome import ELSEWHERE, State
@@ -23,7 +24,9 @@ EVERY_S = 0.25
 
 
 class Screen:
-    """print() adds a line; note() adds one unless the table is shown; show() redraws the table."""
+    """print() adds a line; note() adds one unless the table is shown; warn() adds a warning, on
+    stderr where no terminal shows the lines; show() redraws the table.
+    """
 
     def __init__(self, title: str, states: list[State], in_turn: bool = True) -> None:
         """in_turn: runs go one after the other, so that the remaining time can be estimated."""
@@ -50,6 +53,12 @@ class Screen:
     def print(self, line: str) -> None:
         stamp = time.strftime("%H:%M:%S")
         self.console.print(f"{stamp} {line}", markup=False)
+
+    def warn(self, text: str) -> None:
+        if self.console.is_terminal:
+            self.print(f"warning: {text}")
+        else:
+            process.warn(text)
 
     def note(self, line: str, ended: bool = False) -> None:
         if self.live is not None:

@@ -341,7 +341,7 @@ def _record(folder: Path, chosen: list[State], screen: Screen) -> None:
     try:
         write_sweep(folder, cast(SweepRecord, now))
     except OSError as error:  # no measurement is lost by this
-        screen.print(f"warning: {folder / SWEEP} stays as it was: {error.strerror}")
+        screen.warn(f"{folder / SWEEP} stays as it was: {error.strerror}")
 
 
 def _measured_by(plan: dict[str, Any], folder: Path, chosen: list[State]) -> str | None:

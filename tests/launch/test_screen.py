@@ -50,6 +50,20 @@ def states_of(tmp_path: Path, out: Path) -> list[State]:
     return [State(job) for job in jobs_of(tmp_path, GRID, out)]
 
 
+def test_a_warning_leaves_stdout_alone_unless_a_terminal_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Screen("which?", []) as screen:
+        screen.warn("planted [bold]")
+    assert capsys.readouterr() == ("", "warning: planted [bold]\n")
+    file = io.StringIO()
+    screen = Screen("which?", [])
+    screen.console = Console(file=file, force_terminal=True, highlight=False)
+    with screen:
+        screen.warn("planted [bold]")
+    assert " warning: planted [bold]" in file.getvalue() and capsys.readouterr() == ("", "")
+
+
 def text_of(screen: Screen, width: int, height: int) -> str:
     file = io.StringIO()
     Console(file=file, width=width, color_system=None).print(screen.picture(height))

@@ -179,7 +179,7 @@ def test_what_the_cluster_refuses_and_what_it_never_starts(
     endless = r"waits: Partition(TimeLimit|Config), which does not end by itself: scancel"
     assert re.search(endless, waits.stdout), waits.stdout
     other = f"job {job} was submitted with other flags (--partition=short --timeout 30m) than"
-    assert f"warning: {other} this call's (none)" in waits.stdout
+    assert f"warning: {other} this call's (none)" in waits.stderr
     ask(cluster, "scancel", job)
 
 

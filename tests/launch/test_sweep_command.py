@@ -393,7 +393,7 @@ def done_before(tmp_path: Path, threads: int, device: str = "cpu") -> list[State
 
 def test_runs_that_were_made_with_other_threads_are_named(tmp_path: Path) -> None:
     assert with_other_threads(done_before(tmp_path / "a", 2), "1") == [
-        "warning: 1 run done before with OMP_NUM_THREADS=2 (setup=1_1 lr=0.001 seed=2), here it is "
+        "1 run done before with OMP_NUM_THREADS=2 (setup=1_1 lr=0.001 seed=2), here it is "
         "1: their times are not compared with the others'; --rerun all measures again what "
         "--select chooses, and keeps these records"
     ]

@@ -202,6 +202,21 @@ def test_table_shows_every_run(records: Path, table: Verb) -> None:
     assert str(records) in said
 
 
+def test_runs_that_have_not_finished_are_counted_where_no_column_marks_them(
+    tmp_path: Path, table: Verb
+) -> None:
+    for seed, outcome in enumerate(("finished", "oom", "failed", "failed")):
+        record(tmp_path / str(seed), "--seed", str(seed), outcome=outcome)
+    counted = "3 of 4 runs have not finished: 1 oom, 2 failed\n"
+    said = table(tmp_path)
+    assert said.count("failed") == 2 and said.count("oom") == 1  # in their rows
+    assert counted in table(tmp_path, "--columns", "seed,accuracy")
+    latex = table(tmp_path, "--latex", "--columns", "seed,accuracy")
+    assert latex.endswith(f"% {counted}")
+    assert "not finished" not in table(tmp_path, "--columns", "seed,outcome")
+    assert "not finished" not in table(tmp_path / "0", "--columns", "seed")
+
+
 def test_mfu_stands_beside_gpu_utilisation(records: Path, table: Verb) -> None:
     assert "MFU" not in table(records) and "J/sample" not in table(records)
     file = RunFolder(records / "bert" / "1_2" / "good").summary

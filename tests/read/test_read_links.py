@@ -98,9 +98,9 @@ def test_the_table_of_single_runs(tmp_path: Path, table: Verb) -> None:
     two = record(tmp_path / "two", "--seed", "2")
     facts = json.loads(two.environment.read_text())
     two.environment.write_text(json.dumps({**facts, **two_nodes(40.25, WARNING)}))
-    said = table(tmp_path)
+    said = table(tmp_path, warned=f"warning: {two.path}: {WARNING}\n")
     assert "40.25" in said and "190" in said
-    assert f"warning: {WARNING}\n  {two.path}\n" in said and said.count("warning:") == 1
+    assert "warning:" not in said
     runs = load_runs(tmp_path).set_index("seed")
     assert runs.loc[2, "link_rtt_min_ms"] == 40.0 and runs.loc[2, "link_warning"] == WARNING
     assert set(load(tmp_path).dropna(subset="link_rtt_min_ms")["seed"]) == {2}

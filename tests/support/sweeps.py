@@ -67,6 +67,9 @@ class Watcher(Screen):
     def print(self, line: str) -> None:
         self.lines.append(line)
 
+    def warn(self, text: str) -> None:
+        self.lines.append(f"warning: {text}")
+
     def note(self, line: str, ended: bool = False) -> None:
         self.lines.append(line)
 

@@ -164,10 +164,10 @@ class Queue(Worker):
         if then != now:
             only_then = " ".join(flag for flag in then if flag not in now) or "none"
             only_now = " ".join(flag for flag in now if flag not in then) or "none"
-            line = f"warning: job {entry.job} was submitted with other flags ({only_then}) than "
+            line = f"job {entry.job} was submitted with other flags ({only_then}) than "
             line += f"this call's ({only_now}) and "
             is_watched = any(each.entry.name == entry.name for each in self.watched)
-            self.screen.print(
+            self.screen.warn(
                 line + f"keeps them: to submit it anew, scancel {entry.job}, then repeat this "
                 "command"
                 if is_watched
@@ -268,9 +268,7 @@ class Queue(Worker):
     def _complain(self, error: cluster.Unreachable) -> None:
         if str(error) != self.trouble:
             self.trouble = str(error)
-            self.screen.print(
-                f"warning: the cluster does not answer and will be asked again: {error}"
-            )
+            self.screen.warn(f"the cluster does not answer and will be asked again: {error}")
 
     def _follow(self, watched: Watched, job: Queued | None) -> None:
         state, note = watched.state, self.submitted.note(watched.entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from harness.core.command_line import print_json
-from harness.core.process import printable
+from harness.core.process import printable, warn
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
@@ -126,23 +127,41 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         _of_machine(group, machine, runs, more, added, options)
         for machine, group in runs.groupby("machine", dropna=False)
     ]
+    marks_outcomes = "outcome" in (options.columns or COLUMNS)
+    not_finished = [] if marks_outcomes else _not_finished(read)
     if options.latex:
         for title, table in tables:
             _latex(table, title)
+        print(*(f"% {line}\n" for line in not_finished), sep="", end="")
         return
     console = screen()
     for title, table in tables:
         console.print(title, style="italic")
         show(table)
+    for line in not_finished:
+        console.print(line)
+    _show_notes(runs, read, unlike, f"{columns.DISTURBED} " if marks_outcomes else "")
+    console.print(f"records: {root}")
+
+
+def _show_notes(runs: pd.DataFrame, read: Sequence[Run], unlike: Sequence[str], mark: str) -> None:
+    console = screen()
     finished = [run for run in read if run.state == FINISHED]
-    mark = f"{columns.DISTURBED} " if "outcome" in (options.columns or ["outcome"]) else ""
     disturbances = (f"{mark}{text}" for text in disturbed(finished, grouped=False))
     for line in (*_notes(runs, unlike), *learned_nothing(finished), *disturbances):
         console.print(line)
+    for _, run in runs[runs["link_warning"].notna()].iterrows():
+        warn(f"{run['path']}: {run['link_warning']}")
     of_imported = [OF_IMPORTED] * bool(runs["imported"].notna().any())
     for line in (OF_RUNS, *[OF_LAST_EPOCH] * keeps_best(read), *of_imported):
         console.print(line, style="dim")
-    console.print(f"records: {root}")
+
+
+def _not_finished(read: Sequence[Run]) -> list[str]:
+    """A line with how many runs have not finished, by outcome, if there are any."""
+    outcomes = Counter(run.current_state for run in read if run.current_state != FINISHED)
+    which = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    return [f"{outcomes.total()} of {len(read)} runs have not finished: {which}"] * bool(which)
 
 
 def _notes(runs: pd.DataFrame, unlike: Sequence[str]) -> Iterator[str]:
@@ -152,8 +171,6 @@ def _notes(runs: pd.DataFrame, unlike: Sequence[str]) -> Iterator[str]:
     yield from reasons(
         (f"{run['outcome']}: {run['reason']}", "", run["path"]) for _, run in failed.iterrows()
     )
-    for _, run in runs[runs["link_warning"].notna()].iterrows():
-        yield f"warning: {run['link_warning']}\n  {run['path']}"
 
 
 def reasons(runs: Iterable[tuple[str, str, str | None]]) -> Iterator[str]:

@@ -86,7 +86,8 @@ def test_a_run_on_two_nodes_measures_its_link_and_trains_as_on_one(
     assert " ms, not 100 and it carries " in warning and warning.endswith(" Mbit/s, not 10")
     assert first.stderr.count(warning) == 1 and warning not in second.stderr
     assert main(["table", str(tmp_path / "two")]) == 0
-    assert f"warning: {warning}" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert said.err == f"warning: {two.path}: {warning}\n" and "warning" not in said.out
 
 
 # ---- the verb ----
