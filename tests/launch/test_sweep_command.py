@@ -414,7 +414,9 @@ def test_other_threads_are_named_of_all_runs_that_stay(
     states = done_before(tmp_path, 2)
     sweep, place = load(sweep_file(tmp_path, GRID), False), Local(Options(rerun=rerun))
     check_start(sweep, states, states[chosen], place, yes=True)
-    assert ("done before with OMP_NUM_THREADS=2" in capsys.readouterr().out) is warned
+    said = capsys.readouterr()
+    assert ("warning: 1 run done before with OMP_NUM_THREADS=2" in said.err) is warned
+    assert "done before with" not in said.out
 
 
 def test_disturbed_runs_are_measured_again(
