@@ -358,7 +358,7 @@ def test_nodes_are_compared_with_as_many_processes_on_one(older: Path) -> None:
     result = of_older(older, "vit/2_1_20ms", near=several)
     assert result.main == UNSEPARATED
     assert (
-        "277 ± 3.34 samples/s (harmonic mean and standard deviation of 3 runs)"
+        "277.2 ± 3.3 samples/s (harmonic mean and standard deviation of 3 runs)"
         in result.sentences[0]
     )
     assert "2 processes on one node with batch 16" in result.sentences[1]

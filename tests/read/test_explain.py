@@ -19,7 +19,7 @@ from transformers import default_data_collator
 from harness.core.records import read_json
 from harness.core.records.checksums import vouched
 from harness.read.explain import causes
-from harness.read.explain.causes import bound, lost, of_run
+from harness.read.explain.causes import bound, lost, of_run, with_spread
 from harness.read.explain.context import run_context
 from harness.read.explain.explain import (
     Explanation,
@@ -339,7 +339,21 @@ def test_bf16_is_advised_where_it_was_tried_and_pays(gain: float | None, said: b
     assert ("1.4 times as fast with `--precision bf16`" in text) == said
 
 
-@pytest.mark.parametrize(("sd", "said"), [(2.5, "± 2.5 "), (1.4e-13, "± 0 "), (0.0, "± 0 ")])
+@pytest.mark.parametrize(
+    ("mean", "sd", "said"),
+    [
+        (570.2, 644.4, "570 ± 640"), (250.0, 2.5, "250.0 ± 2.5"), (12345.6, 151.0, "12,350 ± 150"),
+        (0.5, 0.0123, "0.500 ± 0.012"), (5.0, 9.96, "5 ± 10"), (40.0, 0.0, "40 ± 0"),
+        (5.0, 0.0001, "5.000 ± 0.000"),
+    ],
+)  # fmt: skip
+def test_a_spread_has_two_digits(mean: float, sd: float, said: str) -> None:
+    assert with_spread(mean, sd) == said
+
+
+@pytest.mark.parametrize(
+    ("sd", "said"), [(2.5, "250.0 ± 2.5 "), (1.4e-13, "250 ± 0 "), (0.0, "250 ± 0 ")]
+)
 def test_equal_rates_have_no_spread(sd: float, said: str) -> None:
     breakdown: Any = SimpleNamespace(rate=SimpleNamespace(mean=250.0, sd=sd, n=2))
-    assert _rate(breakdown).startswith(f"250 {said}samples/s")
+    assert _rate(breakdown).startswith(f"{said}samples/s")

@@ -44,6 +44,7 @@ OTHERS_CORES = 0.25  # cores per process used by other programs, from which on t
 WORTH_BALANCING = 1.05  # times as many samples/s, from which on --balance is advised
 
 LARGER_BATCH = "a larger --per_gpu_batch, which also communicates less often (a different training)"
+ROUNDING = 1e-9  # share of a rate: rates that differ by less are equal
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,16 @@ def seconds(value: float) -> str:
 
 def three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def with_spread(mean: float, sd: float, most: int = 3) -> str:
+    """Mean ± standard deviation: that with two digits, and the mean to the same place, of `most`
+    decimal places; equal values have a spread of exactly nothing.
+    """
+    if sd <= abs(mean) * ROUNDING:
+        return f"{three_digits(mean)} ± 0"
+    places = min(1 - math.floor(math.log10(float(f"{sd:.1e}"))), most)
+    return " ± ".join(f"{round(value, places):,.{max(places, 0)}f}" for value in (mean, sd))
 
 
 def percent(share: float) -> str:

@@ -26,7 +26,14 @@ from harness.read.explain.baseline import (
     runs_beside,
     why_not,
 )
-from harness.read.explain.causes import LARGE, Cause, percent, seconds, three_digits
+from harness.read.explain.causes import (
+    LARGE,
+    Cause,
+    percent,
+    seconds,
+    three_digits,
+    with_spread,
+)
 from harness.read.explain.context import run_context
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
@@ -51,7 +58,6 @@ MOST_CAUSES = 2  # beside the main cause
 LONG_STARTUP = 0.25  # share of the run from which on the startup is mentioned
 WORTH_HALF = 1.15  # times as fast, from which on bf16 is advised, as when a run starts
 MOST_EPOCHS = 6  # named of those that were interrupted
-ROUNDING = 1e-9  # share of a rate: rates that differ by less are equal
 
 
 class Part(NamedTuple):
@@ -301,9 +307,8 @@ def _rate(breakdown: TimeBreakdown) -> str:
     assert rate.mean is not None
     if rate.sd is None:
         return f"{three_digits(rate.mean)} samples/s"
-    spread = rate.sd if rate.sd > rate.mean * ROUNDING else 0.0  # equal rates
     return (
-        f"{three_digits(rate.mean)} ± {three_digits(spread)} samples/s "
+        f"{with_spread(rate.mean, rate.sd)} samples/s "
         f"(harmonic mean and standard deviation of {rate.n} runs)"
     )
 
@@ -483,4 +488,4 @@ def show(explanation: Explanation) -> None:
 def _ms(value: float | None, sd: float | None) -> str:
     if value is None:
         return UNKNOWN
-    return f"{1e3 * value:,.2f}" + (f" ± {1e3 * sd:,.2f}" if sd is not None else "")
+    return f"{1e3 * value:,.2f}" if sd is None else with_spread(1e3 * value, 1e3 * sd, 2)
