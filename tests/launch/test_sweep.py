@@ -46,7 +46,9 @@ def test_a_sweep_from_start_to_table_and_again(
     scratch.mkdir()
     with sockets.watched() as seen:
         done = sweep(file, out, "--tiny", env={"TMPDIR": str(scratch)})
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    # On a busy machine a sweep warns of that alone.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("warning: others use")]
+    assert done.returncode == 0 and said == [], done.stderr
     assert {p.name for p in scratch.iterdir()} <= {"torchinductor_" + getpass.getuser()}
     assert seen.addresses == {"127.0.0.1"} and seen.looks > 5 and not seen.secrets
     assert list(outcomes(out).values()) == ["finished", "finished"]
