@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -236,3 +237,16 @@ def test_a_rank_exits_as_python_does(given: str, code: int, told: str) -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (code, told)
+
+
+def test_a_busy_machine_is_warned_of_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = {"cpu_busy_share": 0.9, "gpu_processes": 0}
+    monkeypatch.setattr("harness.launch.places.others", lambda machine: busy)
+    screen = Watcher()
+    runner: Any = SimpleNamespace(
+        isolation_s=-1e9, options=Options(), place=SimpleNamespace(here=True), running=[],
+        machine={}, screen=screen,
+    )  # fmt: skip
+    Runner._check_isolation(runner)
+    said = "others use 90% of the cores: this disturbs what is measured now"
+    assert screen.lines == [f"warning: {said}"]

@@ -87,7 +87,7 @@ def test_a_run_on_two_nodes_measures_its_link_and_trains_as_on_one(
     assert first.stderr.count(warning) == 1 and warning not in second.stderr
     assert main(["table", str(tmp_path / "two")]) == 0
     said = capsys.readouterr()
-    assert said.err == f"warning: {two.path}: {warning}\n" and "warning" not in said.out
+    assert f"warning: {two.path}: {warning}\n" in said.err and "warning" not in said.out
 
 
 # ---- the verb ----
