@@ -6,6 +6,8 @@
     python -m benchmarks.exchange --training --links 10ms/1000mbit,40ms/1000mbit
     python -m benchmarks.exchange --training --caps 0,1,200 -- --model vit-tiny-patch32
     python -m benchmarks.exchange --messages --nodes 4 --links 40ms/50mbit
+    python -m benchmarks.exchange --links 10ms/50mbit/loss1%,40ms/50mbit/jitter5ms --repeats 400 \
+        --sizes 4,1048576,4194304
 
 A link's delay is one way. All ways of exchanging take turns in the same processes. A row of a size
 is added up again and again; a time is that of all repetitions by their number, because a rank that
@@ -15,6 +17,9 @@ possible: one delay and all bytes to each other node, or two delays and a part o
 whichever is shorter, at the rate of a link that emulated nodes share with no others. With
 --messages, each rank sends a text to all others, as it sends rows of a record, by torch's
 all_gather_object and by gather().
+
+Over links with loss or jitter, the times that predict simulates stand beside those measured. Losses
+are rare: --repeats gives the least number of repetitions in a round.
 """
 
 from __future__ import annotations
@@ -31,14 +36,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import parser_of, ratios, show, tell, told_by
-from harness.core.links import link_of
+from harness.core.collectives import GLOO, MEANS, Shape, Wire, wire_of
+from harness.core.links import link_of, plain_link
 from harness.core.records import read_json
 from harness.core.settings import UserError
+from harness.read.predict.exchange import longer_over
+from harness.read.predict.lossy.tcp import control_of
+from harness.read.predict.scenario import Scenario, form_of
 
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
 MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
 WAYS = ("backend", "direct", "all_to_all")  # with two nodes, all_to_all is the same as direct
+CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 LONG_S = 1.5  # s that a way and size takes in a round, if possible
 Found = dict[str, list[float]]
 Once = Callable[[bool], None]  # argument: whether another repetition follows
@@ -51,6 +61,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--training", action="store_true", help="time the steps of a training")
     parser.add_argument("--messages", action="store_true", help="time what ranks tell each other")
     parser.add_argument("--caps", default="0", help="MB of a bucket, with commas; 0: DDP's own")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, with commas")
+    parser.add_argument("--repeats", type=int, default=2, help="of a way and size in a round")
+    parser.add_argument(
+        "--control", help="TCP's in the nodes: one of tcp_allowed_congestion_control"
+    )
     parser.add_argument("--link", default="loopback", help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="of vit.py, with --training")
     options = parser.parse_args(argv)
@@ -65,16 +80,24 @@ def main(argv: list[str]) -> int:
     elif options.messages:
         lines = table(found, options.nodes, MESSAGES, told_s)
     else:
-        lines = table(found, options.nodes, SIZES, ideal_s)
+        sizes = sizes_of(options)
+        lines = table(found, options.nodes, sizes, ideal_s)
+        lines += simulated_table(found, options.nodes, sizes, control_in(options))
     load = os.getloadavg()[0]
     about = {"environment": environment(cuda=False), "nodes": options.nodes, "load": load}
     show("\n".join(lines), options.out, {**about, "flags": options.flags, "links": found})
     return 0
 
 
+def sizes_of(options: argparse.Namespace) -> list[int]:
+    return [int(size) for size in options.sizes.split(",")]
+
+
 def measured(link: str, options: argparse.Namespace) -> Found:
     """(way and size, or way and cap) -> seconds of each round."""
     words = [f"--rounds={options.rounds}", f"--caps={options.caps}", f"--link={link}"]
+    words += [f"--control={options.control}"] if options.control else []
+    words += [f"--sizes={options.sizes}", f"--repeats={options.repeats}"]
     words += ["--training"] if options.training else []
     words += ["--messages"] if options.messages else []
     inner = ["-m", "benchmarks.exchange", "--inside", *words, "--", *options.flags]
@@ -165,6 +188,43 @@ def _times_possible(record: Mapping[str, Any], link: str, size: int) -> str:
     return f"{min(medians.values()) / ideal:.2f} ({medians['backend'] / ideal:.1f})"
 
 
+def control_in(options: argparse.Namespace) -> str:
+    """The congestion control of emulated nodes."""
+    return str(options.control or CONTROL.read_text().strip())
+
+
+def simulated_table(
+    found: dict[str, Found], nodes: int, sizes: Sequence[int], control: str
+) -> list[str]:
+    """A table of links with loss or jitter; none where all are without."""
+    known = control_of([{"congestion_control": control}])
+    lines = []
+    for link, by in found.items():
+        wire = Wire() if link == "loopback" else wire_of(plain_link(link))
+        for size in () if wire.is_steady else sizes:
+            for way in (way for way in WAYS if f"{way} {size}" in by):
+                plan = Scenario(Shape(nodes), 1, wire, exchange=way, emulated=True)
+                steady_s, simulated_s = exchange_s(plan, size, known)
+                each = by[f"{way} {size}"]
+                cells = [link, f"{size:,}", way, *map(_ms, (steady_s, simulated_s))]
+                cells += [_ms(statistics.mean(each)), f"{_ms(min(each))} to {_ms(max(each))}"]
+                lines.append(f"| {' | '.join(cells)} |")
+    if not lines:
+        return []
+    heads = (
+        f"| link, {control} | bytes | way | without, ms | simulated, ms | measured, ms | rounds |"
+    )
+    return ["", heads, f"|---|--:|---|{'--:|' * 4}", *lines]
+
+
+def exchange_s(plan: Scenario, size: int, control: str) -> tuple[float, float]:
+    """Seconds of an exchange by gloo, without and with the loss and jitter of its link."""
+    form = form_of(GLOO, size, plan.shape, plan)
+    without_s = form(plan.wire).alone_s
+    more = longer_over(form, plan.shape.nodes, plan.wire, control, plan.exchange in MEANS, True)
+    return without_s, without_s + more.mean_s
+
+
 def training_table(found: dict[str, Found]) -> list[str]:
     lines = ["| link one way | bucket, MB | gloo, ms a step | direct, ms a step | times as fast |"]
     lines.append("|---|--:|--:|--:|--:|")
@@ -188,6 +248,8 @@ def _ms(seconds: float) -> str:
 
 
 def inside(options: argparse.Namespace) -> None:
+    if options.control and options.link != "loopback":
+        CONTROL.write_text(options.control)  # of this node alone
     kind = trained if options.training else told if options.messages else added_up
     tell(kind(options))
 
@@ -224,7 +286,7 @@ def added_up(options: argparse.Namespace) -> Found:
     nodes, found = dist.get_world_size(), Found()
     direct = DirectAllreduce(dist.group.WORLD)  # as in a training; each has its own message numbers
     everything = DirectAllreduce(dist.group.WORLD, None, True)
-    for slot, size in enumerate(SIZES):
+    for slot, size in enumerate(sizes_of(options)):
         row = torch.zeros(size // 4)
 
         def by_backend(again: bool, row: torch.Tensor = row) -> None:
@@ -247,7 +309,7 @@ def _in_turn(
     found: Found, size: int, ways: Mapping[str, Once], ideal: float | None,
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    often = _often(ideal)
+    often = max(options.repeats, _often(ideal))
     for number in range(-1, options.rounds):
         for way, once in ways.items():
             seconds = _each_s(once, often if number >= 0 else 1)

@@ -29,7 +29,7 @@ from harness.core.settings import UserError
 from harness.read.predict.candidates import Candidate, candidates
 from harness.read.predict.cases import workloads_of
 from harness.read.predict.facts import Overrides, shape_of
-from harness.read.predict.fitting import all_reduces_of, fit_on, wire_between
+from harness.read.predict.fitting import all_reduces_of, fit_on, steady_wire
 from harness.read.predict.model import EXPOSED
 from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import Group
@@ -74,7 +74,7 @@ def off(errors: Sequence[float]) -> str:
 
 
 def wire_over(run: Run) -> Wire | None:
-    return wire_between(run.measured_link)
+    return steady_wire(run.measured_link)
 
 
 def cases(runs: Sequence[Run], without_delay: bool) -> Iterator[Case]:

@@ -47,15 +47,22 @@ class Wire:
 
     delay_s: float = 0.0  # one way
     bytes_per_s: float = math.inf
+    jitter_s: float = 0.0  # not in the closed forms, nor is the loss
+    loss: float = 0.0  # share of the packets
 
     @property
     def round_trip_s(self) -> float:
         return 2 * self.delay_s
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether there is neither loss nor jitter."""
+        return not (self.loss or self.jitter_s)
+
 
 def wire_of(link: Link) -> Wire:
     rate = math.inf if link.rate_mbit is None else link.rate_mbit * 1e6 / 8 * TCP_SHARE
-    return Wire(link.delay_ms / 1000, rate)
+    return Wire(link.delay_ms / 1000, rate, link.jitter_ms / 1000, link.loss)
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,6 @@ SHAKY = {"link": {"asked": {"delay_ms": 20, "rate_mbit": 200, "jitter_ms": 2, "l
     (("--strategy", "hivemind"), {}, "hivemind is not modelled"),
     (("--compress", "powersgd"), {}, "how many bytes it sends is in no record"),
     (("--strategy", "fsdp"), {}, "fsdp gathers layer by layer"),
-    ((), SHAKY, "loss and jitter are not modelled"),
     ((), UNEQUAL, "links that differ between pairs of nodes are not modelled"),
     ((), {"link": None}, "the link between the nodes is in no record"),
     ((), {"effective_batch": None}, "no steps were timed"),
@@ -288,6 +287,17 @@ def test_reasons(
     drawn = drawn_of(tmp_path)
     (note,) = (n for n in drawn.notes if n.startswith("not predicted: "))
     assert reason in note and "2_1_20ms-200mbit" in note and len(marks(drawn)) == 1
+
+
+def test_runs_over_a_link_with_jitter_are_compared(tmp_path: Path) -> None:
+    """Predicted from runs without a link, as over any other link, with its jitter."""
+    near(tmp_path)
+    far(tmp_path, planted(FAR)[0], FAR, **SHAKY)
+    ((workload,), excluded) = workloads_of(read_results(tmp_path))
+    (case,) = workload.cases
+    assert not excluded and case.prediction.plan.wire.jitter_s == 0.002
+    steady = replace(case.prediction.plan, wire=wire_of(FAR))
+    assert case.prediction.step_s > predict(workload.fitted.model, steady).step_s
 
 
 def test_a_batch_that_is_in_no_record(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.collectives import GLOO, NCCL, TCP_SEGMENT, TCP_SHARE, Shape, Wire
-from harness.read.predict.exchange import HANDOVER_S, Reduction, relay_s
+from harness.core.collectives import GLOO, NCCL, TCP_SEGMENT, TCP_SHARE, Shape, Wire, wire_of
+from harness.core.links import Link
+from harness.read.predict.exchange import HANDOVER_S, UNMEASURED, Reduction, correction, relay_s
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
 from harness.read.predict.model import COMPUTE, EXCHANGE, SHARED_APART, SHARING, Model, predict
@@ -200,4 +201,6 @@ def test_a_link_that_loses_or_shakes_tells_nothing_of_a_steady_one(
     link = measured(20, 200, 1.5)
     timed(records, 16, 2, 1, link=link | {"asked": link["asked"] | fault})
     fitted = fit_records(str(records), Overrides())
-    assert fitted.model.table == () and not fitted.phases.over_links
+    steady = correction(fitted.model.table, GLOO, Shape(2), wire_of(Link(20, 200)))
+    assert steady == UNMEASURED and not fitted.phases.over_links
+    assert [row.wire.is_steady for row in fitted.model.table] == [False]

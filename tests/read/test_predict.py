@@ -378,8 +378,6 @@ def test_two_nodes_of_others_from_their_one_gpu(tmp_path: Path, predicted: Verb)
     (["--setup", "200000_1", *FAR], "100,000 nodes at most"),
     (["--setup", "2_1", *FAR, "--strategy", "hivemind"], "not modelled"),
     (["--setup", "2_1", *FAR, "--strategy", "magic"], "there is single"),
-    (["--setup", "2_1", "--link", "20ms,loss1%"], "not modelled: without, it is 20ms"),
-    (["--setup", "2_1", "--link", "wifi"], "not modelled: without, it is 2ms/200mbit"),
     (["--setup", "3_1", "--link", "2+1:within=lan:between=continent"], "give the slowest"),
     (["--setup", "2_1", "--link", "20"], "expected none, 20ms"),
     (["--setup", "2_1", *FAR, "--strategy=diloco", "--fragments=3"], "--fragments 3: --sync_every"),

@@ -34,7 +34,7 @@ from harness.read.predict.facts import (
     shape_of,
     step_s,
 )
-from harness.read.predict.fitting import Fitted, wire_between
+from harness.read.predict.fitting import Fitted, steady_wire
 from harness.read.predict.model import EXCHANGE, Prediction, predict
 from harness.read.predict.phases import (
     EPOCH_END,
@@ -356,7 +356,7 @@ def _timed_over(fitted: Fitted, runs: Iterable[Run]) -> list[tuple[Wire, Run]]:
     return [
         (wire, run) for run in runs
         if step_s(run, Overrides()) and fitted.is_timed_like(run)
-        and (wire := wire_between(run.measured_link)) is not None
+        and (wire := steady_wire(run.measured_link)) is not None
     ]  # fmt: skip
 
 

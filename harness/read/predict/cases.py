@@ -226,14 +226,13 @@ def _wire(runs: Sequence[Run]) -> Wire:
     """The requested link; where none was requested, the median of the measured ones."""
     links = [run.measured_link for run in runs]
     requested = uniform_link(links[0].get("asked"))
-    if requested and (requested.get("loss") or requested.get("jitter_ms")):
-        raise UserError("loss and jitter are not modelled")
     if requested is None and links[0].get("asked"):
         raise UserError("links that differ between pairs of nodes are not modelled")
     wires = [wire for link in links if (wire := wire_between(link)) is not None]
     if not wires:
         raise UserError("the link between the nodes is in no record")
-    return Wire(
-        statistics.median(wire.delay_s for wire in wires),
-        statistics.median(wire.bytes_per_s for wire in wires),
+    return replace(
+        wires[0],
+        delay_s=statistics.median(wire.delay_s for wire in wires),
+        bytes_per_s=statistics.median(wire.bytes_per_s for wire in wires),
     )

@@ -29,17 +29,23 @@ from harness.read.labels import UNKNOWN, counted, duration
 from harness.read.predict.cases import measured_as
 from harness.read.predict.facts import Overrides, shape_of
 from harness.read.predict.fitting import Fitted, fit_records
+from harness.read.predict.lossy.messages import assumption
 from harness.read.predict.model import (
     EXCHANGE,
     Prediction,
     below_half_efficiency,
-    is_allreduce,
     over_nodes,
     predict,
-    spread_of_form,
 )
 from harness.read.predict.phases import EPOCH_END, EVALUATION, SAVING, START
-from harness.read.predict.scenario import APART, Scenario, exchanges_of_update, neighbours
+from harness.read.predict.scenario import (
+    APART,
+    Scenario,
+    exchanges_of_update,
+    is_allreduce,
+    neighbours,
+    spread_of_form,
+)
 from harness.read.records.selection import start_on
 from harness.read.scales import doubling_axis, log_axis
 from harness.read.table import Table, screen, show
@@ -101,7 +107,7 @@ class Outcome:
 def outcome(fitted: Fitted, prediction: Prediction, cost_per_gpu_hour: float | None) -> Outcome:
     updates = fitted.updates_of(prediction.samples)
     plan = prediction.plan
-    known = fitted.phases.at(plan.shape, plan.wire)
+    known = fitted.phases.at(plan.shape, plan.wire, fitted.model.congestion)
     phases = {name: phase.fixed_s for name, phase in known.items()}
     return Outcome(
         prediction,
@@ -137,6 +143,7 @@ def as_fields(result: Outcome) -> dict[str, Any]:
         "parts_s": each.parts,
         "dominating": each.dominating,
         "alpha_beta_step_s": each.baseline_s,
+        "simulated": not plan.wire.is_steady and plan.shape.nodes > 1,
         "link_measured": each.correction.of_link and is_allreduce(plan),
         "samples_per_s": each.samples_per_s,
         "efficiency": each.efficiency,
@@ -197,8 +204,8 @@ def fit_lines(fitted: Fitted) -> Iterator[str]:
         yield f"each additional process on a machine makes all of them {slower} slower"
     if model.gradient_bytes is not None:
         yield f"gradient: {model.gradient_bytes / 1e6:.4g} MB, exchanged by {model.backend}"
-    for assumption in fitted.assumed:
-        yield f"assumed: {assumption}"
+    for each in fitted.assumed:
+        yield f"assumed: {each}"
 
 
 def prediction_lines(
@@ -341,7 +348,7 @@ def _few_updates_note(plan: Scenario) -> Iterator[str]:
 
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
     plan = prediction.plan
-    if plan.shape.nodes > 1 and spread_of_form(fitted.model, plan) is None:
+    if plan.shape.nodes > 1 and spread_of_form(fitted.model.backend, plan) is None:
         return "how far this exchange is off its closed form was not measured"
     if fitted.model.line.spread is None:
         return "too few runs of one process repeat a batch"
@@ -401,9 +408,11 @@ def _duration(seconds: float | None) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    link = link_without_losses(options.link)  # before the records, whose reading takes longer
+    link = uniform(options.link)  # before the records, whose reading takes longer
     fitted = fit_records(options.records, Overrides.of(options))
     plan = _scenario(options, fitted, link)
+    if not plan.wire.is_steady and plan.shape.nodes > 1:
+        fitted = replace(fitted, assumed=(*fitted.assumed, assumption(fitted.model.congestion)))
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     measured_s = measured_as(fitted, result.prediction.plan)
     curve = []
@@ -471,15 +480,10 @@ def _check_flags(options: argparse.Namespace) -> None:
                         f"{owners}")  # fmt: skip
 
 
-def link_without_losses(text: str | None) -> Link:
-    """The link of --link, with commas accepted for slashes; UserError for what is not modelled."""
+def uniform(text: str | None) -> Link:
+    """The link of --link, with commas accepted for slashes; UserError if pairs of nodes differ."""
     link = link_of("none" if text is None else text)
     if not isinstance(link, Link):
         raise UserError(f"--link {text}: pairs of nodes that differ are not modelled: "
                         "give the slowest of them")  # fmt: skip
-    if link.loss or link.jitter_ms:
-        without = replace(link, loss=0.0, jitter_ms=0.0)
-        raise UserError(
-            f"--link {text}: loss and jitter are not modelled: without, it is {without}"
-        )
     return link

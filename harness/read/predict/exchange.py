@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -23,7 +23,10 @@ from harness.core.collectives import (
     ring_share,
 )
 from harness.core.links import packets_at_once
+from harness.read.predict.lossy.messages import Longer, longer
 from harness.read.statistics import spread
+
+Form = Callable[[Wire], Cost]  # what an exchange costs over a link without loss and jitter
 
 BACKENDS = (GLOO, NCCL)
 LANES = {GLOO: 2, NCCL: 1}  # exchanges that a backend has under way at a time
@@ -78,8 +81,22 @@ def relay_s(size: float, shape: Shape, wire: Wire, to_all: bool) -> float:
     """
     receivers = shape.ranks - shape.per_node
     sent = size * receivers * (shape.ranks if to_all else 2)
-    packets = packets_at_once(wire.bytes_per_s / TCP_SHARE)
+    packets = 1 if wire.loss else packets_at_once(wire.bytes_per_s / TCP_SHARE)
     return HANDOVER_S * sent / (packets * TCP_SEGMENT)
+
+
+def longer_over(
+    form: Form, nodes: int, wire: Wire, control: str, to_all: bool, of_pairs: bool
+) -> Longer:
+    """How much longer an exchange takes over a link with loss or jitter. Its closed form says how
+    many messages wait for one another, and their bytes. to_all: each node sends to all others, over
+    one connection each, which share its link unless each pair has its own (of_pairs).
+    """
+    counts = form(Wire(1.0, 1.0))
+    flows = nodes - 1 if to_all and not of_pairs else 1
+    own = replace(wire, bytes_per_s=wire.bytes_per_s / flows)
+    rounds = counts.waits_s + counts.slack_s
+    return longer(own, control, counts.wire_s / flows, rounds, nodes, to_all)
 
 
 @dataclass(frozen=True)
@@ -121,12 +138,15 @@ UNMEASURED = Correction((), (), None, 0, False)
 
 
 def correction(table: Sequence[Reduction], backend: str, shape: Shape, wire: Wire) -> Correction:
-    """By all-reduces over this link, of the same shape if any; else by all that were measured."""
+    """By all-reduces over this link, of the same shape if any; else by all that were measured over
+    links without loss and jitter.
+    """
     known = [row for row in table if row.backend == backend and math.isfinite(row.factor)]
-    if not known:
-        return UNMEASURED
     here = [row for row in known if alike(row.wire, wire)]
     same = [row for row in here if row.shape == shape] or here
+    known = [row for row in known if row.wire.is_steady]
+    if not (same or known):
+        return UNMEASURED
     if not same:
         logs = [math.log(row.factor) for row in known]
         middle = math.exp(statistics.median(logs))
@@ -149,6 +169,8 @@ def correction(table: Sequence[Reduction], backend: str, shape: Shape, wire: Wir
 
 def alike(one: Wire, other: Wire) -> bool:
     rates, delays = (one.bytes_per_s, other.bytes_per_s), (one.delay_s, other.delay_s)
+    if (one.jitter_s, one.loss) != (other.jitter_s, other.loss):
+        return False
     return math.isclose(*rates, rel_tol=ALIKE_SHARE) and math.isclose(
         *delays, rel_tol=ALIKE_SHARE, abs_tol=ALIKE_S
     )

@@ -39,6 +39,7 @@ from harness.read.predict.facts import (
     train_samples_of,
     trained_bytes,
 )
+from harness.read.predict.lossy.tcp import control_of
 from harness.read.predict.model import Model
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.predict.scenario import APART
@@ -54,6 +55,7 @@ from harness.read.statistics import spread
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
 LINK_FILES = "link*.json"
+REQUESTED = ("delay_ms", "jitter_ms", "loss")
 MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes`
 
 
@@ -176,17 +178,22 @@ def _reductions(
 
 
 def wire_between(link: Mapping[str, Any]) -> Wire | None:
-    """The link as requested, or as measured if none was requested; None where it loses packets or
-    has jitter, which are not modelled.
-    """
+    """The link as requested, or as measured if none was requested."""
     if (requested := uniform_link(link.get("asked"))) is not None:
-        if requested.get("loss") or requested.get("jitter_ms"):
-            return None
-        return wire_of(Link(requested.get("delay_ms") or 0.0, requested.get("rate_mbit")))
+        rate, *others = (requested.get(name) for name in ("rate_mbit", "jitter_ms", "loss"))
+        return wire_of(
+            Link(requested.get("delay_ms") or 0.0, rate, *(each or 0.0 for each in others))
+        )
     rtt_ms, mbit = link.get("rtt_min_ms"), rate_of(link)
     if link.get("asked") or not is_number(rtt_ms) or not is_number(mbit):
         return None  # unequal links, or nothing is known
     return Wire(rtt_ms / 2000, mbit * 1e6 / 8)
+
+
+def steady_wire(link: Mapping[str, Any]) -> Wire | None:
+    """The link, or None where it loses packets or has jitter: times over it tell of no other."""
+    wire = wire_between(link)
+    return wire if wire is not None and wire.is_steady else None
 
 
 def fit_records(selector: str, overrides: Overrides) -> Fitted:
@@ -220,7 +227,8 @@ def fit_on(
     arguments = first.settings.get("training_arguments") or {}
     same = same_training(first, basis.near)
     coded = _coded_on_one_machine(first, same)
-    phases = fit_phases((shape_of(run), wire_between(run.measured_link), run) for run in same)
+    tcp = _tcp_of(same)
+    phases = fit_phases((shape_of(run), steady_wire(run.measured_link), run) for run in same)
     model = Model(
         line, sharing, sharing_spread, inside_s,
         gradient_bytes=gradient_bytes(first, basis.near, overrides),
@@ -232,7 +240,8 @@ def fit_on(
         payloads=_payloads(same),
         hosts=_hosts(coded, line, sharing, own_cores, overrides),
         sharing_freedom=sharing_freedom,
-        slow_start_after_idle=_slow_start_after_idle(same),
+        slow_start_after_idle=_slow_start_after_idle(tcp),
+        congestion=control_of(tcp),
         own_cores=own_cores,
         notes=basis.notes,
     )  # fmt: skip
@@ -394,15 +403,17 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
     return {each: statistics.median(many) for each, many in shares.items()}
 
 
-def _slow_start_after_idle(runs: Iterable[Run]) -> bool:
-    """Whether TCP repeats its slow start after a rest: yes, unless the records say no kernel did.
-    Runs on several nodes decide; those on one node only where no others record it.
-    """
+def _tcp_of(runs: Iterable[Run]) -> list[Mapping[str, Any]]:
+    """What runs record of TCP: those on several nodes, or those on one node if no others do."""
     recorded = [(shape_of(run).nodes, tcp) for run in runs if (tcp := run.environment.get("tcp"))]
-    decisive = [tcp for nodes, tcp in recorded if nodes > 1] or [tcp for _, tcp in recorded]
-    return not decisive or any(
+    return [tcp for nodes, tcp in recorded if nodes > 1] or [tcp for _, tcp in recorded]
+
+
+def _slow_start_after_idle(recorded: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether TCP repeats its slow start after a rest: yes, unless records say no kernel did."""
+    return not recorded or any(
         tcp["slow_start_after_idle"] and not tcp["congestion_control"].startswith("bbr")
-        for tcp in decisive
+        for tcp in recorded
     )
 
 

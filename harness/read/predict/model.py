@@ -6,6 +6,7 @@ far as it outlasts the backward pass that it overlaps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -18,10 +19,7 @@ from harness.core.collectives import (
     MEANS,
     Cost,
     Shape,
-    allreduce,
-    coded_mean,
     fastest,
-    powersgd_mean,
     ring_share,
     ways,
 )
@@ -32,12 +30,18 @@ from harness.core.topology import effective_batch
 from harness.read.predict import exchange
 from harness.read.predict.computing import StepTime, crowd, slowdown
 from harness.read.predict.exchange import Correction, Reduction
+from harness.read.predict.lossy.messages import Longer
+from harness.read.predict.lossy.tcp import CUBIC
 from harness.read.predict.scenario import (
     APART,
     Scenario,
     exchanges_of_update,
+    form_of,
+    is_allreduce,
     neighbours,
+    one_sends,
     rested_of_update,
+    spread_of_form,
     timed_apart,
     together_of,
     trains_apart,
@@ -91,6 +95,7 @@ class Model:
     hosts: Mapping[str, float] = field(default_factory=dict)
     sharing_freedom: int = 0  # degrees, of sharing_spread
     slow_start_after_idle: bool = True  # TCP restarts with a small window after a rest
+    congestion: str = CUBIC  # TCP's, which decides what losses cost
     own_cores: int | None = None  # for how many processes a machine has cores; None: GPUs, unknown
     notes: tuple[str, ...] = ()  # on runs that were left out of the fit
 
@@ -244,7 +249,7 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
         return _on_machine(model, plan)
     if plan.compress in GRADIENT_CODES:
         size = model.payload(plan)
-        between_s = _coded(size, plan.shape, plan).alone_s
+        between_s = _cost(model, size, plan.shape, plan, factors).alone_s
         between_s += _rested_each_step_s(
             model, size, plan.shape, plan, model.line.step_s(plan.batch) * slower, between_s
         )
@@ -253,7 +258,7 @@ def _ddp(model: Model, plan: Scenario, slower: float, factors: Correction) -> fl
     share = model.payload(plan) / (sum(sizes) or 1)
     # Sent directly, each node's sum goes between nodes; a ring goes through all processes.
     shape = Shape(plan.shape.nodes) if plan.exchange in MEANS else plan.shape
-    costs = [_reduce(model, share * size, shape, plan, factors) for size in sizes]
+    costs = [_cost(model, share * size, shape, plan, factors) for size in sizes]
     backward_s = model.line.backward_s(plan.batch) * slower / model.grad_acc
     ready_s = exchange.ready_times(sizes, backward_s)
     lanes = len(sizes) if plan.exchange in MEANS else exchange.LANES[model.backend]
@@ -269,7 +274,7 @@ def _fsdp(model: Model, plan: Scenario, slower: float, factors: Correction) -> f
     if plan.shape.nodes == 1:
         raise UserError("--strategy fsdp on one node: what its exchange takes is in no record")
     size = (model.gradient_bytes or 0) / plan.blocks
-    half_s = _reduce(model, size, plan.shape, plan, factors).alone_s / 2
+    half_s = _cost(model, size, plan.shape, plan, factors).alone_s / 2
     backward_s = model.line.backward_s(plan.batch) * slower
     forward_s = backward_s / 2
     gathering_s, both_s = plan.blocks * half_s, 2 * plan.blocks * half_s
@@ -303,7 +308,7 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
         waiting_s = max(0.0, whole_s / plan.fragments - going_on_s)
         return together * whole_s + (1 - together) * exchanges_of_update(plan) * waiting_s
     size = model.payload(plan) / plan.fragments
-    cost = _mean_of(model, size, units, plan, factors)
+    cost = _cost(model, size, units, plan, factors)
     update_s = model.line.step_s(plan.batch) * slower + inside_s
     if plan.compress != "none":
         cost = replace(cost, slack_s=0.0)  # slack is seen only where one exchange follows another
@@ -326,7 +331,7 @@ def _apart(model: Model, plan: Scenario, slower: float, factors: Correction) -> 
         return inside_s + apart_s
     # Updates together: an exchange of one row, as large as the weights, after each backward pass.
     whole = model.payload(plan)
-    together_s = _mean_of(model, whole, units, plan, factors).alone_s + host_s
+    together_s = _cost(model, whole, units, plan, factors).alone_s + host_s
     together_s += _rested_each_step_s(model, whole, units, plan, update_s, together_s)
     share = together_of(plan)
     return inside_s + share * together_s + (1 - share) * apart_s
@@ -360,11 +365,23 @@ def _rested_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
     return KEPT_WINDOW_ROUND_TRIPS * plan.wire.round_trip_s
 
 
-def _mean_of(model: Model, size: float, units: Shape, plan: Scenario, factors: Correction) -> Cost:
-    """The cost of averaging a row of weights or gradients between units."""
-    if plan.compress == "none":
-        return _reduce(model, size, units, plan, factors)
-    return _coded(size, units, plan)
+def _cost(model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction) -> Cost:
+    """The cost of averaging so many bytes of weights or gradients between nodes."""
+    cost = form_of(model.backend, size, shape, plan)(plan.wire)
+    more_s = _longer(model, size, shape, plan, factors).mean_s
+    if is_allreduce(plan):
+        cost = cost.scaled(factors.at(size))
+    return cost.scaled(1 + more_s / cost.alone_s) if more_s and cost.alone_s else cost
+
+
+def _longer(model: Model, size: float, shape: Shape, plan: Scenario, by: Correction) -> Longer:
+    """How much longer the link's loss and jitter make it; measured all-reduces include them."""
+    if plan.wire.is_steady or (by.of_link and is_allreduce(plan)):
+        return Longer()
+    form, to_all = form_of(model.backend, size, shape, plan), plan.exchange in MEANS
+    return exchange.longer_over(
+        form, shape.nodes, plan.wire, model.congestion, to_all, plan.emulated
+    )
 
 
 def _inside(model: Model, plan: Scenario) -> float:
@@ -375,17 +392,6 @@ def _inside(model: Model, plan: Scenario) -> float:
 def _on_machine(model: Model, plan: Scenario) -> float:
     """The exposed exchange of processes of a single machine, with what compressing takes."""
     return model.hosts.get(plan.compress, model.inside_s) * ring_share(plan.shape.per_node)
-
-
-def _one_sends(plan: Scenario) -> bool:
-    """Whether one process of a node sends for all: gradients of ddp, unless they are codes."""
-    return plan.strategy not in APART and plan.compress not in GRADIENT_CODES
-
-
-def is_allreduce(plan: Scenario) -> bool:
-    """Whether the plan exchanges by all-reduces, as they are measured over a link."""
-    other = is_coded(plan.compress, plan.strategy in APART) or plan.compress.startswith("powersgd")
-    return plan.exchange == BACKEND and not other
 
 
 def _has_passed_hosts(model: Model, plan: Scenario, factors: Correction) -> bool:
@@ -415,38 +421,11 @@ def _relay_s(model: Model, plan: Scenario, shape: Shape) -> float:
     cores, turns = crowd(neighbours(plan), model.own_cores)
     if plan.exchange not in MEANS or turns == 1:
         return 0.0
-    sending = Shape(shape.nodes) if _one_sends(plan) else shape
+    sending = Shape(shape.nodes) if one_sends(plan) else shape
     all_cores_s = exchange.relay_s(
         model.payload(plan), sending, plan.wire, plan.exchange == ALL_TO_ALL
     )
     return all_cores_s / cores
-
-
-def _coded(size: float, shape: Shape, plan: Scenario) -> Cost:
-    return MEANS.get(plan.exchange, coded_mean)(size, shape, plan.wire, plan.emulated)
-
-
-def _reduce(model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction) -> Cost:
-    if plan.exchange in MEANS:
-        return MEANS[plan.exchange](size, shape, plan.wire, plan.emulated)
-    if plan.compress.startswith("powersgd"):
-        return powersgd_mean(size, shape, plan.wire)
-    return allreduce(model.backend, size, shape, plan.wire).scaled(factors.at(size))
-
-
-def spread_of_form(model: Model, plan: Scenario) -> float | None:
-    """How far exchanges of trainings are from their closed form; None where none were compared.
-    Compared were DDP by gloo's all-reduce, and on two nodes all strategies but fsdp.
-    """
-    coded = is_coded(plan.compress, plan.strategy in APART)
-    strategy = STRATEGIES[plan.strategy]
-    plain = strategy.reduces_gradients and plan.exchange == BACKEND and not coded
-    compared = plain or (plan.shape.nodes == 2 and not strategy.shards)
-    if model.backend != GLOO or not compared:
-        return None
-    if trains_apart(plan):
-        return exchange.APART_CODED_SPREAD if coded else exchange.APART_SPREAD
-    return exchange.CODED_SPREAD if coded else exchange.TRAINING_SPREAD
 
 
 EXPOSED = {"ddp": _ddp, "fsdp": _fsdp, "local_sgd": _apart, "diloco": _apart}
@@ -468,13 +447,27 @@ def _error(
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and is_allreduce(plan):
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
-        off = spread_of_form(model, plan)
+        off = spread_of_form(model.backend, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
+        if not plan.wire.is_steady:
+            errors.append((parts[EXCHANGE], *_spread_of_draws(model, plan, factors)))
     known = [
         ((size * spread) ** 2, freedom) for size, spread, freedom in errors
         if spread is not None and freedom > 0
     ]  # fmt: skip
     return welch_sum(*known) if len(known) == len(errors) else None
+
+
+def _spread_of_draws(model: Model, plan: Scenario, factors: Correction) -> tuple[float, int]:
+    """The relative standard deviation of an exchange over a link with loss or jitter, or of their
+    mean over a run whose updates are known; and its degrees of freedom.
+    """
+    apart = plan.strategy in APART
+    size, shape = model.payload(plan) / plan.fragments, units_of(plan) if apart else plan.shape
+    more = _longer(model, size, shape, plan, factors)
+    alone_s = _cost(model, size, shape, plan, factors).alone_s
+    often = (plan.updates or 0) * (exchanges_of_update(plan) if apart else 1)
+    return more.sd_s / alone_s / math.sqrt(max(1.0, often)), max(1, more.draws - 1)
 
 
 def over_nodes(

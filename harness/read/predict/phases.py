@@ -17,6 +17,8 @@ import numpy as np
 from harness.core.collectives import Shape, Wire
 from harness.read.predict.computing import least_squares
 from harness.read.predict.exchange import joined
+from harness.read.predict.lossy.messages import longer
+from harness.read.predict.lossy.tcp import CUBIC
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.recorded import measuring_s
 from harness.read.records.runs import Run
@@ -54,8 +56,10 @@ class Phases:
         known = [each for each in self.of if each.nodes > 1]
         return min(known, key=lambda each: abs(each.ranks - shape.ranks), default=None)
 
-    def at(self, shape: Shape, wire: Wire) -> dict[str, PhaseFit]:
-        """The known phases over a link; fixed_s of each includes the part of the link."""
+    def at(self, shape: Shape, wire: Wire, control: str = CUBIC) -> dict[str, PhaseFit]:
+        """The known phases over a link; fixed_s of each includes the part of the link, where each
+        delay is a message of one packet.
+        """
         near = self.recorded(shape) if shape.nodes > 1 else Shape(1)
         known = dict(self.of.get(near or Shape(1), {}))
         if shape.nodes > 1 and near is not None and EVALUATION in known:
@@ -72,7 +76,13 @@ class Phases:
         elif shape.nodes == 1 and EVALUATION in known:
             known[EVALUATION] = PhaseFit(known[EVALUATION].fixed_s / shape.ranks, 0.0)
         return {
-            name: PhaseFit(each.takes_s(wire.delay_s), 0.0, each.spread, each.freedom)
+            name: PhaseFit(
+                each.takes_s(wire.delay_s)
+                + longer(wire, control, 1, each.delays, shape.nodes, True).mean_s,
+                0.0,
+                each.spread,
+                each.freedom,
+            )
             for name, each in known.items()
         }
 

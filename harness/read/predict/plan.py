@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from itertools import filterfalse
 from typing import Any
 
@@ -23,7 +24,7 @@ from harness.read.predict.candidates import (
     missing_quality,
     trainings_of,
 )
-from harness.read.predict.command import link_without_losses
+from harness.read.predict.command import uniform
 from harness.read.predict.facts import Overrides, effective_batch_of, model_of, shape_of
 from harness.read.predict.fitting import Fitted, fit_read
 from harness.read.records.groups import Group
@@ -39,7 +40,13 @@ CLOSE = 1.1  # times the fastest: predictions without an interval do not tell th
 
 def run(options: argparse.Namespace) -> int:
     nodes = _nodes(options.nodes)
-    link = link_without_losses(options.link)
+    link = uniform(options.link)
+    if link.loss or link.jitter_ms:
+        without = replace(link, loss=0.0, jitter_ms=0.0)
+        raise UserError(
+            f"--link {link}: plans are corrected by runs over links without loss and jitter: give "
+            f"{without}; predict simulates loss and jitter"
+        )
     target = parse_target(options.target)
     fitted = _fitted(options, nodes, target, str(link))
     choices = candidates(

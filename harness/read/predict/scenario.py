@@ -5,10 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.collectives import BACKEND, Shape, Wire
-from harness.core.strategies import DDP, SINGLE, STRATEGIES, usual_scope
+from harness.core.collectives import (
+    BACKEND,
+    GLOO,
+    MEANS,
+    Shape,
+    Wire,
+    allreduce,
+    coded_mean,
+    powersgd_mean,
+)
+from harness.core.strategies import (
+    DDP,
+    GRADIENT_CODES,
+    SINGLE,
+    STRATEGIES,
+    is_coded,
+    usual_scope,
+)
 from harness.read.labels import STRATEGY, strategy_text
-from harness.read.predict.exchange import rests_after_s
+from harness.read.predict.exchange import (
+    APART_CODED_SPREAD,
+    APART_SPREAD,
+    CODED_SPREAD,
+    TRAINING_SPREAD,
+    Form,
+    rests_after_s,
+)
 
 APART = tuple(name for name, strategy in STRATEGIES.items() if strategy.apart)
 
@@ -112,3 +135,40 @@ def rested_of_update(plan: Scenario, update_s: float) -> float:
     if plan.sync_every // plan.fragments * update_s > rests_after_s(plan.wire):
         return often
     return min(often, 1 / plan.epoch_updates) if plan.epoch_updates else 0.0
+
+
+def one_sends(plan: Scenario) -> bool:
+    """Whether one process of a node sends for all: gradients of ddp, unless they are codes."""
+    return plan.strategy not in APART and plan.compress not in GRADIENT_CODES
+
+
+def is_allreduce(plan: Scenario) -> bool:
+    """Whether the plan exchanges by all-reduces, as they are measured over a link."""
+    other = is_coded(plan.compress, plan.strategy in APART) or plan.compress.startswith("powersgd")
+    return plan.exchange == BACKEND and not other
+
+
+def form_of(backend: str, size: float, shape: Shape, plan: Scenario) -> Form:
+    """The closed form of averaging so many bytes of weights or gradients between nodes."""
+    if plan.exchange in MEANS:
+        return lambda wire: MEANS[plan.exchange](size, shape, wire, plan.emulated)
+    if is_coded(plan.compress, plan.strategy in APART):
+        return lambda wire: coded_mean(size, shape, wire, plan.emulated)
+    if plan.compress.startswith("powersgd"):
+        return lambda wire: powersgd_mean(size, shape, wire)
+    return lambda wire: allreduce(backend, size, shape, wire)
+
+
+def spread_of_form(backend: str, plan: Scenario) -> float | None:
+    """How far exchanges of trainings are from their closed form; None where none were compared.
+    Compared were DDP by gloo's all-reduce, and on two nodes all strategies but fsdp.
+    """
+    coded = is_coded(plan.compress, plan.strategy in APART)
+    strategy = STRATEGIES[plan.strategy]
+    plain = strategy.reduces_gradients and plan.exchange == BACKEND and not coded
+    compared = plain or (plan.shape.nodes == 2 and not strategy.shards)
+    if backend != GLOO or not compared:
+        return None
+    if trains_apart(plan):
+        return APART_CODED_SPREAD if coded else APART_SPREAD
+    return CODED_SPREAD if coded else TRAINING_SPREAD

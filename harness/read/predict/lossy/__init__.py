@@ -1,0 +1,1 @@
+"""Links that lose packets or have jitter, simulated."""
