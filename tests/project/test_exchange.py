@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.exchange import SIZES, floors, ideal_s, told_s
+from benchmarks.exchange import SIZES, floors, ideal_s, simulated_table, told_s
 from harness.core.records import write_json
 from harness.core.settings import UserError
 from tests.support.benchmarked import benchmark
@@ -21,6 +21,17 @@ def test_what_a_link_makes_possible() -> None:
     assert ideal_s(4, 2, "loopback") is None
     assert told_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
     assert told_s(1, 4, "loopback") is None
+
+
+def test_simulated_times_stand_beside_measured_ones() -> None:
+    found = {"backend 4": [0.03, 0.05], "direct 4": [0.01, 0.02]}
+    assert simulated_table({"10ms": found, "loopback": found}, 2, [4], "bbr") == []
+    _, heads, _, backend, direct = simulated_table({"10ms/loss1%": found}, 2, [4], "bbr")
+    assert heads.startswith("| link, bbr | bytes | way |")
+    assert backend.startswith("| 10ms/loss1% | 4 | backend |")
+    link, size, way, without, simulated, measured, rounds = direct.strip("| ").split(" | ")
+    assert (link, size, way, without) == ("10ms/loss1%", "4", "direct", "10.0")
+    assert 11 < float(simulated) < 20 and (measured, rounds) == ("15.0", "10.0 to 20.0")
 
 
 def test_how_far_exchanges_are_from_the_possible(tmp_path: Path) -> None:
