@@ -55,7 +55,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "read.compare": ("read", "read.records"),
     "read.tables": ("read", "read.records", "read.compare"),
     "read.explain": ("read", "read.records"),
-    "read.predict": ("read", "read.records"),
+    "read.predict": ("read", "read.records", "read.predict.lossy"),
+    "read.predict.lossy": (),
     "read.imports": ("read", "read.records"),
     "read.figures": (
         *("read", "read.records", "read.tables"),
