@@ -296,6 +296,7 @@ def test_runs_over_a_link_with_jitter_are_compared(tmp_path: Path) -> None:
     ((workload,), excluded) = workloads_of(read_results(tmp_path))
     (case,) = workload.cases
     assert not excluded and case.prediction.plan.wire.jitter_s == 0.002
+    assert any("jitter by simulation" in each for each in workload.fitted.assumed)
     steady = replace(case.prediction.plan, wire=wire_of(FAR))
     assert case.prediction.step_s > predict(workload.fitted.model, steady).step_s
 

@@ -112,6 +112,25 @@ def test_a_lost_packet_is_sent_again_as_linux_does() -> None:
     assert again_s == pytest.approx(expected_s, rel=1e-3)
     twice_s = round_trip_s + 3 * (round_trip_s + 0.2) + there_s  # lost again, twice the timeout
     assert arrival_s(10, 10, 11) == pytest.approx(twice_s, rel=1e-3)
+    eleven_times_s = 0.25 * (2**9 - 1) + 2 * 120 + there_s
+    wire = Wire(0.05 / 2, FAST, loss=1e-4)
+    sent_s = Connection(wire, CUBIC, Loses(lambda number: number < 12)).send(0.0, 1)[1]
+    assert sent_s == pytest.approx(eleven_times_s - there_s / 2, rel=1e-3)  # two minutes at most
+
+
+@pytest.mark.parametrize("control", [RENO, CUBIC, BBR])
+@pytest.mark.parametrize("wire", [
+    Wire(loss=0.3), Wire(0.01, 1e6, 0.01, 0.2), Wire(0.05, FAST, 0.0, 0.4),
+    Wire(0.1, 1e5, loss=0.05),
+])  # fmt: skip
+def test_each_message_arrives_whole_and_once(wire: Wire, control: str) -> None:
+    connection, begins_s = Connection(wire, control, random.Random(2)), 0.0
+    for count in [*range(1, 15)] * 8:
+        half_s, ends_s = connection.send(begins_s, count)
+        assert begins_s <= half_s <= ends_s
+        lost = [lost for _, _, lost in connection.flying if lost]
+        assert (connection.known_lost, len(connection.holes), lost) == (0, 0, [])
+        begins_s = ends_s + wire.delay_s
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5])
@@ -186,6 +205,12 @@ def test_congestion_control_decides_what_losses_cost() -> None:
         for name in (RENO, CUBIC, BBR)
     ]
     assert steps[0] > 2 * steps[2] and steps[1] > 2 * steps[2]
+
+
+def test_a_link_that_only_loses_waits_for_timeouts() -> None:
+    found = [predict(MODEL, Scenario(Shape(2), 16, Wire(loss=loss))) for loss in (0.05, 1e-9, 0)]
+    assert found[0].step_s > found[1].step_s == found[2].step_s
+    assert None not in [each.low_s for each in found]
 
 
 def test_an_interval_widens_by_the_spread_of_draws() -> None:

@@ -26,6 +26,7 @@ from harness.read.predict.fitting import (
     same_training,
     wire_between,
 )
+from harness.read.predict.lossy.messages import assumption
 from harness.read.predict.model import EXPOSED, Prediction, predict
 from harness.read.predict.scenario import Scenario
 from harness.read.records.groups import Group
@@ -133,6 +134,9 @@ def _workload(
             cases.append(_predicted(_without(fitted, group, groups), group))
         except UserError as error:
             excluded.setdefault(str(error), []).append(sweep.short_name_of(group))
+    if any(not case.prediction.plan.wire.is_steady for case in cases):
+        simulated = assumption(fitted.model.congestion)
+        fitted = replace(fitted, assumed=(*fitted.assumed, simulated))
     return Workload(name, fitted, cases) if cases else None
 
 

@@ -371,7 +371,9 @@ def _cost(model: Model, size: float, shape: Shape, plan: Scenario, factors: Corr
     more_s = _longer(model, size, shape, plan, factors).mean_s
     if is_allreduce(plan):
         cost = cost.scaled(factors.at(size))
-    return cost.scaled(1 + more_s / cost.alone_s) if more_s and cost.alone_s else cost
+    if not cost.alone_s:  # loss alone, without delay and rate
+        return replace(cost, waits_s=more_s)
+    return cost.scaled(1 + more_s / cost.alone_s) if more_s else cost
 
 
 def _longer(model: Model, size: float, shape: Shape, plan: Scenario, by: Correction) -> Longer:
@@ -467,7 +469,8 @@ def _spread_of_draws(model: Model, plan: Scenario, factors: Correction) -> tuple
     more = _longer(model, size, shape, plan, factors)
     alone_s = _cost(model, size, shape, plan, factors).alone_s
     often = (plan.updates or 0) * (exchanges_of_update(plan) if apart else 1)
-    return more.sd_s / alone_s / math.sqrt(max(1.0, often)), max(1, more.draws - 1)
+    relative = more.sd_s / alone_s if alone_s else 0.0
+    return relative / math.sqrt(max(1.0, often)), max(1, more.draws - 1)
 
 
 def over_nodes(

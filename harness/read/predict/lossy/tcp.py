@@ -21,7 +21,7 @@ RENO, CUBIC, BBR = "reno", "cubic", "bbr"
 OPEN = 2048  # packets of a window that nothing limits: 3 MB, as Linux allows
 DUPLICATES = 3  # later packets that tell of a loss at once
 RACK_ROUND_TRIPS = 1.25  # since a packet was sent, before a single later one tells of its loss
-LEAST_TIMEOUT_S = 0.2  # of Linux, beside a round trip
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 0.2, 120.0  # of Linux; the least beside a round trip
 QUEUE_ROUND_TRIPS, LEAST_QUEUE_S = 2, 0.1  # how long packets wait for a link with a rate, at most
 RENO_LEFT = 0.5  # share of the window after a loss
 CUBIC_LEFT, CUBIC_C = 0.7, 0.4  # RFC 9438
@@ -149,7 +149,10 @@ class Connection:
         elif len(self.flying) > 1 and not self.is_probed:
             self.now_s, self.is_probed = self.last_s + 2 * self.round_trip_s, True
             _, _, lost = self.flying.pop()
-            return int(self._transmit() and lost)
+            arrives = self._transmit()
+            if not (arrives or lost):
+                self.flying.pop()  # a copy that nobody misses
+            return int(arrives and lost)
         else:
             self._time_out()
         return 0
@@ -184,7 +187,7 @@ class Connection:
 
     def _time_out(self) -> None:
         least_s = max(LEAST_TIMEOUT_S, 4 * self.wire.jitter_s * 2 / 3)  # mean deviation of two ways
-        timeout_s = (self.round_trip_s + least_s) * 2**self.timeouts
+        timeout_s = min(MOST_TIMEOUT_S, (self.round_trip_s + least_s) * 2**self.timeouts)
         self.now_s = max(self.now_s, self.last_s + timeout_s)
         self.timeouts += 1
         self.known_lost += sum(lost for _, _, lost in self.flying)
