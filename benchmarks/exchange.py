@@ -25,7 +25,6 @@ are rare: --repeats gives the least number of repetitions in a round.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import sys
@@ -36,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import parser_of, ratios, show, tell, told_by
-from harness.core.collectives import GLOO, MEANS, Shape, Wire, wire_of
-from harness.core.links import link_of, plain_link
+from harness.core.collectives import GLOO, MEANS, Shape, wire_of
+from harness.core.links import Link, Network, link_of
 from harness.core.records import read_json
 from harness.core.settings import UserError
 from harness.read.predict.exchange import longer_over
@@ -82,7 +81,9 @@ def main(argv: list[str]) -> int:
     else:
         sizes = sizes_of(options)
         lines = table(found, options.nodes, sizes, ideal_s)
-        lines += simulated_table(found, options.nodes, sizes, control_in(options))
+        control = control_in(options)
+        rows = simulated_table(compared(found, options.nodes, control), control)
+        lines += ["", *rows] if rows else []
     load = os.getloadavg()[0]
     about = {"environment": environment(cuda=False), "nodes": options.nodes, "load": load}
     show("\n".join(lines), options.out, {**about, "flags": options.flags, "links": found})
@@ -153,11 +154,8 @@ def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: I
 
 
 def floors(folder: Path) -> list[str]:
-    """How far each link and number of nodes is from the possible, of the tables of a folder."""
-    records = [record for file in folder.glob("*.json") if (record := read_json(file))]
-    if not records:
-        raise UserError(f"{folder} has no record of benchmarks.exchange: --out writes one")
-    by_nodes = sorted(records, key=_nodes_of)
+    """How far exchanges are from the ideal, by link and number of nodes: a folder of records."""
+    by_nodes = sorted(_records_in(folder), key=_nodes_of)
     lines = [
         f"| link one way | nodes | {' | '.join(map(_size, SIZES))} |",
         f"|---|--:|{'--:|' * len(SIZES)}",
@@ -169,6 +167,13 @@ def floors(folder: Path) -> list[str]:
     return lines
 
 
+def _records_in(folder: Path) -> list[dict[str, Any]]:
+    records = [record for file in sorted(folder.glob("*.json")) if (record := read_json(file))]
+    if not records:
+        raise UserError(f"{folder} has no record of benchmarks.exchange: --out writes one")
+    return records
+
+
 def _size(size: int) -> str:
     return f"{size // 2**20} MiB" if size >= 2**20 else f"{size} bytes"
 
@@ -178,13 +183,12 @@ def _nodes_of(record: Mapping[str, Any]) -> int:
 
 
 def _times_possible(record: Mapping[str, Any], link: str, size: int) -> str:
-    """The fastest way's time by the possible one, and gloo's."""
-    medians = {
-        way: statistics.median(times)
-        for way in WAYS
-        if (times := record["links"][link].get(f"{way} {size}"))
-    }
-    ideal = ideal_s(size, _nodes_of(record), link) or math.nan
+    """The fastest way's time by the ideal one, and gloo's; "-" where gloo was not timed."""
+    by = record["links"].get(link, {})
+    medians = {way: statistics.median(times) for way in WAYS if (times := by.get(f"{way} {size}"))}
+    ideal = ideal_s(size, _nodes_of(record), link)
+    if ideal is None or "backend" not in medians:
+        return "-"
     return f"{min(medians.values()) / ideal:.2f} ({medians['backend'] / ideal:.1f})"
 
 
@@ -193,36 +197,60 @@ def control_in(options: argparse.Namespace) -> str:
     return str(options.control or CONTROL.read_text().strip())
 
 
-def simulated_table(
-    found: dict[str, Found], nodes: int, sizes: Sequence[int], control: str
-) -> list[str]:
-    """A table of links with loss or jitter; none where all are without."""
-    known = control_of([{"congestion_control": control}])
-    lines = []
+def simulated(folder: Path) -> list[str]:
+    """Simulated beside measured times: a folder of records of links with loss or jitter."""
+    lines, off = list[str](), list[float]()
+    for record in _records_in(folder):
+        control = record["environment"]["tcp"]["congestion_control"]
+        found = compared(record["links"], _nodes_of(record), control)
+        lines += simulated_table(found, control)[1 if lines else 0 :]
+        off += [abs(simulated_s / measured_s - 1) for *_, simulated_s, measured_s in found]
+    off.sort()
+    half, most = (off[int(share * len(off))] for share in (0.5, 0.9))
+    summary = f"Of {len(off)} times, half are off by at most {half:.1%}, 9 of 10 by {most:.1%}"
+    return [*lines, "", f"{summary}, all by {off[-1]:.1%}."]
+
+
+Compared = tuple[str, int, str, float, float, float]
+
+
+def compared(found: Mapping[str, Found], nodes: int, control: str) -> list[Compared]:
+    """(link, bytes, way, seconds without loss and jitter, simulated, measured) where a link has
+    either, the same between all nodes.
+    """
+    known, rows = control_of([{"congestion_control": control}]), []
     for link, by in found.items():
-        wire = Wire() if link == "loopback" else wire_of(plain_link(link))
-        for size in () if wire.is_steady else sizes:
-            for way in (way for way in WAYS if f"{way} {size}" in by):
-                plan = Scenario(Shape(nodes), 1, wire, exchange=way, emulated=True)
-                steady_s, simulated_s = exchange_s(plan, size, known)
-                each = by[f"{way} {size}"]
-                cells = [link, f"{size:,}", way, *map(_ms, (steady_s, simulated_s))]
-                cells += [_ms(statistics.mean(each)), f"{_ms(min(each))} to {_ms(max(each))}"]
-                lines.append(f"| {' | '.join(cells)} |")
-    if not lines:
+        of = Link() if link == "loopback" else link_of(link)
+        if isinstance(of, Network) or (wire := wire_of(of)).is_steady:
+            continue
+        for name, each in by.items():
+            way, size = name.split()
+            plan = Scenario(Shape(nodes), 1, wire, exchange=way, emulated=True)
+            times = exchange_s(plan, int(size), known)
+            rows.append((link, int(size), way, *times, statistics.mean(each)))
+    return rows
+
+
+def simulated_table(rows: Sequence[Compared], control: str) -> list[str]:
+    """A table of what compared() gives; nothing where no link has loss or jitter."""
+    if not rows:
         return []
-    heads = (
-        f"| link, {control} | bytes | way | without, ms | simulated, ms | measured, ms | rounds |"
-    )
-    return ["", heads, f"|---|--:|---|{'--:|' * 4}", *lines]
+    lines = [
+        f"| link, {control} | bytes | way | without, ms | simulated, ms | measured, ms | off |",
+        f"|---|--:|---|{'--:|' * 4}",
+    ]
+    for link, size, way, *seconds in rows:
+        cells = [link, f"{size:,}", way, *map(_ms, seconds), f"{seconds[1] / seconds[2] - 1:+.1%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def exchange_s(plan: Scenario, size: int, control: str) -> tuple[float, float]:
     """Seconds of an exchange by gloo, without and with the loss and jitter of its link."""
     form = form_of(GLOO, size, plan.shape, plan)
     without_s = form(plan.wire).alone_s
-    more = longer_over(form, plan.shape.nodes, plan.wire, control, plan.exchange in MEANS, True)
-    return without_s, without_s + more.mean_s
+    to_all = plan.exchange in MEANS
+    return without_s, without_s + longer_over(form, plan.shape, plan.wire, control, to_all, True)
 
 
 def training_table(found: dict[str, Found]) -> list[str]:

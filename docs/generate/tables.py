@@ -16,12 +16,14 @@ python -m docs.generate.tables README.md
     <!-- end of sweeps -->
     <!-- floors records/exchange -->
     <!-- end of floors -->
+    <!-- simulated records/lossy -->
+    <!-- end of simulated -->
 
 What stands between such lines is replaced by these columns of the sweep's table, with the sample
 standard deviations over the seeds, with the runs of another folder as a last row of that name, or
 by what the sweep answers in these cases, against its baseline or the one named, by whether the
-numbers of its hypothesis hold, or by what exchanges took (python -m benchmarks.exchange --out) for
-what is possible. Nothing else of the file is touched.
+numbers of its hypothesis hold, by how long exchanges took, relative to what is possible, or beside
+what is simulated (records of python -m benchmarks.exchange). Nothing else of the file is touched.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exchange import floors
+from benchmarks.exchange import floors, simulated
 from harness.core.settings import UserError
 from harness.launch.sweepfile import header_of
 from harness.read.compare.answers import answers
@@ -44,11 +46,11 @@ from harness.read.table import Item, Table, chosen, markdown_lines, markdown_lis
 from harness.read.tables.sweep_table import sweep_table
 
 PLACE = re.compile(
-    r"(?P<start><!-- (?P<kind>table|answers|verdicts|sweeps|floors) (?P<folder>[^:\n]+)"
+    r"(?P<start><!-- (?P<kind>table|answers|verdicts|sweeps|floors|simulated) (?P<folder>[^:\n]+)"
     r"(: (?P<what>[^\n]+))? -->\n)"
     r"(?P<old>.*?)(?=<!-- end of (?P=kind) -->)", re.DOTALL,
 )  # fmt: skip
-STARTS = re.compile(r"<!-- (table|answers|verdicts|sweeps|floors) ")
+STARTS = re.compile(r"<!-- (table|answers|verdicts|sweeps|floors|simulated) ")
 
 
 def main(argv: list[str]) -> int:
@@ -85,8 +87,12 @@ def _filled(place: re.Match[str], root: Path) -> str:
         lines = _answers(read_sweep(folder), what)
     elif place["kind"] == "verdicts":
         lines = _verdicts(read_sweep(folder))
+    elif place["kind"] == "floors":
+        lines = iter(floors(folder))
+    elif place["kind"] == "simulated":
+        lines = iter(simulated(folder))
     else:
-        lines = iter(floors(folder)) if place["kind"] == "floors" else _sweeps(folder)
+        lines = _sweeps(folder)
     return "\n".join(lines) + "\n"
 
 

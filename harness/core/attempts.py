@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
+from harness.core.process import warn
 from harness.core.records import COMPLETE, FINISHED, SCHEMA, RunFolder, plain, total
 from harness.core.records.disk import DiskError
 from harness.core.records.redact import settings_of
@@ -467,7 +468,11 @@ def write_summary(
         "comm_share": probe.get("comm_share") if probe is not None else None,
         **(facts or {}),
     }
-    folder.write_summary(summary_of(plain(content), own))
+    content = plain(content)
+    summary = summary_of(content, own)
+    if lost := [name for name, value in content.items() if summary.get(name) != value]:
+        warn(f"{folder.path}: not as declared, and not recorded: {', '.join(lost)}")
+    folder.write_summary(summary)
 
 
 def goodput_share(train_time_s: float | None, elapsed_s: float | None) -> float | None:

@@ -84,6 +84,12 @@ class Cost:
         waited_s = max(link_free_s - hidden_s, begins_s + self.slack_s) + self.waits_s
         return max(link_free_s, waited_s)
 
+    def later(self, more_s: float) -> Cost:
+        """The same exchange if the link is busy for longer, which no round trip hides."""
+        wire_s = self.wire_s + more_s
+        added = 1 - (1 - self.added) * self.wire_s / wire_s if more_s else self.added
+        return Cost(wire_s, self.waits_s, self.slack_s + more_s, added)
+
     def scaled(self, factor: float) -> Cost:
         return Cost(factor * self.wire_s, factor * self.waits_s, factor * self.slack_s, self.added)
 

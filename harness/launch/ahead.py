@@ -191,7 +191,7 @@ def _trained(settings: Settings) -> Settings:
 
 
 def with_other_threads(states: list[State], threads: str | None) -> list[str]:
-    """Warnings of finished runs on CPUs whose number of threads differs from this sweep's."""
+    """Warnings about finished runs on CPUs whose number of threads differs from this sweep's."""
     unlike: dict[str, list[State]] = {}
     for state in states:
         facts = believable("environment", dict(state.job.folder.read_environment() or {}))

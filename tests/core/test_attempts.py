@@ -78,11 +78,14 @@ def test_odd_epochs_are_unknown(name: str, tmp_path: Path) -> None:
         assert folder.outcome() == "finished"
 
 
-def test_a_fact_that_does_not_fit_is_unknown_in_the_summary(tmp_path: Path) -> None:
+def test_a_fact_that_does_not_fit_is_unknown_in_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = RunFolder(tmp_path)
     folder.write_settings({"script": "vit"})
     facts = {"attempts": 2, "save_time_s": -1.0, "test_accuracy": 80.0, "test_rmse": 80.0}
     attempts.write_summary(folder, "finished", facts=facts)
+    assert "save_time_s, test_accuracy\n" in capsys.readouterr().err
     summary: Any = folder.read_summary()
     assert (summary["outcome"], summary["attempts"], summary["test_rmse"]) == ("finished", 2, 80.0)
     assert summary["save_time_s"] is summary["test_accuracy"] is None

@@ -286,7 +286,7 @@ def test_a_signal_cuts_off_no_look_at_a_process(
     before = signal.getsignal(number)
     with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         nodes_module.run_on([Node(), Node("other")], ["sleep", "61"], [], {})
-    assert ended.type is KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    assert ended.type is (KeyboardInterrupt if number == signal.SIGINT else SystemExit)
     assert getattr(ended.value, "code", 130) == 128 + number
     assert not Polled.signals and Polled.looks.count("begun") == Polled.looks.count("done") > 3
     assert signal.getsignal(number) is before

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.exchange import SIZES, floors, ideal_s, simulated_table, told_s
+from benchmarks.exchange import (
+    SIZES,
+    compared,
+    floors,
+    ideal_s,
+    simulated,
+    simulated_table,
+    told_s,
+)
 from harness.core.records import write_json
 from harness.core.settings import UserError
 from tests.support.benchmarked import benchmark
@@ -23,15 +31,21 @@ def test_what_a_link_makes_possible() -> None:
     assert told_s(1, 4, "loopback") is None
 
 
-def test_simulated_times_stand_beside_measured_ones() -> None:
+def test_simulated_times_stand_beside_measured_ones(tmp_path: Path) -> None:
     found = {"backend 4": [0.03, 0.05], "direct 4": [0.01, 0.02]}
-    assert simulated_table({"10ms": found, "loopback": found}, 2, [4], "bbr") == []
-    _, heads, _, backend, direct = simulated_table({"10ms/loss1%": found}, 2, [4], "bbr")
+    steady = {"10ms": found, "loopback": found, "2+1:within=rack:between=20ms/50mbit": found}
+    assert compared(steady, 3, "bbr") == [] == simulated_table([], "bbr")
+    tcp = {"tcp": {"congestion_control": "bbr"}}
+    record = {"environment": tcp, "nodes": 2, "links": {**steady, "10ms/50mbit/loss1%": found}}
+    write_json(tmp_path / "of_2.json", record)
+    heads, _, backend, direct, _, summary = simulated(tmp_path)
     assert heads.startswith("| link, bbr | bytes | way |")
-    assert backend.startswith("| 10ms/loss1% | 4 | backend |")
-    link, size, way, without, simulated, measured, rounds = direct.strip("| ").split(" | ")
-    assert (link, size, way, without) == ("10ms/loss1%", "4", "direct", "10.0")
-    assert 11 < float(simulated) < 20 and (measured, rounds) == ("15.0", "10.0 to 20.0")
+    assert backend.startswith("| 10ms/50mbit/loss1% | 4 | backend |")
+    link, size, way, without, more, measured, off = direct.strip("| ").split(" | ")
+    assert (link, size, way, without) == ("10ms/50mbit/loss1%", "4", "direct", "10.0")
+    assert 11 < float(more) < 20 and measured == "15.0"
+    assert float(off.strip("%")) == pytest.approx(100 * (float(more) / 15 - 1), abs=0.6)
+    assert summary.startswith("Of 2 times, half are off by at most ")
 
 
 def test_how_far_exchanges_are_from_the_possible(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def test_bf16_is_advised_where_it_was_tried_and_pays(gain: float | None, said: b
     [
         (570.2, 644.4, "570 ± 640"), (250.0, 2.5, "250.0 ± 2.5"), (12345.6, 151.0, "12,350 ± 150"),
         (0.5, 0.0123, "0.500 ± 0.012"), (5.0, 9.96, "5 ± 10"), (40.0, 0.0, "40 ± 0"),
-        (5.0, 0.0001, "5.000 ± 0.000"),
+        (5.0, 0.0001, "5.00000 ± 0.00010"),
     ],
 )  # fmt: skip
 def test_a_spread_has_two_digits(mean: float, sd: float, said: str) -> None:

@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.core.collectives import TCP_SEGMENT, Shape, Wire, wire_of
+from harness.core.collectives import TCP_SEGMENT, Cost, Shape, Wire, wire_of
 from harness.core.links import Link, plain_link
+from harness.core.settings import UserError
 from harness.read.predict import exchange
 from harness.read.predict.exchange import Reduction, correction, longer_over, relay_s
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
 from harness.read.predict.lossy import messages
-from harness.read.predict.lossy.messages import LONG, Longer, longer, messages_s, waited_s
+from harness.read.predict.lossy.messages import LONG, longer_s, messages_s, waited_s
 from harness.read.predict.lossy.tcp import BBR, CUBIC, RENO, Connection, control_of
-from harness.read.predict.model import EXCHANGE, predict
+from harness.read.predict.model import EXCHANGE, chosen_way, predict
 from harness.read.predict.phases import EVALUATION, PhaseFit, Phases
 from harness.read.predict.scenario import Scenario, form_of
 from tests.support.paired import Verb, measured, timed
@@ -150,28 +151,36 @@ def test_two_nodes_that_exchange_again_and_again_are_late_as_their_messages_are(
     """Each waits for the other's last message alone: jitter nearly evens out, in a ring as well."""
     wire = replace(FAR, jitter_s=0.01)
     for to_all in (True, False):
-        assert 0 <= longer(wire, BBR, 4, 1, 2, to_all).mean_s < 0.1 * wire.jitter_s
-    four = longer(wire, BBR, 4, 1, 4, True)
-    assert 0.002 < four.mean_s < 0.01 * 11 / 13  # more of them wait for the latest
+        assert 0 <= longer_s(wire, BBR, 4, 1, 2, to_all) < 0.1 * wire.jitter_s
+    four_s = longer_s(wire, BBR, 4, 1, 4, True)
+    assert 0.002 < four_s < 0.01 * 11 / 13  # more of them wait for the latest
 
 
 def test_the_same_input_gives_the_same_output() -> None:
-    one = longer(LOSSY, CUBIC, 1e5, 2, 2, True)
-    messages_s.cache_clear()
-    longer.cache_clear()
-    assert longer(LOSSY, CUBIC, 1e5, 2, 2, True) == one
-    assert one.draws == messages.ROUNDS // 2 and one.sd_s > 0
+    one_s = longer_s(LOSSY, CUBIC, 1e5, 2, 2, True)
+    messages._sent.cache_clear()
+    messages._round_s.cache_clear()
+    assert longer_s(LOSSY, CUBIC, 1e5, 2, 2, True) == one_s > 0
 
 
 def test_nothing_is_added_without_loss_and_jitter() -> None:
-    assert longer(FAR, CUBIC, 4e6, 6, 4, False) == Longer() == longer(LOSSY, CUBIC, 4e6, 6, 1, True)
+    assert longer_s(FAR, CUBIC, 4e6, 6, 4, False) == 0 == longer_s(LOSSY, CUBIC, 4e6, 6, 1, True)
+    assert longer_s(LOSSY, CUBIC, 1, 0.0, 2, True) == 0  # nothing is waited for
+    half_s, one_s = (longer_s(LOSSY, CUBIC, 1, rounds, 2, True) for rounds in (0.5, 1.0))
+    assert half_s == one_s / 2 > 0
+
+
+def test_what_loses_most_packets_is_refused() -> None:
+    with pytest.raises(UserError, match=r"a loss of 0\.6 is not simulated: 0\.5 at most"):
+        longer_s(replace(FAR, loss=0.6), CUBIC, 1, 1, 2, True)
+    assert longer_s(replace(FAR, loss=0.5), BBR, 1e4, 1, 2, True) > 0
 
 
 def test_long_transfers_and_many_rounds_go_on_as_they_began() -> None:
     wire = Wire(0.01, FAST, loss=0.01)
     once, twice = (messages_s(wire, CUBIC, n * LONG).mean() for n in (1, 2))
     assert twice == pytest.approx(2 * once, rel=0.1)
-    few, many = (longer(LOSSY, BBR, n * 1448, n, 2, False).mean_s for n in (32, 64))
+    few, many = (longer_s(LOSSY, BBR, n * 1448, n, 2, False) for n in (32, 64))
     assert many == pytest.approx(2 * few)
 
 
@@ -179,12 +188,20 @@ def test_the_link_of_a_node_is_shared_by_its_connections() -> None:
     """Of real nodes; emulated ones have a link for each pair."""
     plan = Scenario(Shape(3), 16, LOSSY, exchange="all_to_all")
     form = form_of("gloo", 1e6, plan.shape, plan)
-    shared = longer_over(form, 3, LOSSY, CUBIC, True, False)
+    shared_s = longer_over(form, plan.shape, LOSSY, CUBIC, True, False)
     half = replace(LOSSY, bytes_per_s=LOSSY.bytes_per_s / 2)
-    assert shared == longer(half, CUBIC, 1e6, 1, 3, True)
+    assert shared_s == longer_s(half, CUBIC, 1e6, 1, 3, True)
     pairs = replace(plan, emulated=True)
-    own = longer_over(form_of("gloo", 1e6, plan.shape, pairs), 3, LOSSY, CUBIC, True, True)
-    assert own == longer(LOSSY, CUBIC, 1e6, 1, 3, True)
+    form = form_of("gloo", 1e6, plan.shape, pairs)
+    assert longer_over(form, plan.shape, LOSSY, CUBIC, True, True) == longer_s(
+        LOSSY, CUBIC, 1e6, 1, 3, True
+    )
+    two = replace(pairs, shape=Shape(2, 2), exchange="direct")  # each process sends to two others
+    form = form_of("gloo", 1e6, two.shape, two)
+    quarter = replace(LOSSY, bytes_per_s=LOSSY.bytes_per_s / 4)
+    assert longer_over(form, two.shape, LOSSY, CUBIC, True, True) == longer_s(
+        quarter, CUBIC, 2 * 1e6 / 4, 2, 2, True
+    )
 
 
 @pytest.mark.parametrize("more", [
@@ -210,20 +227,36 @@ def test_congestion_control_decides_what_losses_cost() -> None:
 def test_a_link_that_only_loses_waits_for_timeouts() -> None:
     found = [predict(MODEL, Scenario(Shape(2), 16, Wire(loss=loss))) for loss in (0.05, 1e-9, 0)]
     assert found[0].step_s > found[1].step_s == found[2].step_s
-    assert None not in [each.low_s for each in found]
+    assert found[2].low_s is not None
 
 
-def test_an_interval_widens_by_the_spread_of_draws() -> None:
+def test_a_simulated_exchange_has_no_interval() -> None:
+    """How far the simulation is off in trainings was not measured."""
     plan = Scenario(Shape(2), 16, LOSSY)
-    one, run, steady = (
-        predict(MODEL, each) for each in (plan, replace(plan, updates=100), replace(plan, wire=FAR))
+    row = Reduction("gloo", 4_000_000, 3.0, Shape(2), LOSSY)
+    of_link = replace(MODEL, table=(row, replace(row, seconds=3.1)))
+    assert predict(MODEL, plan).low_s is None
+    assert None not in [predict(MODEL, replace(plan, wire=FAR)).low_s, predict(of_link, plan).low_s]
+
+
+def test_buckets_wait_for_their_losses_one_after_the_other() -> None:
+    cost = Cost(1.0, 0.5, 0.2, 0.75).later(2.0)
+    assert cost.alone_s == pytest.approx(Cost(1.0, 0.5, 0.2, 0.75).alone_s + 2.0)
+    assert (cost.wire_s, cost.waits_s) == (3.0, 0.5) and (1 - cost.added) * 3 == pytest.approx(0.25)
+    assert Cost().later(0.0) == Cost() and Cost().later(2.0).alone_s == 2.0
+    sizes = [25e6] * 4
+    costs = [Cost(0.2, 0.5).later(50.0) for _ in sizes]
+    assert exchange.last_end([0.0] * 4, costs, 2) > 200
+
+
+def test_the_way_is_chosen_with_the_link_s_losses() -> None:
+    """Where windows limit what passes, direct sends are hardly sooner than the backend."""
+    wire = Wire(0.01, 125e6)
+    steady, lossy = (
+        chosen_way(MODEL, Scenario(Shape(2), 16, each, exchange="auto"))
+        for each in (wire, replace(wire, loss=0.01))
     )
-    errors = [each.error for each in (one, run, steady)]
-    assert None not in errors
-    widths = [(each.high_s or 0) - (each.low_s or 0) for each in (one, run, steady)]
-    assert widths[0] > widths[1] > widths[2] > 0  # a mean over a run is known better than a draw
-    five = replace(plan, shape=Shape(4), exchange="direct")
-    assert predict(MODEL, five).low_s is None  # as over a steady link
+    assert (steady, lossy) == ("direct", "backend")
 
 
 def test_a_measured_all_reduce_includes_loss_and_jitter() -> None:
@@ -249,7 +282,7 @@ def test_evaluation_and_saving_wait_longer_for_each_delay() -> None:
     phases = Phases({Shape(2): {EVALUATION: PhaseFit(1.0, 20.0)}})
     steady, lossy = (phases.at(Shape(2), wire, BBR)[EVALUATION].fixed_s for wire in (FAR, LOSSY))
     assert steady == 1.0 + 20 * FAR.delay_s
-    more = longer(LOSSY, BBR, 1, 20.0, 2, True).mean_s
+    more = longer_s(LOSSY, BBR, 1, 20.0, 2, True)
     assert lossy == steady + more and more > 20 * 0.01 * 0.2
     assert phases.at(Shape(1), LOSSY, BBR).keys() == set()
 

@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.collectives import Shape, Wire
 from harness.core.records import RunFolder
+from harness.read.predict.lossy.tcp import CUBIC
 from harness.read.predict.phases import (
     EPOCH_END,
     EVALUATION,
@@ -52,12 +53,12 @@ def test_planted_phases_are_found() -> None:
         found = phases.of[two][name]
         assert (found.fixed_s, found.delays) == pytest.approx((fixed_s, delays)), name
         assert found.spread == pytest.approx(0, abs=1e-6) and found.freedom == 1
-    over = phases.at(two, Wire(0.04))
+    over = phases.at(two, Wire(0.04), CUBIC)
     assert over[EVALUATION].fixed_s == pytest.approx(0.1 + 24 * 0.04)
     assert over[START].fixed_s == pytest.approx(0.3 + 40 * 0.04)  # without measuring
     # Of four nodes nothing was recorded: what two took is the nearest, but they share the test set.
     assert phases.recorded(Shape(4)) == two
-    four = phases.at(Shape(4), Wire(0.04))
+    four = phases.at(Shape(4), Wire(0.04), CUBIC)
     assert four[EVALUATION].fixed_s == pytest.approx(0.1 / 2 + 24 * 0.04)
     assert {**four, EVALUATION: over[EVALUATION]} == over
 
@@ -92,7 +93,7 @@ def test_one_link_is_joined_with_one_machine() -> None:
     alone = fit_phases(runs[1:]).of[Shape(2)][EVALUATION]
     assert (alone.fixed_s, alone.delays) == (pytest.approx(0.1 + 24 * 0.02), 0)
     # Of this time nobody knows what the link has taken.
-    four = fit_phases(runs[1:]).at(Shape(4), Wire(0.02))[EVALUATION]
+    four = fit_phases(runs[1:]).at(Shape(4), Wire(0.02), CUBIC)[EVALUATION]
     assert four.fixed_s == pytest.approx(0.1 + 24 * 0.02)
     runs[0] = (Shape(1), None, run_of(0.0))  # what is not shared is the same on one machine
     found = fit_phases(runs).of[Shape(2)][SAVING]
@@ -103,11 +104,11 @@ def test_without_a_link_messages_of_this_version_count() -> None:
     """An evaluation is one round trip, a save two messages; the test set is shared by all."""
     phases = fit_phases([(Shape(1), None, run_of(0.0)), (Shape(2), None, run_of(0.02))])
     assert phases.recorded(Shape(4)) is None
-    found = phases.at(Shape(4), Wire(0.02))
+    found = phases.at(Shape(4), Wire(0.02), CUBIC)
     assert found[EVALUATION].fixed_s == pytest.approx(0.1 / 4 + 2 * 0.02)
     assert found[SAVING].fixed_s == pytest.approx(0.05 + 2 * 0.02)
     assert found[START].fixed_s == pytest.approx(0.3)
-    assert phases.at(Shape(1, 2), Wire())[EVALUATION].fixed_s == pytest.approx(0.05)
+    assert phases.at(Shape(1, 2), Wire(), CUBIC)[EVALUATION].fixed_s == pytest.approx(0.05)
 
 
 def test_a_restarted_run_has_no_start_of_its_own() -> None:

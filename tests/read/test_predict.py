@@ -17,6 +17,7 @@ from harness.core.command_line import parse
 from harness.core.strategies import STRATEGIES
 from harness.read.predict.facts import Overrides
 from harness.read.predict.fitting import fit_records
+from harness.read.predict.lossy.tcp import CUBIC
 from harness.read.predict.model import EXPOSED
 from harness.read.predict.phases import EVALUATION
 from tests.support.paired import (
@@ -71,7 +72,7 @@ def test_planted_parameters_are_found(planted: Path) -> None:
     assert fitted.model.sharing == pytest.approx(0.1, rel=1e-2)
     assert (fitted.model.gradient_bytes, fitted.model.backend) == (GRADIENT, GLOO)
     assert (fitted.runs, fitted.train_samples) == (8, 1437)
-    assert fitted.phases.at(Shape(1, 2), Wire())[EVALUATION].fixed_s == 0.2
+    assert fitted.phases.at(Shape(1, 2), Wire(), CUBIC)[EVALUATION].fixed_s == 0.2
     assert fitted.power_w is None and fitted.assumed == ()
 
 

@@ -145,8 +145,8 @@ def believable(kind: str, value: Mapping[str, Any], own_metrics: bool = False) -
 
 
 def summary_of(content: Mapping[str, Any], own_metrics: bool = False) -> SummaryRecord:
-    """The summary to write: a value that does not fit its declaration is unknown. None is refused,
-    as a run without a summary has no outcome.
+    """The summary to write: a value that does not fit its declaration is unknown. No summary is
+    rejected, as a run without one has no outcome.
     """
     return cast(SummaryRecord, believable("summary", content, own_metrics))
 

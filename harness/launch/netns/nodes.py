@@ -153,7 +153,7 @@ def run_on(
     """Run a command on every node, with each output line marked; the first failure ends all."""
     command = torchrun_of_ours(command)
     started, muted, asked = list[subprocess.Popen[bytes]](), threading.Event(), list[int]()
-    # Noted, not raised: an exception inside of Popen.poll() may leave its lock taken for ever.
+    # Noted, not raised: an exception inside Popen.poll() could leave its lock held forever.
     before = {n: signal.signal(n, lambda number, _: asked.append(number)) for n in ending_signals()}
     try:
         for number in range(len(nodes)):
@@ -261,7 +261,8 @@ def _wait(
 ) -> int:
     """Wait until all have ended; returns the exit code of the first that failed.
 
-    After a failure, or once a signal has asked for the end, the others may record their results.
+    After a failure, or once a signal has asked for the end, the others may record their results,
+    unless Ctrl-C comes a second time.
     """
     code, until = 0, float("inf")
     while None in (codes := [process.poll() for process in processes]):
@@ -272,7 +273,7 @@ def _wait(
             code, until = failed, time.monotonic() + GRACE_S
             for process in processes:
                 process.terminate()
-        if time.monotonic() > until:
+        if time.monotonic() > until or asked.count(signal.SIGINT) > 1:
             break
         time.sleep(0.05)
     code = code or next((p.returncode for p in processes if p.returncode), 0)

@@ -44,6 +44,7 @@ OTHERS_CORES = 0.25  # cores per process used by other programs, from which on t
 WORTH_BALANCING = 1.05  # times as many samples/s, from which on --balance is advised
 
 LARGER_BATCH = "a larger --per_gpu_batch, which also communicates less often (a different training)"
+MOST_PLACES = 6
 ROUNDING = 1e-9  # share of a rate: rates that differ by less are equal
 
 
@@ -203,13 +204,13 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def with_spread(mean: float, sd: float, most: int = 3) -> str:
-    """Mean ± standard deviation: that with two digits, and the mean to the same place, of `most`
-    decimal places; equal values have a spread of exactly nothing.
+def with_spread(mean: float, sd: float) -> str:
+    """Mean ± standard deviation: that with two digits, and the mean to the same place; equal
+    values have a spread of exactly nothing.
     """
     if sd <= abs(mean) * ROUNDING:
         return f"{three_digits(mean)} ± 0"
-    places = min(1 - math.floor(math.log10(float(f"{sd:.1e}"))), most)
+    places = min(1 - math.floor(math.log10(float(f"{sd:.1e}"))), MOST_PLACES)
     return " ± ".join(f"{round(value, places):,.{max(places, 0)}f}" for value in (mean, sd))
 
 

@@ -488,4 +488,4 @@ def show(explanation: Explanation) -> None:
 def _ms(value: float | None, sd: float | None) -> str:
     if value is None:
         return UNKNOWN
-    return f"{1e3 * value:,.2f}" if sd is None else with_spread(1e3 * value, 1e3 * sd, 2)
+    return f"{1e3 * value:,.2f}" if sd is None else with_spread(1e3 * value, 1e3 * sd)

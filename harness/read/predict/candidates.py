@@ -375,7 +375,7 @@ def _candidate(
     steps_s = _steps_s(fitted, prediction, updates)
     alone_s = prediction.step_s - prediction.parts[EXCHANGE]
     exchange_s = steps_s - needed * plan.epoch_updates * alone_s
-    phases = fitted.phases.at(plan.shape, plan.wire)
+    phases = fitted.phases.at(plan.shape, plan.wire, fitted.model.congestion)
     between = max(needed - 1, 0.0)
     times = {START: 1.0, EVALUATION: max(needed, 1.0), SAVING: between, EPOCH_END: between}
     parts = {STEPS: longer * steps_s}

@@ -20,10 +20,11 @@ from harness.core.collectives import (
     Shape,
     Wire,
     allreduce,
+    on_a_link,
     ring_share,
 )
 from harness.core.links import packets_at_once
-from harness.read.predict.lossy.messages import Longer, longer
+from harness.read.predict.lossy.messages import longer_s
 from harness.read.statistics import spread
 
 Form = Callable[[Wire], Cost]  # what an exchange costs over a link without loss and jitter
@@ -86,17 +87,17 @@ def relay_s(size: float, shape: Shape, wire: Wire, to_all: bool) -> float:
 
 
 def longer_over(
-    form: Form, nodes: int, wire: Wire, control: str, to_all: bool, of_pairs: bool
-) -> Longer:
-    """How much longer an exchange takes over a link with loss or jitter. Its closed form says how
-    many messages wait for one another, and their bytes. to_all: each node sends to all others, over
-    one connection each, which share its link unless each pair has its own (of_pairs).
+    form: Form, shape: Shape, wire: Wire, control: str, to_all: bool, of_pairs: bool
+) -> float:
+    """How many seconds longer an exchange takes over a link with loss or jitter. Its closed form
+    says how many messages wait for one another, and their bytes. to_all: each process sends to all
+    others, over one connection each, which share a link.
     """
     counts = form(Wire(1.0, 1.0))
-    flows = nodes - 1 if to_all and not of_pairs else 1
+    flows = on_a_link(1, shape, of_pairs) if to_all else 1
     own = replace(wire, bytes_per_s=wire.bytes_per_s / flows)
     rounds = counts.waits_s + counts.slack_s
-    return longer(own, control, counts.wire_s / flows, rounds, nodes, to_all)
+    return longer_s(own, control, counts.wire_s / flows, rounds, shape.nodes, to_all)
 
 
 @dataclass(frozen=True)

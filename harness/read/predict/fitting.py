@@ -55,7 +55,6 @@ from harness.read.statistics import spread
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
 LINK_FILES = "link*.json"
-REQUESTED = ("delay_ms", "jitter_ms", "loss")
 MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes`
 
 
@@ -180,10 +179,10 @@ def _reductions(
 def wire_between(link: Mapping[str, Any]) -> Wire | None:
     """The link as requested, or as measured if none was requested."""
     if (requested := uniform_link(link.get("asked"))) is not None:
-        rate, *others = (requested.get(name) for name in ("rate_mbit", "jitter_ms", "loss"))
-        return wire_of(
-            Link(requested.get("delay_ms") or 0.0, rate, *(each or 0.0 for each in others))
-        )
+        return wire_of(Link(
+            delay_ms=requested.get("delay_ms") or 0.0, rate_mbit=requested.get("rate_mbit"),
+            jitter_ms=requested.get("jitter_ms") or 0.0, loss=requested.get("loss") or 0.0,
+        ))  # fmt: skip
     rtt_ms, mbit = link.get("rtt_min_ms"), rate_of(link)
     if link.get("asked") or not is_number(rtt_ms) or not is_number(mbit):
         return None  # unequal links, or nothing is known

@@ -6,7 +6,6 @@ far as it outlasts the backward pass that it overlaps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -17,6 +16,7 @@ from harness.core.collectives import (
     FAR_S,
     GLOO,
     MEANS,
+    TCP_SEGMENT,
     Cost,
     Shape,
     fastest,
@@ -30,14 +30,14 @@ from harness.core.topology import effective_batch
 from harness.read.predict import exchange
 from harness.read.predict.computing import StepTime, crowd, slowdown
 from harness.read.predict.exchange import Correction, Reduction
-from harness.read.predict.lossy.messages import Longer
-from harness.read.predict.lossy.tcp import CUBIC
+from harness.read.predict.lossy.tcp import CUBIC, usual_window
 from harness.read.predict.scenario import (
     APART,
     Scenario,
     exchanges_of_update,
     form_of,
     is_allreduce,
+    is_simulated,
     neighbours,
     one_sends,
     rested_of_update,
@@ -194,7 +194,11 @@ def chosen_way(model: Model, plan: Scenario) -> str:
     shape = nodes if plan.strategy in APART else plan.shape
     factors = exchange.correction(model.table, model.backend, shape, plan.wire)
     longer = None if is_coded(plan.compress, plan.strategy in APART) else factors.at(size)
-    return fastest(ways(size, shape, plan.wire, plan.emulated, longer))
+    expected = ways(size, shape, plan.wire, plan.emulated, longer)
+    for way in expected:
+        sending = shape if way == BACKEND else nodes
+        expected[way] += _longer_s(model, size, sending, replace(plan, exchange=way), factors)
+    return fastest(expected)
 
 
 def check(model: Model, plan: Scenario) -> None:
@@ -361,29 +365,27 @@ def _rested_each_step_s(
 def _rested_s(model: Model, size: float, units: Shape, plan: Scenario) -> float:
     """By how much an exchange takes longer over connections that have rested."""
     if model.slow_start_after_idle:
-        return exchange.slow_start_s(size / units.ranks, plan.wire)
+        left = usual_window(plan.wire, model.congestion) * TCP_SEGMENT  # by losses
+        return exchange.slow_start_s(min(size / units.ranks, left), plan.wire)
     return KEPT_WINDOW_ROUND_TRIPS * plan.wire.round_trip_s
 
 
 def _cost(model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction) -> Cost:
     """The cost of averaging so many bytes of weights or gradients between nodes."""
     cost = form_of(model.backend, size, shape, plan)(plan.wire)
-    more_s = _longer(model, size, shape, plan, factors).mean_s
     if is_allreduce(plan):
         cost = cost.scaled(factors.at(size))
-    if not cost.alone_s:  # loss alone, without delay and rate
-        return replace(cost, waits_s=more_s)
-    return cost.scaled(1 + more_s / cost.alone_s) if more_s else cost
+    return cost.later(_longer_s(model, size, shape, plan, factors))
 
 
-def _longer(model: Model, size: float, shape: Shape, plan: Scenario, by: Correction) -> Longer:
-    """How much longer the link's loss and jitter make it; measured all-reduces include them."""
-    if plan.wire.is_steady or (by.of_link and is_allreduce(plan)):
-        return Longer()
+def _longer_s(
+    model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction
+) -> float:
+    """How much longer the link's loss and jitter make it."""
+    if not is_simulated(plan, factors.of_link):
+        return 0.0
     form, to_all = form_of(model.backend, size, shape, plan), plan.exchange in MEANS
-    return exchange.longer_over(
-        form, shape.nodes, plan.wire, model.congestion, to_all, plan.emulated
-    )
+    return exchange.longer_over(form, shape, plan.wire, model.congestion, to_all, plan.emulated)
 
 
 def _inside(model: Model, plan: Scenario) -> float:
@@ -449,28 +451,14 @@ def _error(
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and is_allreduce(plan):
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
-        off = spread_of_form(model.backend, plan)
+        simulated = is_simulated(plan, factors.of_link)
+        off = None if simulated else spread_of_form(model.backend, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
-        if not plan.wire.is_steady:
-            errors.append((parts[EXCHANGE], *_spread_of_draws(model, plan, factors)))
     known = [
         ((size * spread) ** 2, freedom) for size, spread, freedom in errors
         if spread is not None and freedom > 0
     ]  # fmt: skip
     return welch_sum(*known) if len(known) == len(errors) else None
-
-
-def _spread_of_draws(model: Model, plan: Scenario, factors: Correction) -> tuple[float, int]:
-    """The relative standard deviation of an exchange over a link with loss or jitter, or of their
-    mean over a run whose updates are known; and its degrees of freedom.
-    """
-    apart = plan.strategy in APART
-    size, shape = model.payload(plan) / plan.fragments, units_of(plan) if apart else plan.shape
-    more = _longer(model, size, shape, plan, factors)
-    alone_s = _cost(model, size, shape, plan, factors).alone_s
-    often = (plan.updates or 0) * (exchanges_of_update(plan) if apart else 1)
-    relative = more.sd_s / alone_s if alone_s else 0.0
-    return relative / math.sqrt(max(1.0, often)), max(1, more.draws - 1)
 
 
 def over_nodes(

@@ -17,8 +17,7 @@ import numpy as np
 from harness.core.collectives import Shape, Wire
 from harness.read.predict.computing import least_squares
 from harness.read.predict.exchange import joined
-from harness.read.predict.lossy.messages import longer
-from harness.read.predict.lossy.tcp import CUBIC
+from harness.read.predict.lossy.messages import longer_s
 from harness.read.records.groups import with_times_that_count
 from harness.read.records.recorded import measuring_s
 from harness.read.records.runs import Run
@@ -56,7 +55,7 @@ class Phases:
         known = [each for each in self.of if each.nodes > 1]
         return min(known, key=lambda each: abs(each.ranks - shape.ranks), default=None)
 
-    def at(self, shape: Shape, wire: Wire, control: str = CUBIC) -> dict[str, PhaseFit]:
+    def at(self, shape: Shape, wire: Wire, control: str) -> dict[str, PhaseFit]:
         """The known phases over a link; fixed_s of each includes the part of the link, where each
         delay is a message of one packet.
         """
@@ -78,7 +77,7 @@ class Phases:
         return {
             name: PhaseFit(
                 each.takes_s(wire.delay_s)
-                + longer(wire, control, 1, each.delays, shape.nodes, True).mean_s,
+                + longer_s(wire, control, 1, each.delays, shape.nodes, True),
                 0.0,
                 each.spread,
                 each.freedom,

@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
     if link.loss or link.jitter_ms:
         without = replace(link, loss=0.0, jitter_ms=0.0)
         raise UserError(
-            f"--link {link}: plans are corrected by runs over links without loss and jitter: give "
-            f"{without}; predict simulates loss and jitter"
+            f"--link {options.link}: plans are corrected by runs over links without loss and "
+            f"jitter: give {without}; predict simulates loss and jitter"
         )
     target = parse_target(options.target)
     fitted = _fitted(options, nodes, target, str(link))

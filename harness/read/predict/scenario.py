@@ -148,6 +148,13 @@ def is_allreduce(plan: Scenario) -> bool:
     return plan.exchange == BACKEND and not other
 
 
+def is_simulated(plan: Scenario, of_link: bool) -> bool:
+    """Whether the exchange's time is in part simulated; all-reduces that were measured over this
+    link (of_link) include its loss and jitter.
+    """
+    return plan.shape.nodes > 1 and not plan.wire.is_steady and not (of_link and is_allreduce(plan))
+
+
 def form_of(backend: str, size: float, shape: Shape, plan: Scenario) -> Form:
     """The closed form of averaging so many bytes of weights or gradients between nodes."""
     if plan.exchange in MEANS:

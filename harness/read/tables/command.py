@@ -128,7 +128,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         for machine, group in runs.groupby("machine", dropna=False)
     ]
     marks_outcomes = "outcome" in (options.columns or COLUMNS)
-    not_finished = [] if marks_outcomes else _not_finished(read)
+    not_finished = [] if marks_outcomes else _not_finished(runs["outcome"])
     if options.latex:
         for title, table in tables:
             _latex(table, title)
@@ -157,11 +157,11 @@ def _show_notes(runs: pd.DataFrame, read: Sequence[Run], unlike: Sequence[str], 
         console.print(line, style="dim")
 
 
-def _not_finished(read: Sequence[Run]) -> list[str]:
+def _not_finished(outcomes: Sequence[str]) -> list[str]:
     """A line with how many runs have not finished, by outcome, if there are any."""
-    outcomes = Counter(run.current_state for run in read if run.current_state != FINISHED)
-    which = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
-    return [f"{outcomes.total()} of {len(read)} runs have not finished: {which}"] * bool(which)
+    others = Counter(outcome for outcome in outcomes if outcome != FINISHED)
+    which = ", ".join(f"{count} {outcome}" for outcome, count in others.items())
+    return [f"{others.total()} of {len(outcomes)} runs have not finished: {which}"] * bool(which)
 
 
 def _notes(runs: pd.DataFrame, unlike: Sequence[str]) -> Iterator[str]:

@@ -134,10 +134,9 @@ def _read(settings: Settings) -> datasets.DatasetDict:
     if name in EMBEDDED:
         return _embedded(name)
     path = Path(name).expanduser()
+    _refuse_null_first(path)
     if path.is_file():
         kind = DATA_FILES[path.suffix]
-        if kind == "json":
-            _refuse_null_first(path)
         more = csv_options([path]) if kind == "csv" else {}
         try:
             return datasets.load_dataset(kind, data_files=str(path), **more)
@@ -155,11 +154,15 @@ def _read(settings: Settings) -> datasets.DatasetDict:
     return datasets.load_dataset(name, settings.dataset_config)
 
 
-def _refuse_null_first(file: Path) -> None:
-    """Refuse a file whose first sample is null: pyarrow ends the process at it."""
-    with file.open("rb") as opened:
-        if NULL_FIRST.match(opened.read(1 << 16)):
-            raise UserError(f"--dataset {file} cannot be read: its first sample is null: remove it")
+def _refuse_null_first(path: Path) -> None:
+    """Refuse JSON files whose first sample is null: pyarrow ends the process at it."""
+    for file in [path] if path.is_file() else path.rglob("*.json*"):
+        if DATA_FILES.get(file.suffix) != "json" or not file.is_file():
+            continue
+        with file.open("rb") as opened:
+            if NULL_FIRST.match(opened.read(1 << 16)):
+                reason = "its first sample is null: remove it"
+                raise UserError(f"--dataset {file} cannot be read: {reason}")
 
 
 def _refuse_broken_line(file: Path) -> None:

@@ -47,3 +47,11 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, name: str) -> No
     told = str(raised.value)
     assert told.startswith(f"--dataset {file} cannot be read: ") and "\n" not in told
     assert words in told
+
+
+def test_a_folder_with_a_file_whose_first_sample_is_null_is_refused(tmp_path: Path) -> None:
+    part = tmp_path / "train" / "0.jsonl"
+    part.parent.mkdir()
+    part.write_text('null\n{"text": "a", "label": 0}\n')
+    with pytest.raises(UserError, match=f"^--dataset {part} cannot be read: {NULL}$"):
+        load(settings(tmp_path))

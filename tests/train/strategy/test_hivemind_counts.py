@@ -15,6 +15,7 @@ import torch
 from harness.core.command_line import parse
 from harness.core.records import RunFolder, read_json
 from harness.core.rules import fit_to_world
+from harness.core.settings import UserError
 from harness.core.topology import World
 
 pytest.importorskip("hivemind")
@@ -220,6 +221,21 @@ def test_a_look_up_that_is_not_answered_makes_no_peer_gone(
     dht.clock += 1
     state.refresh()
     assert set(state.alive) == {"me"} and state.recorder is None
+
+
+def test_nobody_joins_a_run_whose_settings_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up that failed once let a peer in unchecked."""
+    dht = Answers()
+    monkeypatch.setattr(network.time, "monotonic", lambda: dht.clock)
+    state = network.DhtState(dht)
+    dht.takes_s = network.ANSWER_S
+    monkeypatch.setattr(state.closed, "wait", lambda _: setattr(dht, "takes_s", 0.0))
+    dht.values = {network.SETTINGS: {"--lr": "0.5"}}
+    assert state.settings() == {"--lr": "0.5"} and dht.clock >= 100 + network.ANSWER_S
+    dht.takes_s, dht.values = 1.0, {}
+    monkeypatch.setattr(state.closed, "wait", lambda _: False)
+    with pytest.raises(UserError, match="none has said within 22 s what the run trains"):
+        state.settings()
 
 
 def test_what_a_peer_measured_belongs_to_the_epoch_whose_end_it_reported(tmp_path: Path) -> None:

@@ -9,41 +9,47 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.core.collectives import TCP_SEGMENT, Wire
+from harness.core.settings import UserError
 from harness.read.predict.lossy.tcp import Connection, packet_s
 
 SEED = 1
 LONG = 2048  # packets
 PACKETS, MESSAGES = 60_000, 10_000  # of a simulation, at most
-# Exchanges of a simulation have so many rounds in all, each at most MOST_ROUNDS; the time of more
-# is scaled. More nodes than MOST_NODES count as these.
-ROUNDS, MOST_ROUNDS, MOST_NODES = 3200, 32, 32
+ROUNDS, AT_ONCE = 3200, 32  # of messages between nodes, and how many are drawn at a time
+MOST_NODES = 32  # more count as these
+MOST_LOSS = 0.5
+
+
+def messages_s(wire: Wire, control: str, packets: int) -> NDArray[np.float64]:
+    """By how much each of many messages, one after the other, is later than without loss."""
+    later, half_s = _sent(wire, control, min(packets, LONG))
+    if packets <= LONG:
+        return later
+    more_s = max(0.0, half_s) * (packets - LONG) / (LONG // 2)
+    middle_s = later.mean()
+    return np.asarray(middle_s + more_s + (later - middle_s) * math.sqrt(packets / LONG))
 
 
 @lru_cache(256)
-def messages_s(wire: Wire, control: str, packets: int) -> NDArray[np.float64]:
-    """By how much each of many messages, one after the other, is later than without loss."""
-    sent = min(packets, LONG)
-    count = min(MESSAGES, max(20, PACKETS // sent))
+def _sent(wire: Wire, control: str, packets: int) -> tuple[NDArray[np.float64], float]:
+    """By how much each message is later, and on average its second half."""
+    if wire.loss > MOST_LOSS:
+        raise UserError(f"a loss of {wire.loss:.3g} is not simulated: {MOST_LOSS:g} at most")
+    count = min(MESSAGES, max(20, PACKETS // packets))
     connection = Connection(wire, control, random.Random(SEED))  # noqa: S311 - nothing secret
     later, halves, begins_s = [], [], 0.0
     for _ in range(count + count // 4):  # the first ones open or close the window
-        half_s, end_s = connection.send(begins_s, sent)
-        later.append(end_s - begins_s - wire.delay_s - sent * packet_s(wire))
-        halves.append(end_s - half_s - (sent // 2) * packet_s(wire))
+        half_s, end_s = connection.send(begins_s, packets)
+        later.append(end_s - begins_s - wire.delay_s - packets * packet_s(wire))
+        halves.append(end_s - half_s - (packets // 2) * packet_s(wire))
         begins_s = end_s + wire.delay_s
-    found = np.array(later[count // 4 :])
-    if packets <= LONG:
-        return found
-    more_s = max(0.0, float(np.mean(halves[count // 4 :]))) * (packets - LONG) / (LONG // 2)
-    middle_s = found.mean()
-    return np.asarray(middle_s + more_s + (found - middle_s) * math.sqrt(packets / LONG))
+    return np.array(later[count // 4 :]), float(np.mean(halves[count // 4 :]))
 
 
 def waited_s(
@@ -59,37 +65,29 @@ def waited_s(
     return np.asarray(arrive_s.max(axis=1))
 
 
-@dataclass(frozen=True)
-class Longer:
-    """How much longer an exchange takes, and the standard deviation over drawn exchanges."""
-
-    mean_s: float = 0.0
-    sd_s: float = 0.0
-    draws: int = 0
-
-
-@lru_cache(1024)
-def longer(
+def longer_s(
     wire: Wire, control: str, size: float, rounds: float, nodes: int, to_all: bool
-) -> Longer:
+) -> float:
     """Of an exchange with so many bytes on a link, in rounds of messages of which each waits for
     the one before.
     """
-    if wire.is_steady or nodes < 2:
-        return Longer()
-    played = min(MOST_ROUNDS, max(1, round(rounds)))
-    packets = max(1, math.ceil(size / max(1, round(rounds)) / TCP_SEGMENT))
+    if wire.is_steady or nodes < 2 or rounds <= 0:
+        return 0.0
+    packets = max(1, math.ceil(size / max(1.0, rounds) / TCP_SEGMENT))
+    return rounds * _round_s(wire, control, packets, min(nodes, MOST_NODES), to_all)
+
+
+@lru_cache(1024)
+def _round_s(wire: Wire, control: str, packets: int, nodes: int, to_all: bool) -> float:
+    """By how much a round of messages between nodes is later, of many without a barrier."""
     pool = messages_s(wire, control, packets)
     least_s = wire.delay_s + packets * packet_s(wire)
-    draw, count = np.random.default_rng(SEED), min(nodes, MOST_NODES)
-    late_s, ends = np.zeros(count), [0.0]
-    for _ in range(ROUNDS // played):
-        drawn = pool[draw.integers(len(pool), size=(played, count, count if to_all else 1))]
-        for message_s in drawn:
+    draw, late_s = np.random.default_rng(SEED), np.zeros(nodes)
+    for _ in range(ROUNDS // AT_ONCE):
+        size = (AT_ONCE, nodes, nodes if to_all else 1)
+        for message_s in pool[draw.integers(len(pool), size=size)]:
             late_s = waited_s(late_s, message_s, least_s, to_all)
-        ends.append(float(late_s.mean()))
-    each = np.diff(ends) * max(1.0, rounds) / played
-    return Longer(float(each.mean()), float(each.std(ddof=1)), len(each))
+    return float(late_s.mean()) / ROUNDS
 
 
 def assumption(control: str) -> str:

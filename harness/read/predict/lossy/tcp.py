@@ -3,8 +3,8 @@
 A lost packet is known to be lost once three later ones have arrived, or one of them and a quarter
 of a round trip has passed (RACK). If nothing follows it, the sender waits: for a probe after two
 round trips if several packets are not acknowledged, else for the retransmission timeout.
-Packets are lost independently, also acknowledgements. Jitter is uniform and keeps the order, as
-between emulated nodes.
+Packets are lost independently, also acknowledgements. Jitter is uniform and keeps the order; the
+packets that an emulated link is handed at a time are late together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.core.collectives import TCP_SEGMENT, Wire
+from harness.core.collectives import TCP_SEGMENT, TCP_SHARE, Wire
+from harness.core.links import packets_at_once
 
 RENO, CUBIC, BBR = "reno", "cubic", "bbr"
 OPEN = 2048  # packets of a window that nothing limits: 3 MB, as Linux allows
@@ -33,7 +34,7 @@ class Window:
 
     def __init__(self, control: str, most: float, usual: float) -> None:
         self.control, self.most = control, most
-        self.size = most if control == BBR else min(most, usual)
+        self.size = min(most, usual)
         self.threshold = self.largest = self.size  # largest: of CUBIC, before the last loss
         self.since_s = 0.0  # the time of the last loss
 
@@ -78,10 +79,12 @@ class Connection:
         self.wire, self.draw = wire, draw
         self.packet_s = packet_s(wire)
         queue_s = max(LEAST_QUEUE_S, QUEUE_ROUND_TRIPS * wire.round_trip_s)
+        self.at_once = 1 if wire.loss else packets_at_once(wire.bytes_per_s / TCP_SHARE)
+        self.late_s, self.late_packets = 0.0, 0  # the jitter of a handover, and how many are left
         held = (wire.round_trip_s + queue_s) / self.packet_s if self.packet_s else OPEN
         if control == BBR and self.packet_s:
             held = BBR_GAIN * wire.round_trip_s / self.packet_s + BBR_LEAST
-        self.window = Window(control, max(held, BBR_LEAST), _usual_window(wire))
+        self.window = Window(control, max(held, BBR_LEAST), usual_window(wire, control))
         self.now_s = self.free_s = self.arrived_s = self.answered_s = self.last_s = 0.0
         self.round_trip_s = wire.round_trip_s  # smoothed, as TCP measures it
         self.order = self.acknowledged = self.repaired_to = 0
@@ -99,7 +102,8 @@ class Connection:
         self.acknowledged += len(self.flying)  # all has arrived, as the next message shows
         self.flying.clear()
         self.now_s = max(self.now_s, begins_s)
-        self.is_full = False
+        self.timeouts = self.late_packets = 0
+        self.is_full = self.is_probed = False
         fresh = missing = count
         half_s, half = 0.0, count // 2
         while missing:
@@ -127,15 +131,20 @@ class Connection:
         if lost:
             return False
         self.free_s = max(self.free_s, self.now_s) + self.packet_s
-        self.arrived_s = max(self.arrived_s, self.free_s + self._delay_s())
+        if not self.late_packets:
+            self.late_s, self.late_packets = self._jitter_s(), self.at_once
+        self.late_packets -= 1
+        arrives_s = self.free_s + self.wire.delay_s + self.late_s
+        self.arrived_s = max(self.arrived_s, arrives_s)
         if self.draw.random() >= self.wire.loss:
-            self.answered_s = max(self.answered_s, self.arrived_s + self._delay_s())
+            answered_s = self.arrived_s + self.wire.delay_s + self._jitter_s()
+            self.answered_s = max(self.answered_s, answered_s)
             self.answers.append((self.answered_s, self.order))
         return True
 
-    def _delay_s(self) -> float:
+    def _jitter_s(self) -> float:
         jitter_s = self.wire.jitter_s
-        return self.wire.delay_s + (self.draw.uniform(-jitter_s, jitter_s) if jitter_s else 0.0)
+        return self.draw.uniform(-jitter_s, jitter_s) if jitter_s else 0.0
 
     def _wait(self) -> int:
         """Pass to the next event; how many missing packets arrive by a probe (0 or 1)."""
@@ -187,7 +196,7 @@ class Connection:
 
     def _time_out(self) -> None:
         least_s = max(LEAST_TIMEOUT_S, 4 * self.wire.jitter_s * 2 / 3)  # mean deviation of two ways
-        timeout_s = min(MOST_TIMEOUT_S, (self.round_trip_s + least_s) * 2**self.timeouts)
+        timeout_s = min(MOST_TIMEOUT_S, (self.round_trip_s + least_s) * 2 ** min(self.timeouts, 10))
         self.now_s = max(self.now_s, self.last_s + timeout_s)
         self.timeouts += 1
         self.known_lost += sum(lost for _, _, lost in self.flying)
@@ -197,12 +206,13 @@ class Connection:
         self.window.shrink(self.now_s, timed_out=True)
 
 
-def _usual_window(wire: Wire) -> float:
-    """Twice the larger of the windows that Reno and CUBIC have on average, by their laws."""
-    if not wire.loss:
+def usual_window(wire: Wire, control: str) -> float:
+    """The window in packets that losses leave on average, by the laws of Reno and CUBIC."""
+    if not wire.loss or control == BBR:
         return math.inf
+    as_reno = 1.22 / math.sqrt(wire.loss)
     as_cubic = 1.054 * (wire.round_trip_s / wire.loss) ** 0.75  # RFC 9438
-    return 2 * max(1.22 / math.sqrt(wire.loss), float(as_cubic))
+    return as_reno if control == RENO else max(as_reno, float(as_cubic))
 
 
 def packet_s(wire: Wire) -> float:

@@ -121,9 +121,7 @@ def requirements(settings: Settings) -> dict[str, str]:
     return {name: number(value) for name, value in {**named, **passed, **libraries}.items()}
 
 
-def check_requirements(settings: Settings, run: dict[str, str] | None) -> None:
-    if run is None:
-        return  # nobody has published any yet
+def check_requirements(settings: Settings, run: dict[str, str]) -> None:
     here = requirements(settings)
     differing = [
         f"{name} is {here.get(name, 'not given')} here, {run.get(name, 'not given')} in the run"
@@ -209,6 +207,18 @@ class DhtState:
         except (FutureTimeout, OSError, RuntimeError):
             return False, None
         return True, None if entry is None else _without_expiration(entry.value)
+
+    def settings(self) -> dict[str, str]:
+        """What all peers have in common, as one of them tells: a look-up may fail, and what busy
+        peers have published may have expired.
+        """
+        told: dict[str, str] | None = self.wait(lambda: self.get(SETTINGS), SILENT_S)
+        if told is None:
+            raise UserError(
+                f"--initial_peers: a peer answers, but none has said within {SILENT_S:g} s what "
+                "the run trains: is the run still there?"
+            )
+        return told
 
     def refresh(self) -> None:
         # The recorder first: whoever sees an epoch opened must see all peers it was opened for.

@@ -75,7 +75,7 @@ class Peers(Session):
                 )
         elif join:
             self._connect(listening_address(settings, join), join)
-            check_requirements(settings, self.state.get(SETTINGS))
+            check_requirements(settings, self.state.settings())
             if not self._recorder_is_gone():
                 self.number = self._choose_number()
         # The Trainer sees one process; the record has the peers that the set-up names.
