@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import parser_of, ratios, show, tell, told_by
-from harness.core.collectives import GLOO, MEANS, Shape, wire_of
+from harness.core.collectives import BACKEND, GLOO, MEANS, Shape, wire_of
 from harness.core.links import Link, Network, link_of
 from harness.core.records import read_json
 from harness.core.settings import UserError
@@ -45,6 +45,7 @@ from harness.read.predict.scenario import Scenario, form_of
 
 LINKS = "1ms/50mbit,10ms/50mbit,40ms/50mbit,1ms/1000mbit,10ms/1000mbit,40ms/1000mbit"
 SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
+LEAST = 1024  # bytes, from which on gloo's closed form holds
 MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
 WAYS = ("backend", "direct", "all_to_all")  # with two nodes, all_to_all is the same as direct
 CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -198,13 +199,19 @@ def control_in(options: argparse.Namespace) -> str:
 
 
 def simulated(folder: Path) -> list[str]:
-    """Simulated beside measured times: a folder of records of links with loss or jitter."""
+    """Simulated beside measured times: a folder of records of links with loss or jitter. The last
+    line does not count fewer bytes than gloo's closed form is made for.
+    """
     lines, off = list[str](), list[float]()
     for record in _records_in(folder):
         control = record["environment"]["tcp"]["congestion_control"]
         found = compared(record["links"], _nodes_of(record), control)
-        lines += simulated_table(found, control)[1 if lines else 0 :]
-        off += [abs(simulated_s / measured_s - 1) for *_, simulated_s, measured_s in found]
+        lines += simulated_table(found, control)[2 if lines else 0 :]
+        off += [
+            abs(simulated_s / measured_s - 1)
+            for _, size, way, _, simulated_s, measured_s in found
+            if way != BACKEND or size >= LEAST
+        ]
     off.sort()
     half, most = (off[int(share * len(off))] for share in (0.5, 0.9))
     summary = f"Of {len(off)} times, half are off by at most {half:.1%}, 9 of 10 by {most:.1%}"

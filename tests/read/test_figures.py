@@ -38,6 +38,7 @@ DRAWN = (
     "records/four",
     "records/four_next",
     "records/muon",
+    "records/muon_two",
     "records/xeon_steps",
 )
 PUBLISHED = "records/xeon/sweeps/propagation-tiny"
@@ -69,6 +70,7 @@ FIGURES = {
     "slow_link_epochs-tiny": "time_to_accuracy.png",
     "slow_link_exchange-tiny": "time_to_accuracy.png",
     "slow_link_muon-tiny": "time_to_accuracy.png",
+    "slow_link_muon_two-tiny": "time_to_accuracy.png",
     "slow_link_nodes-tiny": "time_to_accuracy.png",
     "slow_link_pretrained": "time_to_accuracy.png",
     "slow_link_ways-tiny": "time_to_accuracy.png",

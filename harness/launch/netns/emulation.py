@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.core.links import Link, Network
+from harness.core.process import GRACE_S
 from harness.core.provenance import RELAY, ROOT
 from harness.core.settings import UserError
 from harness.launch.agents import Node
@@ -134,7 +135,8 @@ class EmulatedNodes:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.holder.kill()
-        self.holder.wait()
+        with suppress(subprocess.TimeoutExpired):  # the kernel may take long to free its devices
+            self.holder.wait(GRACE_S)
         for pipe in (self.holder.stdin, self.holder.stdout):
             assert pipe is not None
             with suppress(OSError):  # what is left to send goes to a holder that has ended

@@ -171,7 +171,8 @@ def run_on(
         for process in started:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
         for number, handler in before.items():
             signal.signal(number, handler)
     if asked:

@@ -128,7 +128,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         for machine, group in runs.groupby("machine", dropna=False)
     ]
     marks_outcomes = "outcome" in (options.columns or COLUMNS)
-    not_finished = [] if marks_outcomes else _not_finished(runs["outcome"])
+    not_finished = [] if marks_outcomes else _not_finished([*runs["outcome"]])
     if options.latex:
         for title, table in tables:
             _latex(table, title)
