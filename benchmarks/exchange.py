@@ -87,7 +87,8 @@ def main(argv: list[str]) -> int:
         lines += ["", *rows] if rows else []
     load = os.getloadavg()[0]
     about = {"environment": environment(cuda=False), "nodes": options.nodes, "load": load}
-    show("\n".join(lines), options.out, {**about, "flags": options.flags, "links": found})
+    about |= {"control": options.control, "flags": options.flags, "links": found}
+    show("\n".join(lines), options.out, about)
     return 0
 
 
@@ -204,7 +205,7 @@ def simulated(folder: Path) -> list[str]:
     """
     lines, off = list[str](), list[float]()
     for record in _records_in(folder):
-        control = record["environment"]["tcp"]["congestion_control"]
+        control = record.get("control") or record["environment"]["tcp"]["congestion_control"]
         found = compared(record["links"], _nodes_of(record), control)
         lines += simulated_table(found, control)[2 if lines else 0 :]
         off += [
@@ -212,6 +213,8 @@ def simulated(folder: Path) -> list[str]:
             for _, size, way, _, simulated_s, measured_s in found
             if way != BACKEND or size >= LEAST
         ]
+    if not off:
+        raise UserError(f"{folder} has no link with loss or jitter")
     off.sort()
     half, most = (off[int(share * len(off))] for share in (0.5, 0.9))
     summary = f"Of {len(off)} times, half are off by at most {half:.1%}, 9 of 10 by {most:.1%}"

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ import psutil
 import pytest
 
 from harness.cli import main
+from harness.core.process import GRACE_S
 from harness.core.provenance import NODES_LINK
 from harness.core.records import find_runs, read_json, read_rows
 from harness.core.settings import UserError
@@ -290,6 +293,21 @@ def test_a_signal_cuts_off_no_look_at_a_process(
     assert getattr(ended.value, "code", 130) == 128 + number
     assert not Polled.signals and Polled.looks.count("begun") == Polled.looks.count("done") > 3
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.process
+def test_a_second_ctrl_c_does_not_wait_for_records() -> None:
+    process = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo; sleep 61"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    STARTED.append(process)
+    assert process.stdout is not None and process.stdout.readline()  # it ignores the first one
+    muted = threading.Event()
+    began_s = time.monotonic()
+    nodes_module._wait([process], [signal.SIGINT] * 2, muted)
+    assert time.monotonic() - began_s < GRACE_S / 2
+    assert muted.is_set() and process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.process

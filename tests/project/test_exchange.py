@@ -35,6 +35,11 @@ def test_simulated_times_stand_beside_measured_ones(tmp_path: Path) -> None:
     found = {"backend 4": [0.03, 0.05], "direct 4": [0.01, 0.02]}  # the first is not counted
     steady = {"10ms": found, "loopback": found, "2+1:within=rack:between=20ms/50mbit": found}
     assert compared(steady, 3, "bbr") == [] == simulated_table([], "bbr")
+    write_json(tmp_path / "steady" / "of_3.json", {
+        "environment": {}, "control": "reno", "nodes": 3, "links": steady,
+    })  # fmt: skip
+    with pytest.raises(UserError, match="steady has no link with loss or jitter"):
+        simulated(tmp_path / "steady")
     tcp = {"tcp": {"congestion_control": "bbr"}}
     record = {"environment": tcp, "nodes": 2, "links": {**steady, "10ms/50mbit/loss1%": found}}
     write_json(tmp_path / "of_2.json", record)

@@ -147,6 +147,14 @@ def test_nodes_wait_for_the_latest_of_uniform_delays(nodes: int) -> None:
     assert np.mean(last) == pytest.approx(jitter_s * (count - 1) / (count + 1), rel=0.05)
 
 
+def test_packets_that_are_handed_over_together_are_late_together() -> None:
+    """Drawn one by one, the last of 40 would be almost the whole jitter late."""
+    jitter_s = 0.01
+    assert abs(messages_s(Wire(0.02, FAST, jitter_s), BBR, 40).mean()) < jitter_s / 10
+    slow_s = messages_s(Wire(0.02, 50e6 / 8, jitter_s), BBR, 40).mean()
+    assert slow_s > jitter_s / 4  # two packets at a time
+
+
 def test_two_nodes_that_exchange_again_and_again_are_late_as_their_messages_are() -> None:
     """Each waits for the other's last message alone: jitter nearly evens out, in a ring as well."""
     wire = replace(FAR, jitter_s=0.01)

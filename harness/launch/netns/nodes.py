@@ -166,7 +166,7 @@ def run_on(
             printer.start()
         code = _wait(started, asked, muted)
         for printer in printers:
-            printer.join(timeout=5)
+            printer.join(timeout=0 if _at_once(asked) else 5)
     finally:
         for process in started:
             with suppress(ProcessLookupError):
@@ -274,11 +274,16 @@ def _wait(
             code, until = failed, time.monotonic() + GRACE_S
             for process in processes:
                 process.terminate()
-        if time.monotonic() > until or asked.count(signal.SIGINT) > 1:
+        if time.monotonic() > until or _at_once(asked):
             break
         time.sleep(0.05)
     code = code or next((p.returncode for p in processes if p.returncode), 0)
     return 128 - code if code < 0 else code
+
+
+def _at_once(asked: Sequence[int]) -> bool:
+    """Whether Ctrl-C has come a second time."""
+    return asked.count(signal.SIGINT) > 1
 
 
 def _print(name: str, process: subprocess.Popen[bytes], muted: threading.Event) -> None:

@@ -441,6 +441,8 @@ def _error(
     """The error of a step, whose parts err independently; None where one has an unknown spread, for
     more processes of a machine than were measured, and for a batch outside the measured ones.
     """
+    if is_simulated(plan, factors.of_link):  # how far it is off was not measured in trainings
+        return None
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
     errors = [(parts[COMPUTE], model.line.spread_at(plan.batch), model.line.freedom)]
@@ -451,8 +453,7 @@ def _error(
     if parts[EXCHANGE] > 0 and plan.shape.nodes > 1:
         if factors.sizes and is_allreduce(plan):
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
-        simulated = is_simulated(plan, factors.of_link)
-        off = None if simulated else spread_of_form(model.backend, plan)
+        off = spread_of_form(model.backend, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
     known = [
         ((size * spread) ** 2, freedom) for size, spread, freedom in errors

@@ -157,7 +157,8 @@ def _read(settings: Settings) -> datasets.DatasetDict:
 def _refuse_null_first(path: Path) -> None:
     """Refuse JSON files whose first sample is null: pyarrow ends the process at it."""
     for file in [path] if path.is_file() else path.rglob("*.json*"):
-        if DATA_FILES.get(file.suffix) != "json" or not file.is_file():
+        hidden = any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
+        if hidden or DATA_FILES.get(file.suffix) != "json" or not file.is_file():
             continue
         with file.open("rb") as opened:
             if NULL_FIRST.match(opened.read(1 << 16)):

@@ -236,6 +236,9 @@ def test_nobody_joins_a_run_whose_settings_are_unknown(monkeypatch: pytest.Monke
     monkeypatch.setattr(state.closed, "wait", lambda _: False)
     with pytest.raises(UserError, match="none has said within 22 s what the run trains"):
         state.settings()
+    dht.takes_s, dht.values = 0.0, {network.OUTCOME: {"outcome": "finished"}}
+    with pytest.raises(UserError, match="that run is over"):
+        state.settings()
 
 
 def test_what_a_peer_measured_belongs_to_the_epoch_whose_end_it_reported(tmp_path: Path) -> None:

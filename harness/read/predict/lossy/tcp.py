@@ -4,7 +4,7 @@ A lost packet is known to be lost once three later ones have arrived, or one of 
 of a round trip has passed (RACK). If nothing follows it, the sender waits: for a probe after two
 round trips if several packets are not acknowledged, else for the retransmission timeout.
 Packets are lost independently, also acknowledgements. Jitter is uniform and keeps the order; the
-packets that an emulated link is handed at a time are late together.
+packets that a link is handed at a time, as emulated links are, are late together.
 """
 
 from __future__ import annotations

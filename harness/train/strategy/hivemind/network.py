@@ -212,13 +212,17 @@ class DhtState:
         """What all peers have in common, as one of them tells: a look-up may fail, and what busy
         peers have published may have expired.
         """
-        told: dict[str, str] | None = self.wait(lambda: self.get(SETTINGS), SILENT_S)
-        if told is None:
-            raise UserError(
-                f"--initial_peers: a peer answers, but none has said within {SILENT_S:g} s what "
-                "the run trains: is the run still there?"
-            )
-        return told
+        until = time.monotonic() + SILENT_S
+        while not (told := self.get(SETTINGS)):
+            if self.get(OUTCOME) is not None:
+                raise UserError("--initial_peers: that run is over")
+            if time.monotonic() >= until:
+                raise UserError(
+                    f"--initial_peers: a peer answers, but none has said within {SILENT_S:g} s "
+                    "what the run trains: is the run still there?"
+                )
+            self.closed.wait(0.1)
+        return dict(told)
 
     def refresh(self) -> None:
         # The recorder first: whoever sees an epoch opened must see all peers it was opened for.
