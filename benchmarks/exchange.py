@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import parser_of, ratios, show, tell, told_by
+from benchmarks.results import off, parser_of, ratios, show, tell, told_by
 from harness.core.collectives import BACKEND, GLOO, MEANS, Shape, wire_of
 from harness.core.links import Link, Network, link_of
 from harness.core.records import read_json
@@ -48,7 +48,6 @@ SIZES = (4, 2**20, 4 * 2**20, 25 * 2**20)  # bytes
 LEAST = 1024  # bytes, from which on gloo's closed form holds
 MESSAGES = (1, 1000, 20_000)  # bytes; a row of a record has a thousand or two
 WAYS = ("backend", "direct", "all_to_all")  # with two nodes, all_to_all is the same as direct
-CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 LONG_S = 1.5  # s that a way and size takes in a round, if possible
 Found = dict[str, list[float]]
 Once = Callable[[bool], None]  # argument: whether another repetition follows
@@ -63,9 +62,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--caps", default="0", help="MB of a bucket, with commas; 0: DDP's own")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, with commas")
     parser.add_argument("--repeats", type=int, default=2, help="of a way and size in a round")
-    parser.add_argument(
-        "--control", help="TCP's in the nodes: one of tcp_allowed_congestion_control"
-    )
     parser.add_argument("--link", default="loopback", help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="of vit.py, with --training")
     options = parser.parse_args(argv)
@@ -75,6 +71,10 @@ def main(argv: list[str]) -> int:
     from harness.train.measure.environment import environment
 
     found = {link: measured(link, options) for link in options.links.split(",")}
+    record = {
+        "environment": environment(cuda=False), "nodes": options.nodes,
+        "load": os.getloadavg()[0], "flags": options.flags, "links": found,
+    }  # fmt: skip
     if options.training:
         lines = training_table(found)
     elif options.messages:
@@ -82,13 +82,9 @@ def main(argv: list[str]) -> int:
     else:
         sizes = sizes_of(options)
         lines = table(found, options.nodes, sizes, ideal_s)
-        control = control_in(options)
-        rows = simulated_table(compared(found, options.nodes, control), control)
+        rows = simulated_table(record)
         lines += ["", *rows] if rows else []
-    load = os.getloadavg()[0]
-    about = {"environment": environment(cuda=False), "nodes": options.nodes, "load": load}
-    about |= {"control": options.control, "flags": options.flags, "links": found}
-    show("\n".join(lines), options.out, about)
+    show("\n".join(lines), options.out, record)
     return 0
 
 
@@ -99,7 +95,6 @@ def sizes_of(options: argparse.Namespace) -> list[int]:
 def measured(link: str, options: argparse.Namespace) -> Found:
     """(way and size, or way and cap) -> seconds of each round."""
     words = [f"--rounds={options.rounds}", f"--caps={options.caps}", f"--link={link}"]
-    words += [f"--control={options.control}"] if options.control else []
     words += [f"--sizes={options.sizes}", f"--repeats={options.repeats}"]
     words += ["--training"] if options.training else []
     words += ["--messages"] if options.messages else []
@@ -194,61 +189,56 @@ def _times_possible(record: Mapping[str, Any], link: str, size: int) -> str:
     return f"{min(medians.values()) / ideal:.2f} ({medians['backend'] / ideal:.1f})"
 
 
-def control_in(options: argparse.Namespace) -> str:
-    """The congestion control of emulated nodes."""
-    return str(options.control or CONTROL.read_text().strip())
-
-
 def simulated(folder: Path) -> list[str]:
     """Simulated beside measured times: a folder of records of links with loss or jitter. The last
     line does not count fewer bytes than gloo's closed form is made for.
     """
-    lines, off = list[str](), list[float]()
-    for record in _records_in(folder):
-        control = record.get("control") or record["environment"]["tcp"]["congestion_control"]
-        found = compared(record["links"], _nodes_of(record), control)
-        lines += simulated_table(found, control)[2 if lines else 0 :]
-        off += [
-            abs(simulated_s / measured_s - 1)
-            for _, size, way, _, simulated_s, measured_s in found
-            if way != BACKEND or size >= LEAST
-        ]
-    if not off:
+    records = _records_in(folder)
+    errors = sorted(
+        abs(simulated_s / measured_s - 1)
+        for record in records
+        for _, size, way, _, simulated_s, measured_s in compared(record)
+        if way != BACKEND or size >= LEAST
+    )
+    if not errors:
         raise UserError(f"{folder} has no link with loss or jitter")
-    off.sort()
-    half, most = (off[int(share * len(off))] for share in (0.5, 0.9))
-    summary = f"Of {len(off)} times, half are off by at most {half:.1%}, 9 of 10 by {most:.1%}"
-    return [*lines, "", f"{summary}, all by {off[-1]:.1%}."]
+    first, *others = filter(None, map(simulated_table, records))
+    lines = [*first, *(line for table in others for line in table[2:])]
+    return [*lines, "", f"These {len(errors)} times are {off(errors)}."]
 
 
 Compared = tuple[str, int, str, float, float, float]
 
 
-def compared(found: Mapping[str, Found], nodes: int, control: str) -> list[Compared]:
+def compared(record: Mapping[str, Any]) -> list[Compared]:
     """(link, bytes, way, seconds without loss and jitter, simulated, measured) where a link has
     either, the same between all nodes.
     """
-    known, rows = control_of([{"congestion_control": control}]), []
-    for link, by in found.items():
+    control, rows = _control_of(record), []
+    for link, by in record["links"].items():
         of = Link() if link == "loopback" else link_of(link)
         if isinstance(of, Network) or (wire := wire_of(of)).is_steady:
             continue
         for name, each in by.items():
             way, size = name.split()
-            plan = Scenario(Shape(nodes), 1, wire, exchange=way, emulated=True)
-            times = exchange_s(plan, int(size), known)
+            plan = Scenario(Shape(_nodes_of(record)), 1, wire, exchange=way, emulated=True)
+            times = exchange_s(plan, int(size), control)
             rows.append((link, int(size), way, *times, statistics.mean(each)))
     return rows
 
 
-def simulated_table(rows: Sequence[Compared], control: str) -> list[str]:
+def _control_of(record: Mapping[str, Any]) -> str:
+    """TCP's congestion control; emulated nodes have that of the machine."""
+    tcp = record["environment"]["tcp"]
+    return control_of([tcp] if tcp else [])
+
+
+def simulated_table(record: Mapping[str, Any]) -> list[str]:
     """A table of what compared() gives; nothing where no link has loss or jitter."""
-    if not rows:
+    if not (rows := compared(record)):
         return []
-    lines = [
-        f"| link, {control} | bytes | way | without, ms | simulated, ms | measured, ms | off |",
-        f"|---|--:|---|{'--:|' * 4}",
-    ]
+    heads = "bytes | way | without, ms | simulated, ms | measured, ms | off"
+    lines = [f"| link, {_control_of(record)} | {heads} |", f"|---|--:|---|{'--:|' * 4}"]
     for link, size, way, *seconds in rows:
         cells = [link, f"{size:,}", way, *map(_ms, seconds), f"{seconds[1] / seconds[2] - 1:+.1%}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -286,8 +276,6 @@ def _ms(seconds: float) -> str:
 
 
 def inside(options: argparse.Namespace) -> None:
-    if options.control and options.link != "loopback":
-        CONTROL.write_text(options.control)  # of this node alone
     kind = trained if options.training else told if options.messages else added_up
     tell(kind(options))
 

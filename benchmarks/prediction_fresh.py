@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.results import off
 from harness.core.collectives import Shape, wire_of
 from harness.core.links import Link
 from harness.core.settings import UserError
@@ -117,10 +118,8 @@ def compared(folder: str, file: Path) -> int:
     if not sizes:
         print(f"{folder}: no run of the {len(rows)} cases")
         return 1
-    half = statistics.median(sizes)
-    print(f"{len(sizes)} of {len(rows)} cases: off by {half:.1%} in the median, "
-          f"{sizes[int(0.9 * len(sizes))]:.1%} in 9 of 10, {sizes[-1]:.1%} at most; "
-          f"{sum(held)} of {len(held)} intervals hold")  # fmt: skip
+    intervals = f"{sum(held)} of {len(held)} intervals hold"
+    print(f"{len(sizes)} of {len(rows)} cases: {off(sizes)}; {intervals}")
     return 0
 
 

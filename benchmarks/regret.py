@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from benchmarks.results import off
 from harness.core.collectives import Wire, wire_of
 from harness.core.links import plain_link
 from harness.core.settings import UserError
@@ -65,12 +66,6 @@ def steps_text() -> str:
     ends = [(case.prediction.low_s, case.mean_s, case.prediction.high_s) for case in found]
     held = [low <= mean <= high for low, mean, high in ends if low is not None and high is not None]
     return f"steps of {len(errors)} groups {off(errors)}; {sum(held)} of {len(held)} intervals hold"
-
-
-def off(errors: Sequence[float]) -> str:
-    """A text on errors, given as sorted absolute values."""
-    half, most = statistics.median(errors), errors[int(0.9 * len(errors))]
-    return f"off by {half:.1%} in the median, {most:.1%} in 9 of 10, {errors[-1]:.1%} at most"
 
 
 def wire_over(run: Run) -> Wire | None:

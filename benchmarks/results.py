@@ -46,6 +46,12 @@ def ratios(theirs: Sequence[float], ours: Sequence[float]) -> str:
     return spread([a / b for a, b in zip(theirs, ours, strict=True)])
 
 
+def off(errors: Sequence[float]) -> str:
+    """A text on errors, given as sorted absolute values."""
+    half, most = statistics.median(errors), errors[int(0.9 * len(errors))]
+    return f"off by {half:.1%} in the median, {most:.1%} in 9 of 10, {errors[-1]:.1%} at most"
+
+
 def told_by(command: Sequence[str]) -> Any:
     """Run a command; return what its rank 0 passes to tell(). Each process has one thread."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

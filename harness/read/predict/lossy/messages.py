@@ -68,8 +68,8 @@ def waited_s(
 def longer_s(
     wire: Wire, control: str, size: float, rounds: float, nodes: int, to_all: bool
 ) -> float:
-    """Of an exchange with so many bytes on a link, in rounds of messages of which each waits for
-    the one before.
+    """How much longer an exchange takes that puts so many bytes on a link, in rounds of messages of
+    which each waits for the one before.
     """
     if wire.is_steady or nodes < 2 or rounds <= 0:
         return 0.0
