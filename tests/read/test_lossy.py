@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.core.collectives import TCP_SEGMENT, Cost, Shape, Wire, wire_of
+from benchmarks.exchange import compared
+from harness.core.collectives import BACKEND, TCP_SEGMENT, Cost, Shape, Wire, wire_of
 from harness.core.links import Link, plain_link
 from harness.core.settings import UserError
 from harness.read.predict import exchange
@@ -26,6 +28,7 @@ from harness.read.predict.phases import EVALUATION, PhaseFit, Phases
 from harness.read.predict.scenario import Scenario, form_of
 from tests.support.paired import Verb, measured, timed
 from tests.support.predicted import FAR, MODEL
+from tests.support.sweeps import ROOT
 
 FAST = 1.25e9  # bytes per second: windows limit what passes
 SHAKY = replace(FAR, jitter_s=0.005)
@@ -238,13 +241,30 @@ def test_a_link_that_only_loses_waits_for_timeouts() -> None:
     assert found[2].low_s is not None
 
 
-def test_a_simulated_exchange_has_no_interval() -> None:
-    """How far the simulation is off in trainings was not measured."""
+def test_an_interval_holds_how_far_simulations_are_off() -> None:
+    """Of two nodes alone; all-reduces over this very link include its losses."""
     plan = Scenario(Shape(2), 16, LOSSY)
     row = Reduction("gloo", 4_000_000, 3.0, Shape(2), LOSSY)
     of_link = replace(MODEL, table=(row, replace(row, seconds=3.1)))
-    assert predict(MODEL, plan).low_s is None
-    assert None not in [predict(MODEL, replace(plan, wire=FAR)).low_s, predict(of_link, plan).low_s]
+    simulated, steady = predict(MODEL, plan), predict(MODEL, replace(plan, wire=FAR))
+    assert simulated.low_s and simulated.high_s and steady.low_s
+    part_s = simulated.parts[EXCHANGE]
+    assert 0.1 < (simulated.step_s - simulated.low_s) / (2 * part_s) < 0.15
+    assert (steady.step_s - steady.low_s) / (2 * steady.parts[EXCHANGE]) < 0.06
+    assert predict(MODEL, replace(plan, shape=Shape(3))).low_s is None
+    assert predict(of_link, plan).low_s is not None
+
+
+def test_the_spread_of_simulations_is_that_of_the_records() -> None:
+    files = sorted((ROOT / "records/lossy").glob("*.json"))
+    cases = [case for file in files for case in compared(json.loads(file.read_text()))]
+    logs = [
+        math.log(simulated_s / measured_s) for _, size, way, _, simulated_s, measured_s in cases
+        if size > 4 or way != BACKEND
+    ]  # fmt: skip
+    assert len(logs) == exchange.SIMULATED_FREEDOM + 1
+    rms = math.sqrt(sum(log**2 for log in logs) / len(logs))
+    assert round(rms, 3) == exchange.SIMULATED_SPREAD
 
 
 def test_buckets_wait_for_their_losses_one_after_the_other() -> None:

@@ -354,8 +354,8 @@ def _few_updates_note(plan: Scenario) -> Iterator[str]:
 
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
     plan = prediction.plan
-    if is_simulated(plan, prediction.correction.of_link):
-        return "how far simulated loss and jitter are off was not measured in trainings"
+    if is_simulated(plan, prediction.correction.of_link) and plan.shape.nodes > 2:
+        return "how far simulated loss and jitter are off was measured on two nodes alone"
     if plan.shape.nodes > 1 and spread_of_form(fitted.model.backend, plan) is None:
         return "how far this exchange is off its closed form was not measured"
     if fitted.model.line.spread is None:

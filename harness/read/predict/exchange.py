@@ -45,6 +45,9 @@ TRAINING_SPREAD, TRAINING_FREEDOM = 0.046, 10
 # for two nodes (docs/prediction.md): codes, replicas apart, and these with codes. DDP's own
 # all-reduces are as far off as measured ones.
 CODED_SPREAD, APART_SPREAD, APART_CODED_SPREAD = 0.1, 0.12, 0.2
+# The same of exchanges over links with loss or jitter, by simulation: of 30 between two nodes, each
+# timed alone (records/lossy).
+SIMULATED_SPREAD, SIMULATED_FREEDOM = 0.115, 29
 # Processor time of each handover between emulated nodes: the relay's, and that of the kernel and of
 # the receiver that it wakes. Fitted on the processor time (not the steps) of 48 published runs on
 # four nodes; 30 runs over other links say 66 us.

@@ -441,8 +441,6 @@ def _error(
     """The error of a step, whose parts err independently; None where one has an unknown spread, for
     more processes of a machine than were measured, and for a batch outside the measured ones.
     """
-    if is_simulated(plan, factors.of_link):  # how far it is off was not measured in trainings
-        return None
     if model.extrapolates(plan) or not model.line.spans(plan.batch):
         return None
     errors = [(parts[COMPUTE], model.line.spread_at(plan.batch), model.line.freedom)]
@@ -455,6 +453,9 @@ def _error(
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
         off = spread_of_form(model.backend, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
+        if is_simulated(plan, factors.of_link):
+            off = exchange.SIMULATED_SPREAD if plan.shape.nodes == 2 else None
+            errors.append((parts[EXCHANGE], off, exchange.SIMULATED_FREEDOM))
     known = [
         ((size * spread) ** 2, freedom) for size, spread, freedom in errors
         if spread is not None and freedom > 0
