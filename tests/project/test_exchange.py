@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from benchmarks.exchange import (
     compared,
     floors,
     ideal_s,
+    link_of,
     simulated,
     simulated_table,
     told_s,
 )
+from harness.core.collectives import MEANS, MIB, Shape, wire_of
 from harness.core.records import write_json
 from harness.core.settings import UserError
 from tests.support.benchmarked import benchmark
@@ -70,6 +73,29 @@ def test_how_far_exchanges_are_from_the_possible(tmp_path: Path) -> None:
     ]
     with pytest.raises(UserError, match="has no record of benchmarks"):
         floors(tmp_path / "empty")
+
+
+def test_the_words_about_closed_forms_are_those_of_the_records(root: Path) -> None:
+    """How far exchanges that were timed alone are from the forms that predictions are made of."""
+    errors: dict[int, list[float]] = {}
+    for nodes in (2, 3, 4, 8):
+        record = json.loads((root / f"records/exchange/nodes_{nodes}.json").read_text())
+        for link, by in record["links"].items():
+            for name, each in by.items():
+                way, size = name.split()
+                if way in MEANS and int(size) >= MIB:
+                    form = MEANS[way](int(size), Shape(nodes), wire_of(link_of(link)), True)
+                    off = form.alone_s / statistics.median(each) - 1
+                    errors.setdefault(nodes, []).append(off)
+    middles = {nodes: f"{-100 * statistics.median(of):.0f} %" for nodes, of in errors.items()}
+    every = [off for of in errors.values() for off in of]
+    page = " ".join((root / "docs/prediction.md").read_text().split())
+    assert max(every) < 0 and f"in all {len(every)} cases of the" in page
+    least = f"{-100 * min(errors[2]):.0f} %"
+    assert (
+        f"the forms are {middles[2]} too short in the median on two nodes ({least} at most), "
+        f"{middles[3]} on three, {middles[4]} on four and {middles[8]} on eight" in page
+    )
 
 
 @pytest.mark.process

@@ -15,6 +15,7 @@ from scipy import stats
 
 from harness.core.records import FINISHED
 from harness.launch.sweepfile import header_of, load
+from harness.read.records.runs import Run
 from harness.read.records.sweeps import read_results
 
 NAMED = {
@@ -162,6 +163,63 @@ def test_the_wall_time_of_minilm_that_was_meant(
     )
     took = f"{local:.0f} s of a run of local SGD, {coded:.0f} s with int8 and {whole:.0f} s of DDP"
     assert took in page
+
+
+# Sweep, way, and each side that it is compared with: of the table of wall times with all measuring.
+MUON, MUON_TWO, EPOCHS, NODES = (
+    f"records/{folder}/sweeps/{sweep}-tiny"
+    for folder, sweep in (
+        ("muon", "slow_link_muon"),
+        ("muon_two", "slow_link_muon_two"),
+        ("epochs", "slow_link_epochs"),
+        ("xeon_far", "slow_link_nodes"),
+    )
+)
+PLAIN = {"strategy": "ddp", "muon": False}
+WITH_MEASURING = (
+    (MUON, {"strategy": "diloco"}, PLAIN | {"exchange": "all_to_all"}),
+    (MUON, {"strategy": "diloco"}, {"strategy": "ddp", "muon": True}),
+    (MUON, {"strategy": "diloco"}, PLAIN | {"exchange": "backend"}),
+    (MUON_TWO, {"strategy": "diloco"}, PLAIN | {"exchange": "direct"}),
+    (MUON_TWO, {"strategy": "diloco"}, PLAIN | {"exchange": "backend"}),
+    (EPOCHS, {"strategy": "diloco", "compress": "int8"}, PLAIN | {"exchange": "backend"}),
+    (NODES, {"strategy": "diloco", "setup": "2_1"}, PLAIN | {"setup": "2_1", "exchange": "direct"}),
+    (NODES, {"strategy": "diloco", "setup": "2_1"},
+     PLAIN | {"setup": "2_1", "exchange": "backend"}),
+    (NODES, {"strategy": "diloco", "setup": "4_1"},
+     PLAIN | {"setup": "4_1", "exchange": "all_to_all"}),
+    (NODES, {"strategy": "diloco", "setup": "4_1"},
+     PLAIN | {"setup": "4_1", "exchange": "backend"}),
+)  # fmt: skip
+
+
+def test_wall_times_with_all_measuring_are_those_of_the_records(root: Path) -> None:
+    """Each row of the table: by pairs of seeds, without the measuring and with it."""
+    page = (root / "docs/strategies.md").read_text()
+    table = page.partition("Wall times to accuracy 0.9 with all measuring:")[2].split("\n\n")[1]
+    rows = [tuple(map(str.strip, line.strip("|").split("|"))) for line in table.splitlines()[2:]]
+    assert len(rows) == len(WITH_MEASURING)
+    for (name, way, against), (*_, without, whole, seeds) in zip(WITH_MEASURING, rows, strict=True):
+        runs = read_results(root / name).finished
+        sides = [
+            {run.seed: reached_s(run) for run in runs if is_of(run, s)} for s in (way, against)
+        ]
+        assert sides[1].keys() <= sides[0].keys() and len(sides[1]) == int(seeds)
+        for number, shown in enumerate((without, whole)):
+            logs = [math.log(sides[0][s][number] / sides[1][s][number]) for s in sides[1]]
+            ratio, low, high = (f"{math.exp(x):#.2g}" for x in t_interval(logs))
+            assert shown == f"{ratio} ({low} to {high})", name
+
+
+def reached_s(run: Run) -> tuple[float, float]:
+    """Wall time until accuracy 0.9: without what was measured for the record, and with it."""
+    row = next(each for each in run.epochs if each["accuracy"] >= 0.9)
+    return row["wall_s"] - row["measuring_s"], row["wall_s"]
+
+
+def is_of(run: Run, named: dict[str, Any]) -> bool:
+    own = {**run.identity, "muon": bool(run.identity.get("muon"))}
+    return all(str(own[key]).startswith(str(value)) for key, value in named.items())
 
 
 def t_interval(values: list[float]) -> tuple[float, float, float]:

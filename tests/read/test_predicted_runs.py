@@ -220,6 +220,19 @@ def test_a_setting_that_older_records_lack_is_its_default(records: Path) -> None
     assert len(training) == 2 and distinguishing([training]) == [""]
 
 
+def test_codes_sent_in_another_way_are_another_training(records: Path) -> None:
+    """Sums of codes are coded again in one way and not in another; other sums are the same."""
+    ways = [(compress, way) for compress in ("none", "int8") for way in ("backend", "direct")]
+    for seed, (compress, way) in enumerate(ways, 11):
+        timed(records, 16, 2, 1, "--compress", compress, "--exchange", way, seed=seed)
+    runs = [run for run in read_selected(str(records), None).runs if (run.seed or 0) > 10]
+    kinds = [[(run.identity["compress"], run.identity["exchange"]) for run in same]
+             for same in trainings_of(runs)]  # fmt: skip
+    plain, *coded = sorted(kinds, key=len, reverse=True)
+    assert sorted(plain) == [("none", "backend"), ("none", "direct")]
+    assert sorted(coded) == [[("int8", "backend")], [("int8", "direct")]]
+
+
 @pytest.mark.parametrize(("flags", "words"), [
     (("--sync_every", "50"), "--sync_every does nothing with --strategy ddp: it belongs to "
      "local_sgd, diloco"),

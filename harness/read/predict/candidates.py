@@ -19,7 +19,7 @@ import numpy as np
 from harness.core.collectives import BACKEND, DIRECT, TCP_SHARE, Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.core.strategies import OF_OPTIMIZER, chooses_exchange
+from harness.core.strategies import OF_OPTIMIZER, chooses_exchange, is_coded
 from harness.core.topology import effective_batch
 from harness.read.grouping import by_key
 from harness.read.labels import counted
@@ -43,7 +43,7 @@ from harness.read.predict.phases import (
     START,
     PhaseFit,
 )
-from harness.read.predict.scenario import Scenario
+from harness.read.predict.scenario import APART, Scenario
 from harness.read.records.groups import by_seed, with_times_that_count
 from harness.read.records.runs import Run, Target, check_target, time_to_target
 from harness.read.records.selection import command_on
@@ -53,7 +53,7 @@ STEPS = "steps"
 # Outcomes that count as missing the target; a run stopped from outside says nothing about it.
 NOT_REACHED = ("diverged", "failed", "oom")
 # Settings that may differ within one training; the way of exchange changes only the last bits of
-# sums, and --exchange auto chooses it by the link.
+# sums, unless codes are sent, and --exchange auto chooses it by the link.
 ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange", "tested")
 SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # named in tables
 LEAST_LINKS = 3  # for an interval: each is predicted from the others
@@ -250,6 +250,8 @@ def trainings_of(runs: Iterable[Run]) -> list[list[Run]]:
 
     def kind(run: Run) -> str:
         same = {name: setting_of(run, name) for name in run.identity if name not in ELSEWHERE}
+        if is_coded(str(run.identity["compress"] or "none"), run.identity["strategy"] in APART):
+            same["exchange"] = run.identity["exchange"]
         return f"{shape_of(run)} {sorted(same.items(), key=str)}"
 
     return [*by_key(runs, kind).values()]
