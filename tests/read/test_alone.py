@@ -11,8 +11,11 @@ import pytest
 from transformers import Trainer, TrainingArguments
 
 from harness.core.records import SCHEMA, RunFolder, read_json
+from harness.core.records.summary import epochs_before, epochs_of
 from harness.core.schema.checks import check_fields
+from harness.read.explain.time_breakdown import time_breakdown
 from harness.read.records.frames import load_runs
+from harness.read.records.runs import TO_TARGET, Target, read_run
 from harness.read.report import report
 from harness.read.report.report import make_report
 from logcallback import LogCallback
@@ -160,3 +163,45 @@ def test_a_section_that_fails_is_named_and_the_rest_is_whole(
     assert page.read_text().count("<h3>Results</h3>") == 1
     assert named in page.read_text() and named in text.read_text()
     assert named in capsys.readouterr().err
+
+
+def test_a_training_that_went_on_in_a_new_folder_lacks_its_first_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its one epoch counted as three, and its samples and time to a target as the whole run's."""
+    args = TrainingArguments(
+        str(tmp_path / "trainer"), num_train_epochs=3, eval_strategy="epoch", use_cpu=True,
+        save_strategy="epoch", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    for name, checkpoint in (("whole", None), ("rest", str(tmp_path / "trainer/checkpoint-8"))):
+        Trainer(
+            Net(), args, train_dataset=Points(32), eval_dataset=Points(16),
+            compute_metrics=in_per_cent, callbacks=[LogCallback(tmp_path / name)],
+        ).train(resume_from_checkpoint=checkpoint)  # fmt: skip
+    target = Target.of("mcc", 0.25)
+    whole, rest = (read_run(RunFolder(tmp_path / n), {}, n, target) for n in ("whole", "rest"))
+    assert [len(run.epochs) for run in (whole, rest)] == [3, 1]
+    assert [run.lacks_epochs for run in (whole, rest)] == [False, True]
+    seconds = [row["epoch_time_s"] or 0.0 for row in (*whole.epochs, *rest.epochs)]
+    assert whole.measures["epoch_time_s"] == pytest.approx(sum(seconds[:3]) / 3)
+    assert rest.measures["epoch_time_s"] == pytest.approx(seconds[3])
+    lacking = {"samples", "train_time_s", "eval_time_s", "wall_s", *TO_TARGET}
+    assert lacking <= {*whole.measures} and not lacking & {*rest.measures}
+    assert not lacking & {*rest.toward(target).measures}
+    assert rest.measures["updates"] == 12 and time_breakdown(rest).updates == 4
+    assert time_breakdown(whole).updates == 12
+    said = Verb("explain", capsys)(tmp_path / "rest")
+    assert "None" not in said and "nan" not in said
+
+
+def test_whole_epochs_are_counted_by_their_rows() -> None:
+    def rows(*epochs: float) -> list[dict[str, float]]:
+        return [{"epoch": epoch} for epoch in epochs]
+
+    assert [epochs_of(rows(*e)) for e in ([1, 2, 3], [3], [1, 3], [3, 3.5], [0.25])] == [
+        3, 1, 2, 1.5, 0.25,
+    ]  # fmt: skip
+    assert [epochs_before({}, rows(*e)) for e in ([1, 2], [3], [2.5], [0.5, 1.5], [])] == [
+        0, 2, 2, 0, 0,
+    ]  # fmt: skip
+    assert epochs_before({"script": "bert"}, rows(2, 4)) == 0  # evaluations of an import

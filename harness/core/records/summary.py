@@ -21,6 +21,7 @@ QUALITY_FIELDS = (
     "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
+MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
 MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
 SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 
@@ -56,6 +57,25 @@ def of_rows(rows: Rows) -> dict[str, Any]:
         "gpu_utilisation_percent": _timed_mean_of(rows, [*map(gpu_utilisation_percent, rows)]),
         "joules_per_sample": energy_j / samples if energy_j is not None and samples else None,
     }
+
+
+def epochs_of(rows: Rows) -> float:
+    """The epochs in which these rows were trained: the last may be a part of one (--max_steps)."""
+    last: float = rows[-1]["epoch"]
+    return len(rows) - 1 + last - _whole_before(last)
+
+
+def epochs_before(settings: Mapping[str, Any], rows: Rows) -> int:
+    """How many epochs a record of LogCallback alone lacks, as the training went on in a new folder;
+    rows of other records begin with the first epoch, or are evaluations of an import.
+    """
+    first = rows[0].get("epoch") if rows and "script" not in settings else None
+    return 0 if first is None else _whole_before(first)
+
+
+def _whole_before(epoch: float) -> int:
+    """Whole epochs before the one that ends at this number."""
+    return max(math.ceil(epoch - 1e-6) - 1, 0)
 
 
 def rate_of(rows: Rows) -> float | None:
@@ -113,6 +133,15 @@ def _largest(rows: Rows, name: str) -> float | None:
     """The largest value of all ranks and epochs."""
     values = (value for row in rows for value in row.get(name) or [])
     return max((value for value in values if value is not None), default=None)
+
+
+def memory_of_devices(rows: Rows) -> dict[str, float]:
+    """The peak of the first device, which holds more with dp, and the largest of the others."""
+    lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
+    first = [peaks[0] for peaks in lists if peaks and peaks[0] is not None]
+    others = [peak for peaks in lists for peak in peaks[1:] if peak is not None]
+    named = {MEMORY_FIRST: first, MEMORY_OTHERS: others}
+    return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
 def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:

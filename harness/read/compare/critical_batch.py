@@ -361,7 +361,7 @@ def _family(name: str, records: list[Run], target: Target) -> Family:
         passed = by_seed(
             (run, at)
             for run in group.finished
-            if (at := interpolated(run.epochs, target)) is not None
+            if not run.lacks_epochs and (at := interpolated(run.epochs, target)) is not None
         )
         batches.append(Batch(size, own[0].identity["lr"], group, passed))
     return Family(name, tuple(batches))

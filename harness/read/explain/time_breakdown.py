@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records.summary import mean_of, total_of
+from harness.core.records.summary import epochs_before, mean_of, sum_of, total_of
 from harness.core.settings import UserError
 from harness.core.strategies import SENT_DIRECTLY, recorded_strategy
 from harness.read.records.runs import Run
@@ -81,7 +81,7 @@ def time_breakdown(run: Run) -> TimeBreakdown:
     steps, timed_s, samples = (
         total_of(rows, name) for name in ("timed_steps", "timed_s", "timed_samples")
     )
-    updates = measures.get("updates")
+    updates = _updates(run)
     if run.imported:
         raise UserError(f"{path} is imported: its source does not record single steps")
     if steps and samples is None:
@@ -109,6 +109,15 @@ def time_breakdown(run: Run) -> TimeBreakdown:
         slowest=slowest,
         train_s=train_s,
     )
+
+
+def _updates(run: Run) -> float | None:
+    """The updates that its rows are about."""
+    updates, before = run.measures.get("updates"), epochs_before(run.settings, run.epochs)
+    if updates is None or not before:
+        return updates
+    first = run.epochs[0]  # as many updates in each epoch
+    return updates - round((first.get("updates") or 0) * before / first["epoch"])
 
 
 def _longest_step(measures: Mapping[str, float], train_s: float | None, updates: float) -> float:
@@ -209,7 +218,7 @@ def _outside_steps(run: Run, step_s: float, updates: float) -> Parts:
     train_s, wall_s = total_of(run.epochs, "epoch_time_s"), run.measures.get("wall_s")
     parts: Parts = {
         FIRST: None if train_s is None else max(train_s - step_s * updates, 0.0),
-        EVALUATION: run.measures.get("eval_time_s"),
+        EVALUATION: run.measures.get("eval_time_s", sum_of(run.epochs, "eval_time_s")),
         SAVING: run.measures.get("save_time_s"),
     }
     known = math.fsum(value for value in parts.values() if value is not None)

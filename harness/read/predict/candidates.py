@@ -331,6 +331,8 @@ def _epochs(runs: Iterable[Run], target: Target) -> list[float]:
 def _needed(run: Run, target: Target) -> float | None:
     if run.state != FINISHED:
         return math.inf
+    if run.lacks_epochs:
+        return None
     return time_to_target(run.epochs, target).get("tta_epochs")
 
 

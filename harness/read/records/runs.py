@@ -29,8 +29,11 @@ from harness.core.records.summary import (
     QUALITY_FIELDS,
     beyond_a_share,
     disturbance,
+    epochs_before,
+    epochs_of,
     larger_is_better,
     mean_of,
+    memory_of_devices,
     others_share_of_run,
     own_metrics,
     total_of,
@@ -79,15 +82,15 @@ STATES = (FINISHED, *FAILURES, UNREADABLE, UNFINISHED, WAITING, SKIPPED)
 
 # Numbers of summary.json that measure nothing.
 NO_MEASURES = ("schema", "best_value", "best_epoch")
-
 # Millions of bytes: payload is what a strategy hands over, sent is what left the nodes.
 PER_UPDATE = {
     "payload_mb_per_update": "payload_bytes",
     "network_mb_per_update": "network_sent_bytes",
 }
 WALL_OF_TRAINING = "wall_of_training_s"  # without the time that measuring itself took
+# Sums over all epochs, unknown where a record lacks some.
+OF_ALL_EPOCHS = ("samples", "train_time_s", "eval_time_s", *PER_UPDATE.values(), "energy_j")
 TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
-MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
 
 # Per node: fields of its ranks' rows that are added up, and those that are averaged.
 SUMMED = {"user_s": "user_s", "system_s": "system_s"}
@@ -257,6 +260,11 @@ class Run:
         return self.measured_link.get("warning")
 
     @property
+    def lacks_epochs(self) -> bool:
+        """Whether LogCallback alone went on in this folder with a training begun elsewhere."""
+        return epochs_before(self.settings, self.epochs) > 0
+
+    @property
     def was_resumed(self) -> bool:
         return (self.measures.get("attempts") or 1) > 1
 
@@ -292,7 +300,7 @@ class Run:
     def toward(self, target: Target) -> Run:
         """The run with the times to this target, whatever the target of its sweep is."""
         measures = {n: v for n, v in self.measures.items() if n not in TO_TARGET}
-        reached = time_to_target(self.epochs, target, self.environment)
+        reached = {} if self.lacks_epochs else time_to_target(self.epochs, target, self.environment)
         for name, value in reached.items():
             if not (self.other_batches and _depends_on_batch(name, value)):
                 measures[name] = value
@@ -401,15 +409,16 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
     summary, environment = record.summary, record.environment
     measures: dict[str, float] = {}
+    unknown = OF_ALL_EPOCHS if epochs_before(record.settings, record.epochs) else ()
     if summary is not None:
         measures = {
             name: float(value)
             for name, value in summary.items()
-            if name not in NO_MEASURES and is_number(value)
+            if name not in (*NO_MEASURES, *unknown) and is_number(value)
         }
         measures |= link_numbers(environment)
         if record.state == FINISHED:
-            measures |= _derived(record, summary, target)
+            measures |= _derived(record, summary, None if unknown else target)
     left_out: tuple[str, ...] = ()
     if other_batches := _other_batches(record):
         left_out = tuple(n for n, v in measures.items() if _depends_on_batch(n, v))
@@ -442,7 +451,7 @@ def _derived(
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     strategy = recorded_strategy(record.settings)
     if rows and not strategy.may_miss_epochs and not record.settings.get("imported"):
-        epochs = rows[-1]["epoch"]  # the last may be a part of one (--max_steps)
+        epochs = epochs_of(rows)
     if epochs and is_number(train_s):
         derived["epoch_time_s"] = train_s / epochs
     if is_number(summary.get("wall_s")) and rows:
@@ -454,15 +463,6 @@ def _derived(
     if target is not None:
         derived |= time_to_target(rows, target, environment)
     return derived
-
-
-def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
-    """The peak of the first device, which holds more with dp, and the largest of the others."""
-    lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
-    first = [peaks[0] for peaks in lists if peaks and is_number(peaks[0])]
-    others = [peak for peaks in lists for peak in peaks[1:] if is_number(peak)]
-    named = {MEMORY_FIRST: first, MEMORY_OTHERS: others}
-    return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
 def time_to_target(
