@@ -30,11 +30,11 @@ from harness.core.schema import environment as schema
 from harness.core.schema.checks import NotAsDeclaredError, believable
 from harness.core.schema.rows import ReportedProgress
 from harness.core.settings import UserError
-from harness.core.topology import batch_of_trainer, world_of
+from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import rows
 from harness.train.measure.clock import MEASURING, StepClock
-from harness.train.measure.environment import environment, recorded_settings
+from harness.train.measure.environment import environment, gpus_of, recorded_settings
 from harness.train.measure.resources import CpuTime, Memory, over_ranks, traffic_of
 from harness.train.measure.telemetry import Telemetry
 from harness.train.run.checkpoints import require_unchanged
@@ -132,9 +132,7 @@ class LogCallback(Recorder):
         exact = one and not args.label_smoothing_factor
         full = self.train_samples is not None and self.train_samples % self.batch == 0
         self.eval_loss_is_exact = ours or exact
-        self.train_loss_is_exact = ours or (
-            exact and full and args.gradient_accumulation_steps == 1
-        )
+        self.train_loss_is_exact = ours or (exact and full and self.passes == 1)
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         traffic = traffic_of(self.context, self.observations.payload_bytes)
@@ -144,10 +142,11 @@ class LogCallback(Recorder):
         self.losses.begin(state.global_step)
         self.epoch_so_far = self.context.epoch_so_far if self.context else {}
         self.rank_row.begin(resumes=self.context is not None or self.first_update > 0)
-        if self.context is None and self.telemetry is not None:
-            self.telemetry.close()  # left open by a training that broke off
-        gather = self.observations.gather
-        self.telemetry = Telemetry(self.context, self.world, devices, gather)
+        if self.context is None:
+            self.observations = Observations(self.world.size, gpus_of(args, kwargs.get("model")))
+            if self.telemetry is not None:
+                self.telemetry.close()  # left open by a training that broke off
+        self.telemetry = Telemetry(self.context, self.world, devices, self.observations.gather)
         self.telemetry.open(self.folder)
         self.measures = [*self.observations.measures, Memory(cuda, devices), self.telemetry]
         for measure in self.measures:
@@ -163,9 +162,9 @@ class LogCallback(Recorder):
         if self.context is None:
             self.at_exit = weakref.finalize(
                 self, _broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
-                self.began_s, self.measured_s, self.cpu, args.per_device_train_batch_size,
+                self.began_s, self.measured_s, self.cpu, per_gpu_batch_of_trainer(args),
             )  # fmt: skip
-        self.machine = environment(args.device.type == "cuda")
+        self.machine = environment(cuda)
         if self.first_update:
             # What an earlier attempt observed in its first steps holds for the whole run.
             self.observed_before = attempts.observed_of(self.folder)
@@ -208,10 +207,9 @@ class LogCallback(Recorder):
         opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
             self.folder, self.first_update, self.world.size, self.batch, opened,
-            args.per_device_train_batch_size,
+            per_gpu_batch_of_trainer(args),
         )  # fmt: skip
-        # Outcomes of earlier attempts are in attempts.jsonl; this attempt has none yet.
-        self.folder.summary.unlink(missing_ok=True)
+        self.folder.summary.unlink(missing_ok=True)  # of an earlier attempt
         ours = self.context.settings if self.context else None
         settings = recorded_settings(ours, args, self.world, model, data)
         self.folder.write_settings(settings)
@@ -227,14 +225,16 @@ class LogCallback(Recorder):
                 "link": self.observations.link,
                 "data": self.context.data_facts,
             }
-        nodes, per_node = self.world.nodes, self.world.per_node
+        elif self.observations.gpus > 1:
+            built = {"observed": self.observations.observed}
         measured: schema.MeasuredRecord = {
             "first_learning_rate": self.first_learning_rate,
             "timing_warmup_steps": self.clock.untimed,
             **rows.facts_of(self.measures),
         }
         self.folder.write_environment(schema.environment_record(
-            self.machine, nodes, per_node, self.batch, state.max_steps, opened, built, measured
+            self.machine, self.world.nodes, self.world.per_node, self.batch, state.max_steps,
+            opened, built, measured,
         ))  # fmt: skip
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -333,8 +333,7 @@ class LogCallback(Recorder):
             row |= strategy_fields
             row |= dict.fromkeys(OF_WHOLE_EPOCHS if self.rest_only else ())
             if first_epoch:
-                # What was observed in the first steps is known now.
-                self._write_environment(state)
+                self._write_environment(state)  # what was observed in the first steps is known
         self.epoch_so_far = {}
 
     def _row(
@@ -484,7 +483,7 @@ class LogCallback(Recorder):
             outcome, reason = "diverged", f"weights are not finite at update {update}"
         if self.at_exit is not None:
             self.at_exit.detach()
-        batch = args.per_device_train_batch_size
+        batch = per_gpu_batch_of_trainer(args)
         attempts.end(self.folder, outcome, reason, wall_s, times, update, per_gpu_batch=batch)
         attempts.write_summary(self.folder, outcome, reason, best, facts)
         if self.folder.outcome() is None:  # the folder was removed; only the new summary is in it

@@ -66,8 +66,25 @@ def batch_of(settings: Settings, devices: int) -> int:
 
 
 def batch_of_trainer(args: Any) -> int:
-    """The effective batch by TrainingArguments; train_batch_size covers all GPUs of a process."""
-    return effective_batch(args.train_batch_size, args.gradient_accumulation_steps, args.world_size)
+    """The effective batch by TrainingArguments; train_batch_size covers all GPUs of a process, and
+    all processes if they split batches.
+    """
+    sharing = 1 if _splits_batches(args) else args.world_size
+    return effective_batch(args.train_batch_size, args.gradient_accumulation_steps, sharing)
+
+
+def per_gpu_batch_of_trainer(args: Any) -> int:
+    """Samples of one device in a forward pass, by TrainingArguments."""
+    batch: int = args.per_device_train_batch_size
+    return batch // args.world_size if _splits_batches(args) else batch
+
+
+def _splits_batches(args: Any) -> bool:
+    """Whether the processes share the batch that is configured (accelerate's split_batches)."""
+    known = getattr(args, "accelerator_config", None)
+    if isinstance(known, Mapping):
+        return bool(known.get("split_batches"))
+    return bool(getattr(known, "split_batches", False))
 
 
 # In runs whose processes may come and go (torchrun --nnodes=1:4 --max_restarts=3), the set-up names

@@ -22,7 +22,7 @@ from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
 from harness.core.records.redact import redacted, redacted_command, settings_of
 from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
-from harness.core.topology import World
+from harness.core.topology import World, per_gpu_batch_of_trainer
 from harness.train.measure.rows import GIB
 
 # Variables that change what is measured; nothing else of the environment is recorded.
@@ -139,11 +139,15 @@ def recorded_settings(
     if settings is not None:
         return {**settings_of(settings), "training_arguments": arguments}
     named = {name: arguments[of] for name, of in OF_TRAINER.items()}
+    gpus = gpus_of(args, model)
+    if gpus > 1:  # as in records of --strategy dp
+        named["strategy"] = "dp"
     formats = {"bf16": args.bf16, "fp16": args.fp16, "fp32": True}
     named |= {
+        "per_gpu_batch": per_gpu_batch_of_trainer(args),
         "model": redacted(model_name(model)),
         "dataset": redacted(_dataset_name(data)),
-        "setup": f"{world.nodes}_{world.per_node}",
+        "setup": f"{world.nodes}_{world.per_node * gpus}",
         "precision": next(name for name, used in formats.items() if used),
         "trainer": _changed(args, arguments),
     }
@@ -152,9 +156,16 @@ def recorded_settings(
 
 # Settings of ours that LogCallback alone takes from the Trainer's arguments.
 OF_TRAINER = {
-    "lr": "learning_rate", "seed": "seed", "per_gpu_batch": "per_device_train_batch_size",
-    "grad_acc": "gradient_accumulation_steps", "epochs": "num_train_epochs",
+    "lr": "learning_rate", "seed": "seed", "grad_acc": "gradient_accumulation_steps",
+    "epochs": "num_train_epochs",
 }  # fmt: skip
+NAMED = ("per_device_train_batch_size", "bf16", "fp16")  # recorded under other names
+
+
+def gpus_of(args: Any, model: Any) -> int:
+    """GPUs of this process: all that it sees where the Trainer uses nn.DataParallel."""
+    whole = any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
+    return 1 if whole else max(int(args.n_gpu), 1)
 
 
 def model_name(model: Any) -> str:
@@ -175,7 +186,7 @@ def _changed(args: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in arguments.items()
-        if name in defaults and name not in (*OF_TRAINER.values(), *SHOWN_ONLY, "bf16", "fp16")
+        if name in defaults and name not in (*OF_TRAINER.values(), *SHOWN_ONLY, *NAMED)
         and isinstance(value, (str, int, float)) and value != defaults[name]
     }  # fmt: skip
 

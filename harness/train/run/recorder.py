@@ -23,13 +23,14 @@ class Observations:
 
     measures: Sequence[EpochMeasure] = ()  # of what is measured beside the time of steps
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, world_size: int, gpus: int = 1) -> None:
+        """gpus: of a process; with the Trainer's nn.DataParallel there are several."""
+        self.world_size, self.gpus = world_size, gpus
 
     @property
     def observed(self) -> ObservedRecord:
         """What model, optimizer, batches and exchange really are."""
-        return {}
+        return {"strategy": "dp", "devices": self.gpus} if self.gpus > 1 else {}
 
     @property
     def link(self) -> LinkRecord | None:
@@ -54,7 +55,7 @@ class Observations:
     @property
     def devices(self) -> int:
         """How many devices train, or trained in the last epoch where processes come and go."""
-        return self.world_size
+        return self.world_size * self.gpus
 
     def rank_metrics(self, args: TrainingArguments) -> dict[str, Any]:
         """Of the samples that this rank evaluated last."""

@@ -1,0 +1,103 @@
+"""LogCallback alone: what it takes from arguments and models of scripts of anybody's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import Trainer, TrainingArguments
+
+from harness.core.records import RunFolder, read_json, read_rows
+from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer
+from harness.read.records.runs import read_run
+from harness.train.measure import telemetry
+from harness.train.measure.environment import recorded_settings
+from logcallback import LogCallback
+from tests.support.ranks import ranks
+from tests.support.recorded import alone, environment_of, rows_of, trainer_for
+from tests.support.toys import CPU, Net, Points
+
+pytestmark = pytest.mark.process
+
+
+def settings_of(folder: str | Path) -> dict[str, Any]:
+    return read_json(RunFolder(Path(folder)).settings) or {}
+
+
+def on_gpus(folder: str, gpus: int) -> None:
+    """On a machine without GPUs nn.DataParallel hands all of a batch to the model."""
+    telemetry.uuids = lambda devices: []  # type: ignore[assignment]
+    args = TrainingArguments(
+        f"{folder}-checkpoints", num_train_epochs=2, per_device_train_batch_size=4, use_cpu=True,
+        save_strategy="no", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    assert args.device.type == "cpu"
+    args._n_gpu = gpus
+    data = Points(64)
+    Trainer(Net(), args, train_dataset=data, callbacks=[LogCallback(folder)]).train()
+
+
+def test_all_gpus_of_data_parallel_count(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, on_gpus, 4)
+    for row in rows_of(folder):
+        assert row["effective_batch"] == 16
+        assert row["train_samples_per_s_per_gpu"] == pytest.approx(row["train_samples_per_s"] / 4)
+    environment, settings = environment_of(folder), settings_of(folder)
+    assert environment["observed"] == {"strategy": "dp", "devices": 4}
+    assert environment["nodes"] == environment["processes_per_node"] == 1
+    assert (settings["setup"], settings["strategy"]) == ("1_4", "dp")
+    run = read_run(RunFolder(Path(folder)), {}, "dp", None)
+    assert (run.state, run.processes, run.devices) == ("finished", 1, 4)
+    one, _ = alone(tmp_path / "one", on_gpus, 1)
+    other = read_run(RunFolder(Path(one)), {}, "one", None)
+    assert other.devices == 1 and "observed" not in other.environment
+    assert other.identity != run.identity
+
+
+def test_a_quantized_model_is_not_spread() -> None:
+    args: Any = TrainingArguments("out", use_cpu=True)
+    assert args.device.type == "cpu"
+    args._n_gpu = 4
+    world: Any = SimpleNamespace(nodes=1, per_node=1)
+    for model, setup in ((Net(), "1_4"), (SimpleNamespace(is_loaded_in_8bit=True), "1_1")):
+        assert recorded_settings(None, args, world, model, [])["setup"] == setup
+
+
+def split_batches(folder: str) -> list[int]:
+    net = Net()
+    config = {"split_batches": True}
+    trainer = trainer_for(
+        folder, net, Points(22), accelerator_config=config, per_device_train_batch_size=8
+    )
+    trainer.train()
+    return [len(batch) for batch in net.fed]
+
+
+def test_a_batch_that_the_ranks_split_counts_once(tmp_path: Path) -> None:
+    folder = str(tmp_path / "record")
+    assert ranks(2, split_batches, folder, env=CPU) == [[4] * 6] * 2
+    for row in rows_of(folder):
+        assert (row["effective_batch"], row["samples"], row["fed_samples"]) == (8, 22, 24)
+    assert rows_of(folder)[1]["timed_samples"] == 22
+    settings = settings_of(folder)
+    assert settings["per_gpu_batch"] == 4
+    assert settings["training_arguments"]["per_device_train_batch_size"] == 8
+    starts = [r for r in read_rows(RunFolder(Path(folder)).attempts)[0] if r["event"] == "start"]
+    assert [row["per_gpu_batch"] for row in starts] == [4]
+    assert read_run(RunFolder(Path(folder)), {}, "split", None).other_batches == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "batch"),
+    [(None, 24), ("accelerator.json", 24), ({"split_batches": False}, 24),
+     ({"split_batches": True}, 12), (SimpleNamespace(split_batches=True), 12)],
+)  # fmt: skip
+def test_the_batch_by_any_form_of_the_argument(config: Any, batch: int) -> None:
+    args = SimpleNamespace(
+        per_device_train_batch_size=4, train_batch_size=4, gradient_accumulation_steps=3,
+        world_size=2, accelerator_config=config,
+    )  # fmt: skip
+    assert batch_of_trainer(args) == batch
+    assert per_gpu_batch_of_trainer(args) == batch // 6
