@@ -144,8 +144,7 @@ class LogCallback(Recorder):
         self.rank_row.begin(resumes=self.context is not None or self.first_update > 0)
         if self.context is None:
             self.observations = Observations(self.world.size, gpus_of(args, kwargs.get("model")))
-            if self.telemetry is not None:
-                self.telemetry.close()  # left open by a training that broke off
+            self._open(state)  # other ranks, and all samplers, wait for it in Telemetry
         self.telemetry = Telemetry(self.context, self.world, devices, self.observations.gather)
         self.telemetry.open(self.folder)
         self.measures = [*self.observations.measures, Memory(cuda, devices), self.telemetry]
@@ -153,8 +152,6 @@ class LogCallback(Recorder):
             measure.begin(self.clock)
         if not state.is_world_process_zero:
             return
-        if self.context is None:
-            self._open()
         self.row.begin()
         self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
         self.earlier_wall_s = attempts.wall_s_before(self.folder)
@@ -182,8 +179,12 @@ class LogCallback(Recorder):
         of_rows = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
         return max(of_rows, sum_of(ends, "measuring_s"))
 
-    def _open(self) -> None:
+    def _open(self, state: TrainerState) -> None:
         """Take the folder (without a context); the record of an earlier training is kept aside."""
+        if self.telemetry is not None:
+            self.telemetry.close()  # left open by a training that broke off
+        if not state.is_world_process_zero:
+            return
         if self.at_exit is not None:
             self.at_exit()  # records the end of a training that broke off
         self._lock()

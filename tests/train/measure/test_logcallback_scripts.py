@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from transformers import Trainer, TrainingArguments
 
 from harness.core.records import RunFolder, read_json, read_rows
+from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer
 from harness.read.records.runs import read_run
 from harness.train.measure import telemetry
 from harness.train.measure.environment import recorded_settings
 from logcallback import LogCallback
 from tests.support.ranks import ranks
-from tests.support.recorded import alone, environment_of, rows_of, trainer_for
+from tests.support.recorded import alone, environment_of, rows_of, train, trainer_for
 from tests.support.toys import CPU, Net, Points
 
 pytestmark = pytest.mark.process
@@ -101,3 +104,40 @@ def test_the_batch_by_any_form_of_the_argument(config: Any, batch: int) -> None:
     )  # fmt: skip
     assert batch_of_trainer(args) == batch
     assert per_gpu_batch_of_trainer(args) == batch // 6
+
+
+def readings(folder: Path) -> int:
+    return len(read_rows(RunFolder(folder).telemetry(0))[0])
+
+
+def twice(folder: str) -> None:
+    for _ in range(2):
+        train(folder)
+
+
+def test_each_training_keeps_its_own_readings(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, twice)
+    earlier = Path(f"{folder}.earlier-1")
+    assert readings(Path(folder)) > 0 and readings(earlier) > 0
+    for record in (Path(folder), earlier):
+        (begun, *_), times = read_rows(RunFolder(record).attempts)[0], []
+        times += [row["unix"] for row in read_rows(RunFolder(record).telemetry(0))[0]]
+        ended = read_rows(RunFolder(record).attempts)[0][-1]["unix"]
+        assert max(times) <= ended + 1 and min(times) >= begun["unix"] - 10
+
+
+def refused(folder: str) -> tuple[list[str], int]:
+    path = RunFolder(Path(folder)).lock("run")
+    path.parent.mkdir(parents=True)
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        trainer = trainer_for(folder)  # holds the callback, and what that would have started
+        with pytest.raises(UserError, match="is being written by"):
+            trainer.train()
+        running = psutil.Process().children()
+        return [p.name for p in Path(folder).rglob("*.jsonl")], len(running)
+
+
+def test_a_refused_training_writes_nothing_and_leaves_no_sampler(tmp_path: Path) -> None:
+    _, (written, running) = alone(tmp_path, refused)
+    assert (written, running) == ([], 0)
