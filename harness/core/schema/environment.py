@@ -404,7 +404,7 @@ class SettingsRecord(TypedDict, total=False):
     script: Annotated[str, "`bert` or `vit`"]
     trainer: Annotated[dict[str, Any], "flags that were passed through to the Trainer"]
     training_arguments: Annotated[dict[str, Any],
-        "every argument of the Trainer as resolved, without paths, tokens and names of projects; "
+        "every argument of the Trainer as resolved, without paths, secrets and names of projects; "
         "once training has begun"]
     imported: Annotated[ImportedRecord, "of imported runs only"]
 

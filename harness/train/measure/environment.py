@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
 from harness.core.process import text_of, usable_cores
 from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
-from harness.core.records.redact import redacted, redacted_command, settings_of
+from harness.core.records.redact import SECRET, redacted, redacted_command, settings_of
 from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
 from harness.core.topology import World, per_gpu_batch_of_trainer
@@ -127,8 +128,15 @@ def resolved_arguments(args: Any) -> dict[str, Any]:
     return {
         name: redacted(value) if isinstance(value, str) else value
         for name, value in args.to_dict().items()
-        if not any(word in name for word in HIDDEN) and not name.endswith("token")
+        if not any(word in name for word in HIDDEN) and not _is_secret(name, value)
     }
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """Whether an argument may hold a secret; a number, as of tokens, is none."""
+    if name == "include_num_input_tokens_seen" or isinstance(value, (bool, int, float)):
+        return False
+    return SECRET.search(name) is not None
 
 
 def recorded_settings(
@@ -169,13 +177,26 @@ def gpus_of(args: Any, model: Any) -> int:
 
 
 def model_name(model: Any) -> str:
-    """What a model was loaded from, else its class."""
+    """What a model was loaded from, else its class, with a checksum of its configuration."""
     config = getattr(inner := getattr(model, "module", model), "config", None)
-    return str(getattr(config, "_name_or_path", None) or type(inner).__name__)
+    if loaded_from := getattr(config, "_name_or_path", None):
+        return str(loaded_from)
+    name = type(inner).__name__
+    if config is None or not hasattr(config, "to_dict"):
+        return name
+    values = {n: value for n, value in config.to_dict().items() if n not in FILLED_IN}
+    text = json.dumps(values, sort_keys=True, default=str)
+    return f"{name} (config {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+
+
+# Parts of a configuration that training, saving or another version of transformers fills in.
+FILLED_IN = ("_name_or_path", "architectures", "dtype", "problem_type", "transformers_version")
 
 
 def _dataset_name(data: Any) -> str:
-    """The data's name, else class, and size: other data are never averaged with these."""
+    """The data's name, else class, and size. Runs on data of another name or size are never
+    averaged with these; other data of the same name and size are not told apart.
+    """
     name = getattr(getattr(data, "info", None), "dataset_name", None) or type(data).__name__
     return f"{name} of {len(data):,} samples" if hasattr(data, "__len__") else str(name)
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from transformers import Trainer, TrainingArguments
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from harness.core.records import RunFolder, read_json, read_rows
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer
 from harness.read.records.runs import read_run
 from harness.train.measure import telemetry
-from harness.train.measure.environment import recorded_settings
+from harness.train.measure.environment import model_name, recorded_settings, resolved_arguments
 from logcallback import LogCallback
 from tests.support.ranks import ranks
 from tests.support.recorded import alone, environment_of, rows_of, train, trainer_for
@@ -141,3 +143,42 @@ def refused(folder: str) -> tuple[list[str], int]:
 def test_a_refused_training_writes_nothing_and_leaves_no_sampler(tmp_path: Path) -> None:
     _, (written, running) = alone(tmp_path, refused)
     assert (written, running) == ([], 0)
+
+
+def small(hidden: int, **more: Any) -> BertForSequenceClassification:
+    return BertForSequenceClassification(
+        BertConfig(vocab_size=20, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=2,
+                   intermediate_size=8, **more)
+    )  # fmt: skip
+
+
+def test_models_of_unlike_configurations_have_unlike_names(tmp_path: Path) -> None:
+    one, two = small(8), small(16)
+    names = [model_name(each) for each in (one, two, small(8, hidden_dropout_prob=0.2))]
+    assert len({*names}) == 3 and all("BertForSequenceClassification (" in n for n in names)
+    one.config.problem_type = "single_label_classification"  # as its first pass does
+    one.save_pretrained(tmp_path)
+    assert model_name(one) == model_name(small(8)) == names[0]
+    loaded = BertForSequenceClassification.from_pretrained(tmp_path)
+    assert model_name(loaded) == str(tmp_path)
+    assert model_name(Net()) == "Net"
+
+
+@dataclasses.dataclass
+class Arguments(TrainingArguments):
+    """Somebody's own, as many scripts have them."""
+
+    wandb_api_key: str = ""
+    client_secret: str | None = None
+    max_tokens: int = 512
+
+
+def test_arguments_with_names_of_secrets_are_not_recorded() -> None:
+    value = "0123456789abcdef" * 2
+    args = Arguments("out", use_cpu=True, wandb_api_key=value, client_secret=value, max_tokens=64)
+    world: Any = SimpleNamespace(nodes=1, per_node=1)
+    settings = recorded_settings(None, args, world, Net(), [])
+    assert value not in json.dumps(settings, default=str)
+    assert settings["trainer"]["max_tokens"] == 64  # a number of tokens is none
+    arguments = resolved_arguments(args)
+    assert "include_num_input_tokens_seen" in arguments and "hub_token" not in arguments
