@@ -20,7 +20,7 @@ from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
 from harness.core.process import text_of, usable_cores
 from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
-from harness.core.records.redact import SECRET, redacted, redacted_command, settings_of
+from harness.core.records.redact import redacted, redacted_command, settings_of
 from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
 from harness.core.topology import World, per_gpu_batch_of_trainer
@@ -133,10 +133,10 @@ def resolved_arguments(args: Any) -> dict[str, Any]:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    """Whether an argument may hold a secret; a number, as of tokens, is none."""
-    if name == "include_num_input_tokens_seen" or isinstance(value, (bool, int, float)):
-        return False
-    return SECRET.search(name) is not None
+    """Whether an argument may hold a secret: a text under such a name, as of no tokenizer."""
+    return isinstance(value, str) and any(
+        word.endswith(("token", "key", "secret", "password")) for word in name.lower().split("_")
+    )
 
 
 def recorded_settings(
