@@ -22,7 +22,7 @@ from logcallback import LogCallback
 from tests.support.paired import Verb
 from tests.support.toys import Net, Points
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("quiet_machine")]
 
 
 def in_per_cent(prediction: Any) -> dict[str, float]:

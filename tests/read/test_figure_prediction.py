@@ -362,6 +362,7 @@ def test_which_sweeps_get_the_prediction_figure(root: Path, tmp_path: Path) -> N
         "prediction_four",
         "prediction_four_next",
         "prediction_fresh",
+        "prediction_lossy",
         "prediction_next",
         "prediction_same_hour",
         "prediction_seeds",
@@ -380,7 +381,9 @@ def test_the_sweep_holds_what_its_predictions_need(root: Path) -> None:
 FRESH = ("prediction_fresh", "prediction_same_hour", "prediction_next", "prediction_seeds")
 
 
-@pytest.mark.parametrize("name", [*FRESH, "prediction_four", "prediction_four_next"])
+@pytest.mark.parametrize(
+    "name", [*FRESH, "prediction_four", "prediction_four_next", "prediction_lossy"]
+)
 def test_each_fresh_case_has_its_prediction(name: str, root: Path) -> None:
     """Written down before the runs: the table and the sweep name the same cases."""
     file = root / "experiments" / f"{name}.yaml"

@@ -143,6 +143,7 @@ WEIGHED = (
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("quiet_machine")
 def test_a_loss_that_weighs_classes_reads_whole_batches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
