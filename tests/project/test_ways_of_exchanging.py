@@ -120,7 +120,7 @@ def test_the_page_shows_the_rules_that_were_tried(
     [("prediction_fresh", "predicted"), ("prediction_fresh_same_machine", "predicted"),
      ("prediction_same_hour", "xeon"), ("prediction_next", "xeon_predicted"),
      ("prediction_seeds", "xeon_seeds"), ("prediction_four", "four"),
-     ("prediction_four_next", "four_next")],
+     ("prediction_four_next", "four_next"), ("prediction_lossy", "predicted_lossy")],
 )  # fmt: skip
 def test_the_page_says_how_far_off_written_predictions_were(
     table: str, of: str, root: Path, capsys: pytest.CaptureFixture[str]
