@@ -113,8 +113,9 @@ class _Strategies(dict[str, Strategy]):
         return Strategy(name, "one of your own", "what it says", "many", apart=apart)
 
 
-# The strategies unless --strategy names another one: of one process, and of several.
-SINGLE, DDP = "single", "ddp"
+# Of one process, of one on several GPUs, and of several processes; the first and the last unless
+# --strategy names another one.
+SINGLE, DP, DDP = "single", "dp", "ddp"
 # Flags of the optimizer: of strategies in which each process has whole matrices and keeps its
 # optimizer's state for itself.
 OF_OPTIMIZER = {"muon": False}
@@ -125,7 +126,7 @@ STRATEGIES = _Strategies({each.name: each for each in (
         SINGLE, "one process on one device", "nothing", "one", wrapper="nothing",
         own=OF_OPTIMIZER),
     Strategy(
-        "dp", "nn.DataParallel: one process, the batch split over the GPUs of one machine",
+        DP, "nn.DataParallel: one process, the batch split over the GPUs of one machine",
         "weights and outputs, every step", "one", wrapper="DataParallel", needs_gpu=True,
         exchange="harness.train.strategy.builtin:DataParallelExchange", own=OF_OPTIMIZER,
         why_no_lora="which sends all weights to each GPU in every step, trained or not"),

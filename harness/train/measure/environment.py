@@ -23,6 +23,7 @@ from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
 from harness.core.records.redact import redacted, redacted_command, settings_of
 from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
+from harness.core.strategies import DP
 from harness.core.topology import World, per_gpu_batch_of_trainer
 from harness.train.measure.rows import GIB
 
@@ -149,7 +150,7 @@ def recorded_settings(
     named = {name: arguments[of] for name, of in OF_TRAINER.items()}
     gpus = gpus_of(args, model)
     if gpus > 1:  # as in records of --strategy dp
-        named["strategy"] = "dp"
+        named["strategy"] = DP
     formats = {"bf16": args.bf16, "fp16": args.fp16, "fp32": True}
     named |= {
         "per_gpu_batch": per_gpu_batch_of_trainer(args),

@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from harness.core.schema.environment import LinkRecord, ObservedRecord
 from harness.core.schema.rows import EpochRow
+from harness.core.strategies import DP
 from harness.train.measure.resources import CpuTime
 from harness.train.measure.rows import EpochMeans, EpochMeasure
 from harness.train.session import gather
@@ -30,7 +31,7 @@ class Observations:
     @property
     def observed(self) -> ObservedRecord:
         """What model, optimizer, batches and exchange really are."""
-        return {"strategy": "dp", "devices": self.gpus} if self.gpus > 1 else {}
+        return {"strategy": DP, "devices": self.gpus} if self.gpus > 1 else {}
 
     @property
     def link(self) -> LinkRecord | None:
