@@ -25,6 +25,7 @@ EVAL_BATCH = 64
 REPETITIONS = ("seed", "repeat")
 # Flags that are newer than published records: a run without them keeps its earlier name.
 SINCE_RECORDS = ("lora", "balance", "sync_first", "muon")
+UNKNOWN = "-"  # a value that is not known, in tables
 
 
 def number(value: Any) -> str:

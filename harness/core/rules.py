@@ -62,7 +62,7 @@ class Combination:
 
     @property
     def own_batch(self) -> int:
-        """Samples that one hivemind peer contributes at a time."""
+        """Samples that one peer contributes at a time."""
         return own_batch(self.settings)
 
 
@@ -167,7 +167,7 @@ CONTRADICTIONS: tuple[Rule, ...] = (
      "--auto_batch does not go with --tail pad: half of the batch may make another last update of "
      "an epoch; use --tail cut"),
     *_where(_shards_without_fsdp, (
-        (lambda s, c: c.strategy.apart or c.strategy.meets_by_itself,
+        (lambda s, c: c.strategy.apart or c.strategy.has_peers,
          "--{c.fsdp_flag} needs --strategy fsdp, which {s.strategy} cannot be: each process needs "
          "all weights to go on alone"),
         (lambda s, c: True, "--{c.fsdp_flag} needs --strategy fsdp"),
@@ -260,7 +260,7 @@ NOT_ELASTIC: tuple[Rule, ...] = (
     (lambda s, c: c.strategy.apart,
      "--strategy {c.strategy.name} does not go with --max_restarts: no process can take over "
      "what another trained apart"),
-    (lambda s, c: c.strategy.meets_by_itself,
+    (lambda s, c: c.strategy.has_peers,
      "--strategy {c.strategy.name} does not need --max_restarts: its peers come and go by "
      "themselves"),
 )
@@ -292,31 +292,31 @@ PROCESSES: tuple[Rule, ...] = (
      "unequally, samples would count unequally; use --tail cut"),
 )
 
-# --strategy hivemind: what peers that come and go cannot do together.
+# What peers that come and go cannot do together.
 PEERS: tuple[Rule, ...] = (
     (lambda s, c: s.auto_batch,
-     "--auto_batch does not go with --strategy hivemind, whose peers do not start again together: "
-     "use a smaller --per_gpu_batch with a larger --grad_acc"),
+     "--auto_batch does not go with --strategy {s.strategy}, whose peers do not start again "
+     "together: use a smaller --per_gpu_batch with a larger --grad_acc"),
     (lambda s, c: s.precision == "fp16",
-     "--strategy hivemind does not go with --precision fp16, whose scale each process finds by "
+     "--strategy {s.strategy} does not go with --precision fp16, whose scale each process finds by "
      "itself: use bf16"),
     (lambda s, c: s.batchnorm == "sync",
-     "--batchnorm sync does not go with --strategy hivemind: peers do not compute in step; "
+     "--batchnorm sync does not go with --strategy {s.strategy}: peers do not compute in step; "
      "their statistics are averaged with the weights"),
     (lambda s, c: s.local_updates and s.compress == "int8",
      "--compress int8 does not go with --local_updates: weights are averaged, and 8 bits lose "
      "what an update changes; use fp16"),
     (lambda s, c: "save_steps" in s.passed,
-     "--save_steps does not go with --strategy hivemind: checkpoints are made where all peers "
+     "--save_steps does not go with --strategy {s.strategy}: checkpoints are made where all peers "
      "have the same weights, at the end of an epoch"),
     (lambda s, c: s.tail == "pad",
-     "--tail pad does not go with --strategy hivemind: each peer takes the samples in an order "
+     "--tail pad does not go with --strategy {s.strategy}: each peer takes the samples in an order "
      "of its own, without an end; use --tail cut"),
     (lambda s, c: s.passed.get("optim", PEER_OPTIMIZERS[0]) not in PEER_OPTIMIZERS,
-     "--optim {s.passed[optim]} does not go with --strategy hivemind: a peer that joins takes "
+     "--optim {s.passed[optim]} does not go with --strategy {s.strategy}: a peer that joins takes "
      f"the state over, which works with {', '.join(PEER_OPTIMIZERS)}"),
     (lambda s, c: s.passed.get("lr_scheduler_type") in BLIND_SCHEDULES,
-     "--lr_scheduler_type {s.passed[lr_scheduler_type]} does not go with --strategy hivemind: "
+     "--lr_scheduler_type {s.passed[lr_scheduler_type]} does not go with --strategy {s.strategy}: "
      "each peer must know the learning rate from the number of the update"),
     (lambda s, c: s.target_batch and s.target_batch < c.own_batch,
      "--target_batch {s.target_batch}: one peer alone brings {c.own_batch} samples at a time "
@@ -382,7 +382,7 @@ def _fitted(settings: Settings, world: World, gpus: int | None) -> Settings:
     settings = _with_own_defaults(replace(settings, strategy=name), nodes)
     strategy = strategy_of(settings)
     refuse(PROCESSES + BALANCE, Combination(settings, world))
-    if strategy.meets_by_itself:
+    if strategy.has_peers:
         return _with_peers(settings, world)
     nodes, per_node = world.nodes, world.per_node
     if strategy.needs_gpu:

@@ -61,12 +61,7 @@ class Strategy:
     @property
     def can_pad(self) -> bool:
         """Whether the last batch of an epoch may be filled up (--tail pad)."""
-        return not self.splits_batch and self.processes != "peers"
-
-    @property
-    def survives_node_loss(self) -> bool:
-        """Whether a run continues by itself when it loses any node but the first."""
-        return self.processes == "peers"
+        return not self.splits_batch and not self.has_peers
 
     @property
     def needs_launcher(self) -> bool:
@@ -74,18 +69,10 @@ class Strategy:
         return self.processes == "many"
 
     @property
-    def meets_by_itself(self) -> bool:
-        """Whether processes that are started one by one find each other."""
-        return self.processes == "peers"
-
-    @property
-    def may_be_joined(self) -> bool:
-        """Whether other processes may join, so that a single one is not alone for sure."""
-        return self.processes == "peers"
-
-    @property
-    def may_miss_epochs(self) -> bool:
-        """Whether a process may miss epochs, of which its record then has no row."""
+    def has_peers(self) -> bool:
+        """Whether its processes find each other without a launcher, and may join, leave, be lost
+        and miss epochs, of which their records then have no row.
+        """
         return self.processes == "peers"
 
 
@@ -110,7 +97,7 @@ class _Strategies(dict[str, Strategy]):
             there = ", ".join(node.name for node in classes) or "none"
             raise NodeError(f"--strategy {name}: {file} has no class {wanted}; there is {there}")
         apart = any(ast.unparse(line) == "apart = True" for line in body)
-        return Strategy(name, "one of your own", "what it says", "many", apart=apart)
+        return Strategy(name, "a class of the user's", "what the class sends", "many", apart=apart)
 
 
 # Of one process, of one on several GPUs, and of several processes; the first and the last unless
@@ -203,7 +190,7 @@ def is_off(value: Any) -> bool:
 def recorded_strategy(settings: Mapping[str, Any]) -> Strategy:
     """The strategy of a record. Of one that is not ours the file need not be here."""
     name = str(settings.get("strategy"))
-    return STRATEGIES.get(name) or Strategy(name, "another one", "what it says", "many")
+    return STRATEGIES.get(name) or Strategy(name, "unknown", "unknown", "many")
 
 
 def strategy_of(settings: Settings) -> Strategy:

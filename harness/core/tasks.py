@@ -145,9 +145,9 @@ TASKS = {
 }  # fmt: skip
 
 
-def names() -> str:
+def names(joined_by: str = ", ") -> str:
     """The names of the tasks, for messages: bert, vit."""
-    return ", ".join(TASKS)
+    return joined_by.join(TASKS)
 
 
 # Names of folders that lie beside the folders of scripts in an output folder.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.core.settings import Settings, UserError, parse_setup
+
+Own = TypeVar("Own", int, int | None)
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,19 @@ def own_batch(settings: Settings, devices: int = 1) -> int:
 
 
 def batch_of(settings: Settings, devices: int) -> int:
-    """The effective batch of a run; hivemind peers share one target."""
-    return settings.target_batch or own_batch(settings, devices)
+    """The effective batch of a run."""
+    return batch_of_update(settings.target_batch, own_batch(settings, devices))
+
+
+def batch_of_update(target_batch: int | None, own: Own) -> int | Own:
+    """The target that hivemind peers share, or else the samples of all processes."""
+    return target_batch or own
+
+
+def batch_of_device(effective_batch: int, grad_acc: int, devices: int) -> int | None:
+    """The per_gpu_batch that gives this effective batch; None if it cannot be split equally."""
+    batch, rest = divmod(effective_batch, grad_acc * devices)
+    return None if rest or not batch else batch
 
 
 def batch_of_trainer(args: Any) -> int:
@@ -122,8 +135,8 @@ def split(effective_batch: int, per_gpu_batch: int, processes: int) -> tuple[int
 
     No process gets more samples at a time than per_gpu_batch: its memory may not hold them.
     """
-    per_process, rest = divmod(effective_batch, processes)
-    if rest:
+    per_process = batch_of_device(effective_batch, 1, processes)
+    if per_process is None:
         return None
     fitting = (b for b in range(min(per_gpu_batch, per_process), 0, -1) if per_process % b == 0)
     batch = next(fitting)

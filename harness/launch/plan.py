@@ -20,7 +20,7 @@ from harness.core.schema.environment import SweepRecord
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import strategy_of
 from harness.core.tasks import TASKS
-from harness.core.topology import World, effective_batch
+from harness.core.topology import World, batch_of_device, effective_batch
 from harness.launch.sweepfile import HOLDS, LR_RULES, Point, Sweep
 
 # A lost node is noticed after 5 s; the remaining nodes then wait 5 s for further nodes.
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def survives_node_loss(self) -> bool:
-        return strategy_of(self.settings).survives_node_loss
+        return strategy_of(self.settings).has_peers
 
     @property
     def folder(self) -> RunFolder:
@@ -238,13 +238,13 @@ def _scaled(sweep: Sweep, point: Point) -> Point:
     per_gpu, grad_acc, lr = _sizes(sweep, point)
     base_batch = effective_batch(*_sizes(sweep, base)[:2], _devices(base))
     if sweep.hold == "effective_batch":
-        per_gpu, rest = divmod(base_batch, grad_acc * _devices(point))
-        if rest or not per_gpu:
+        held = batch_of_device(base_batch, grad_acc, _devices(point))
+        if held is None:
             raise UserError(
                 f"hold effective_batch: {base_batch} samples cannot be split over "
                 f"{_devices(point)} devices x {grad_acc} passes: change the baseline's batch"
             )
-        scaled["per_gpu_batch"] = per_gpu
+        scaled["per_gpu_batch"] = per_gpu = held
     factor = effective_batch(per_gpu, grad_acc, _devices(point)) / base_batch
     if sweep.lr_rule != "none" and factor != 1:
         scaled["lr"] = lr * (factor if sweep.lr_rule == "linear" else math.sqrt(factor))

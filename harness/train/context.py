@@ -19,7 +19,7 @@ from harness.core.identity import identity
 from harness.core.records import COMPLETE, RunFolder, read_json
 from harness.core.schema.environment import DataRecord, InputsRecord
 from harness.core.settings import Settings
-from harness.core.topology import World, asked_processes, batch_of_trainer
+from harness.core.topology import World, asked_processes, batch_of_trainer, batch_of_update
 from harness.train.session import Session
 
 COMPLETE_UNIX = "complete_unix"  # when a checkpoint was completed; copies have other times
@@ -100,7 +100,7 @@ class Context:
     @property
     def effective_batch(self) -> int:
         """Samples of an update, by all processes together."""
-        return self.settings.target_batch or batch_of_trainer(self.args)
+        return batch_of_update(self.settings.target_batch, batch_of_trainer(self.args))
 
     @property
     def _processes(self) -> int:

@@ -12,7 +12,15 @@ from harness.core.command_line import parse
 from harness.core.rules import Combination, broken, refuse
 from harness.core.settings import UserError
 from harness.core.strategies import STRATEGIES, recorded_strategy
-from harness.core.topology import World, asked_batch, batch_of, batch_of_trainer, effective_batch
+from harness.core.topology import (
+    World,
+    asked_batch,
+    batch_of,
+    batch_of_device,
+    batch_of_trainer,
+    batch_of_update,
+    effective_batch,
+)
 
 TABLES = {n: t for n, t in vars(rules).items() if isinstance(t, tuple) and t and len(t[0]) == 2}
 
@@ -57,14 +65,15 @@ def test_a_recorded_strategy_need_not_be_here() -> None:
     assert recorded_strategy({"strategy": "hivemind"}) is STRATEGIES["hivemind"]
     for name in (None, "gone.py:Mine", "pipeline"):
         other = recorded_strategy({"strategy": name})
-        assert other.can_pad and not other.may_miss_epochs and not other.may_be_joined
-        assert not other.meets_by_itself
+        assert other.can_pad and not other.has_peers
     assert recorded_strategy({}).can_pad
 
 
 def test_the_effective_batch_is_that_of_all_devices() -> None:
     settings = parse("bert", ["--b", "4", "--grad_acc", "3"], {})
     assert effective_batch(4, 3, 5) == batch_of(settings, devices=5) == 60
+    assert batch_of_device(60, 3, 5) == 4
+    assert batch_of_device(60, 3, 7) is batch_of_device(4, 1, 5) is None
     of_setup = replace(settings, setup="2_5_far")
     assert asked_batch(of_setup) == batch_of(of_setup, devices=10) == 120
     # nn.DataParallel: the Trainer's batch of a process is that of its two GPUs.
@@ -75,3 +84,5 @@ def test_the_effective_batch_is_that_of_all_devices() -> None:
 def test_peers_fill_one_target_however_many_they_are() -> None:
     settings = replace(parse("bert", ["--b", "4"], {}), target_batch=100)
     assert batch_of(settings, devices=1) == batch_of(settings, devices=7) == 100
+    assert batch_of_update(100, 8) == 100 and batch_of_update(None, 8) == 8
+    assert batch_of_update(None, None) is None

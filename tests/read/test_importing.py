@@ -245,7 +245,7 @@ def test_a_trainer_state_has_a_row_an_evaluation(tmp_path: Path) -> None:
     assert run["per_gpu_batch"] == 8 and run["train_loss"] == 1.0625
     assert run["trainer_train_samples_per_second"] == 51.2
     assert run["train_samples_per_s"] is None and run["train_time_s"] is None
-    text = (read_json(only(tmp_path).settings) or {})["imported"]["said"]
+    text = (read_json(only(tmp_path).settings) or {})["imported"]["source_numbers"]
     assert text == {"train_runtime": 12.5, "train_steps_per_second": 1.6}
 
 

@@ -45,7 +45,7 @@ from harness.core.records.disk import draft_of, make_folder, sync, unused, writi
 from harness.core.records.walking import ASIDE as ASIDE
 from harness.core.records.walking import PUBLISHED as PUBLISHED
 from harness.core.records.walking import IsOne, walk
-from harness.core.schema.checks import check_written
+from harness.core.schema.checks import RECORDS, check_written
 from harness.core.schema.environment import EnvironmentRecord, SweepRecord
 from harness.core.schema.rows import FINISHED as FINISHED
 from harness.core.schema.rows import (
@@ -79,12 +79,14 @@ DISTURBING_SHARE = 0.25
 SERVER_KILLED = 255
 
 # File names that are also needed without a folder object: in a run's folder, in a sweep's folder.
-SETTINGS, ENVIRONMENT, SUMMARY = "settings.json", "environment.json", "summary.json"
-ATTEMPTS, EPOCHS = "attempts.jsonl", "epochs.jsonl"
+SETTINGS, ENVIRONMENT, SUMMARY, ATTEMPTS, EPOCHS, PROGRESS, PEERS = (
+    RECORDS[kind].file
+    for kind in ("settings", "environment", "summary", "start", "epochs", "progress", "peers")
+)
 # The name of a folder that a run of this project has made.
 RUN_FOLDER = re.compile(r".*_s\d+(_[a-z0-9]+)*_[0-9a-f]{8}")
-FAILURE_OF_RANK = f"{RANKS}/failure_"
-SWEEP, LOGS = "sweep.json", "logs"  # LOGS: the folder of its runs' output
+FAILURE_OF_RANK = RECORDS["failure"].file.partition("<")[0]
+SWEEP, LOGS = Path(RECORDS["sweep"].file).name, "logs"  # LOGS: the folder of its runs' output
 # Prefix of a checkpoint folder, as the Trainer names it; the number of the update follows.
 CHECKPOINT = "checkpoint-"
 # Written last into a checkpoint's folder: a checkpoint without it is ignored.
@@ -126,8 +128,8 @@ class RunFolder:
     attempts = File(ATTEMPTS)
     epochs = File(EPOCHS)
     summary = File(SUMMARY)
-    progress = File("progress.json")
-    peers = File("peers.json")
+    progress = File(PROGRESS)
+    peers = File(PEERS)
 
     @classmethod
     def at(cls, path: Path) -> RunFolder:

@@ -22,6 +22,8 @@ QUALITY_FIELDS = (
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
 MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
+# Endings of metrics that the Trainer adds to an evaluation: its own timing, which is no quality.
+TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
 SUMS = ("payload_bytes", "network_sent_bytes", "energy_j")
 

@@ -30,6 +30,7 @@ from harness.core.schema.fields import (
 )
 from harness.core.schema.machine import MachineRecord
 from harness.core.settings import UNRECORDED, flag_fields
+from harness.core.tasks import names
 
 
 class CommProbeRecord(TypedDict):
@@ -391,7 +392,7 @@ class ImportedRecord(TypedDict):
     begins: Annotated[str | None,
         "checksum of the first timed entry of a trainer_state.json: two states of one run are not "
         "two runs"]
-    said: Annotated[dict[str, Any],
+    source_numbers: Annotated[dict[str, Any],
         "numbers of the source that have no counterpart here, under their own names: "
         "`train_runtime` includes evaluation and saving"]
     notes: Annotated[list[str], "in what its definitions may differ"]
@@ -401,7 +402,7 @@ class SettingsRecord(TypedDict, total=False):
     """Every setting, and the Trainer's arguments; the flags' own fields are those of Settings."""
 
     schema: Annotated[Literal[1], "version of these definitions"]
-    script: Annotated[str, "`bert` or `vit`"]
+    script: Annotated[str, f"`{names('` or `')}`"]
     trainer: Annotated[dict[str, Any], "flags that were passed through to the Trainer"]
     training_arguments: Annotated[dict[str, Any],
         "every argument of the Trainer as resolved, without paths, secrets and names of projects; "

@@ -197,7 +197,7 @@ def refuse_apart(command: list[str]) -> None:
     script = next((word for word in command[1:] if not word.startswith("-")), "")
     is_ours = Path(command[0]).name.startswith("python") and Path(script).name in OUR_SCRIPTS
     words = {*command, *map("=".join, pairwise(command))}
-    meeting = (name for name, each in STRATEGIES.items() if each.meets_by_itself)
+    meeting = (name for name, each in STRATEGIES.items() if each.has_peers)
     if is_ours and not any(f"--strategy={name}" in words for name in meeting):
         line = shlex.join(["torchrun", *command[command.index(script) :]])
         raise UserError(f"each node would train alone: did you mean -- {line}?")

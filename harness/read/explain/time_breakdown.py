@@ -150,7 +150,7 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
         data_s, communication_s = data_s * fits, communication_s * fits
     left_s = max(step_s - (data_s or 0.0) - (communication_s or 0.0), 0.0)
     parts = dict.fromkeys(IN_STEP) | {DATA: data_s}
-    if run.devices == 1 and not recorded_strategy(run.identity).may_be_joined:
+    if run.devices == 1 and not recorded_strategy(run.identity).has_peers:
         # One device has no other parts.
         return parts | {
             COMPUTE: left_s,

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from harness.core import tasks
 from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.process import complain
@@ -38,15 +39,16 @@ from harness.read.imports.formats import (
     read_foreign,
 )
 
+SCRIPT = f"--script {tasks.names(' or ')}"
 # Without these a record has no place, or could not be distinguished from others.
 NEEDED = {
     TEXT: {
-        "script": "--script bert or vit",
+        "script": SCRIPT,
         "setup": "--setup N_M",
         "lr": "--lr",
         "per_gpu_batch": "--batch",
     },
-    STATE: {"script": "--script bert or vit", "setup": "--setup N_M"},
+    STATE: {"script": SCRIPT, "setup": "--setup N_M"},
 }
 FLAGS = (
     "script", "setup", "lr", "per_gpu_batch", "grad_acc", "epochs", "seed", "model", "dataset",
@@ -261,7 +263,7 @@ def _settings(foreign: Foreign, source: str) -> dict[str, Any]:
             "file": foreign.file.name,
             "sha256": foreign.sha256,
             "begins": foreign.begins,
-            "said": foreign.unnamed,
+            "source_numbers": foreign.unnamed,
             "notes": list(foreign.notes),
         },
     }

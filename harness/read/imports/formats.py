@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.records import FINISHED
-from harness.core.records.summary import QUALITY_FIELDS
+from harness.core.records.summary import QUALITY_FIELDS, TIMING
 from harness.core.schema.fields import LARGEST
 from harness.core.settings import UserError
 from harness.core.tasks import TASKS
@@ -207,8 +207,6 @@ def _epochs(file: Path, lists: dict[str, tuple[int, list[float]]]) -> int:
     return count
 
 
-# Numbers that the Trainer adds to an evaluation, and that are no quality.
-TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 # Numbers of the whole training, evaluation and saving included, under the Trainer's own names.
 WHOLE = ("train_runtime", "train_steps_per_second")
 STATE_NOTES = (

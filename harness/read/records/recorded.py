@@ -22,7 +22,17 @@ from harness.core.identity import stem
 from harness.core.links import FIELDS as LINK_FIELDS
 from harness.core.links import Link
 from harness.core.process import warn
-from harness.core.records import FINISHED, RUN_FOLDER, SCHEMA, RunFolder
+from harness.core.records import (
+    ATTEMPTS,
+    ENVIRONMENT,
+    EPOCHS,
+    FINISHED,
+    RUN_FOLDER,
+    SCHEMA,
+    SETTINGS,
+    SUMMARY,
+    RunFolder,
+)
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import OWN, changed_row, is_changed
 from harness.core.records.summary import best_of, device_counts, of_rows, own_metrics, rate_of
@@ -158,7 +168,7 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
     if settings is None:
         for file in (folder.epochs, folder.environment):
             if folder.has(file):  # a launcher's outcome has neither
-                raise UserError(f"settings.json is missing beside {file.name}: restore the file")
+                raise UserError(f"{SETTINGS} is missing beside {file.name}: restore the file")
         return {}
     del settings["schema"]
     _check_place(folder.path, settings)
@@ -221,12 +231,12 @@ def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
     try:
         expected = stem(cast(Settings, SimpleNamespace(**_defaults() | known)))
     except TypeError:
-        raise UserError("settings.json lacks settings that the name of the folder has") from None
+        raise UserError(f"{SETTINGS} lacks settings that the name of the folder has") from None
     setup = (path if len(path.parts) > 1 else path.absolute()).parent.name
     elsewhere = SETUP.fullmatch(setup) and setup != settings.get("setup")
     if elsewhere or not path.name.startswith(f"{expected}_"):
         named = f"{settings.get('setup')!s:.40}/{expected:.100}"
-        raise UserError(f"settings.json is that of another run: {named}_...")
+        raise UserError(f"{SETTINGS} is that of another run: {named}_...")
 
 
 @cache
@@ -264,15 +274,15 @@ def _check_epochs(record: Recorded) -> None:
     """One row for each epoch, in order. The last may end inside an epoch (--max_steps)."""
     before = 0.0
     # Scripts of users evaluate when they want.
-    in_steps = is_ours(record.settings) and not recorded_strategy(record.settings).may_miss_epochs
+    in_steps = is_ours(record.settings) and not recorded_strategy(record.settings).has_peers
     for n, row in enumerate(record.epochs):
         epoch = row.get("epoch")
         if epoch is None:
-            raise UserError(f"epochs.jsonl: row {n + 1} does not say its epoch")
+            raise UserError(f"{EPOCHS}: row {n + 1} does not say its epoch")
         last = n + 1 == len(record.epochs)
         if epoch <= before or (in_steps and not _is_next(epoch, n + 1, last)):
             raise UserError(
-                f"epochs.jsonl: row {n + 1} is of epoch {epoch:g} after {before:g}: rows are "
+                f"{EPOCHS}: row {n + 1} is of epoch {epoch:g} after {before:g}: rows are "
                 "missing, doubled or in disorder"
             )
         before = epoch
@@ -286,21 +296,20 @@ def _check_growing(record: Recorded) -> None:
     starts = starts_of(record.attempts)
     batches = {row.get("effective_batch") for row in (*starts, *record.epochs)}
     names = ["wall_s"] if len(batches - {None}) > 1 else ["updates", "wall_s"]
-    # With another batch, an attempt that resumes from an older checkpoint may count fewer updates
-    # than the rows that are kept.
+    # In another batch, attempts from older checkpoints may count fewer updates than kept rows.
     for row, following in itertools.pairwise(record.epochs):
         for name in names:
             one, other = row.get(name), following.get(name)
             if is_number(one) and is_number(other) and other - one < (name == "updates"):
                 raise UserError(
-                    f"epochs.jsonl: {name} is {other:g} at epoch {following['epoch']:g} after "
+                    f"{EPOCHS}: {name} is {other:g} at epoch {following['epoch']:g} after "
                     f"{one:g}: rows were changed, or are of several runs"
                 )
     for row in record.epochs:
         stated, rate = row.get("train_samples_per_s"), rate_of([row])
         if is_number(stated) and is_number(rate) and not math.isclose(stated, rate, rel_tol=1e-6):
             raise UserError(
-                f"epochs.jsonl: train_samples_per_s of epoch {row['epoch']:g} is {stated:g}, but "
+                f"{EPOCHS}: train_samples_per_s of epoch {row['epoch']:g} is {stated:g}, but "
                 f"timed_samples / timed_s is {rate:g}"
             )
 
@@ -330,20 +339,20 @@ def _check_whole(record: Recorded, summary: Mapping[str, Any]) -> None:
     if done is not None and done != len(rows):
         number = record.broken_lines.get(record.folder.epochs.name)
         torn = f" and {number} torn lines" if number else ""
-        raise UserError(f"epochs.jsonl has {len(rows)} rows{torn}, summary.json counts {done:g}")
+        raise UserError(f"{EPOCHS} has {len(rows)} rows{torn}, {SUMMARY} counts {done:g}")
     if ours and not rows and summary.get("outcome") == FINISHED:
-        raise UserError("epochs.jsonl has no row beside the summary of a finished run")
+        raise UserError(f"{EPOCHS} has no row beside the summary of a finished run")
     total_s, wall_s = summary.get("train_time_s"), summary.get("wall_s")
     if ours and total_s is not None and wall_s is not None and wall_s < total_s * NEARLY:
         raise UserError(
-            f"summary.json: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
+            f"{SUMMARY}: wall_s ({wall_s:g}) is less than its part train_time_s ({total_s:g})"
         )
     apart_s = measuring_s(rows[-1], record.environment) if rows else 0.0
     parts_s = (total_s or 0.0) + apart_s
     if ours and apart_s and wall_s is not None and wall_s < parts_s * NEARLY:
         raise UserError(
             f"measuring took {apart_s:g} s: with train_time_s that is {parts_s:g}, more than the "
-            f"wall_s ({wall_s:g}) of summary.json"
+            f"wall_s ({wall_s:g}) of {SUMMARY}"
         )
     by_rows = of_rows(rows)
     if rows:
@@ -362,7 +371,7 @@ def _check_values(
         del known["train_samples_per_s_per_gpu"]  # older versions used the last row's count
     if not known["eval_time_s"]:
         del known["eval_time_s"]  # no row holds the time of an evaluation
-    _check_equal(known, summary, "epochs")
+    _check_equal(known, summary, EPOCHS)
     metric = summary.get("best_metric")
     best = [best_of(rows, f"{metric}{way}") for way in ("", ":min")] if metric else []
     for name in ("best_value", "best_epoch"):
@@ -378,17 +387,15 @@ def _check_attempts(
     starts, ends = starts_of(record.attempts), ends_of(record.attempts)
     number = record.changed_attempt
     if number is not None and summary.get("wall_s") is not None:  # null if it was noticed before
-        raise UserError(f"attempts.jsonl: row {number} is not as it was written: restore the file")
+        raise UserError(f"{ATTEMPTS}: row {number} is not as it was written: restore the file")
     if not starts or len(starts) != sum(end.get("attempt") is not None for end in ends):
         return  # an attempt has no end, or a row is lost
     known = times_of_attempts(record.attempts, train_time_s)
-    _check_equal(known, summary, "attempts")
+    _check_equal(known, summary, ATTEMPTS)
     last_s = max((row.get("wall_s") or 0.0 for row in record.epochs), default=0.0)
     wall_s = known["wall_s"] if all(is_number(end.get("wall_s")) for end in ends) else None
     if wall_s is not None and last_s > wall_s + 1:
-        raise UserError(
-            f"epochs.jsonl: wall_s is {last_s:g}, more than the {wall_s:g} of all attempts"
-        )
+        raise UserError(f"{EPOCHS}: wall_s is {last_s:g}, more than the {wall_s:g} of all attempts")
 
 
 def _check_equal(by_rows: Mapping[str, Any], summary: Mapping[str, Any], file: str) -> None:
@@ -400,9 +407,9 @@ def _check_equal(by_rows: Mapping[str, Any], summary: Mapping[str, Any], file: s
             raise _differ(name, value, stated, file)
 
 
-def _differ(name: str, by_rows: Any, stated: Any, file: str = "epochs") -> UserError:
+def _differ(name: str, by_rows: Any, stated: Any, file: str = EPOCHS) -> UserError:
     return UserError(
-        f"{file}.jsonl and summary.json do not belong together: {name:.60} is {by_rows!s:.25} by "
+        f"{file} and {SUMMARY} do not belong together: {name:.60} is {by_rows!s:.25} by "
         f"the rows and {stated!s:.25} in the summary"
     )
 
@@ -415,8 +422,8 @@ def _check_batches(record: Recorded) -> None:
         batch, own = batches.get(row.get("attempt")), row.get("effective_batch")
         if None not in (batch, own) and batch != own:
             raise UserError(
-                f"epochs.jsonl: effective_batch of epoch {row['epoch']:g} is {own}, but "
-                f"{batch} in attempts.jsonl"
+                f"{EPOCHS}: effective_batch of epoch {row['epoch']:g} is {own}, but "
+                f"{batch} in {ATTEMPTS}"
             )
     environment: Mapping[str, Any] = record.environment
     for name, stated in (
@@ -425,7 +432,7 @@ def _check_batches(record: Recorded) -> None:
     ):
         last = starts[-1].get(name) if starts else None
         if None not in (stated, last) and stated != last:
-            raise UserError(f"environment.json: {name} is {stated}, but {last} in attempts.jsonl")
+            raise UserError(f"{ENVIRONMENT}: {name} is {stated}, but {last} in {ATTEMPTS}")
 
 
 def processes_of(environment: Mapping[str, Any]) -> int | None:
@@ -435,20 +442,20 @@ def processes_of(environment: Mapping[str, Any]) -> int | None:
 
 
 def _check_finished(record: Recorded, summary: Mapping[str, Any]) -> None:
-    if not (folder := record.folder).has(folder.settings):
-        raise UserError("settings.json is missing beside the summary of a finished run")
-    if not record.environment:
-        raise UserError("environment.json is missing beside the summary of a finished run")
+    has_settings = (folder := record.folder).has(folder.settings)
+    for file, is_there in ((SETTINGS, has_settings), (ENVIRONMENT, record.environment)):
+        if not is_there:
+            raise UserError(f"{file} is missing beside the summary of a finished run")
     for name in ("nodes", "processes_per_node"):
         if record.environment.get(name) is None:
-            raise UserError(f"environment.json: {name} is missing")
+            raise UserError(f"{ENVIRONMENT}: {name} is missing")
     # Rows that are not as declared are not in record.attempts; they are no loss.
     starts = starts_of(record.attempts) or starts_of(folder.attempts_as_written()[0])
     if is_ours(record.settings) and not starts:
         without = "has no readable start" if folder.has(folder.attempts) else "is missing"
-        raise UserError(f"attempts.jsonl {without} beside the summary of a finished run")
+        raise UserError(f"{ATTEMPTS} {without} beside the summary of a finished run")
     if summary.get("train_samples_per_s") == 0:
-        raise UserError("summary.json: train_samples_per_s is 0 in a finished run")
+        raise UserError(f"{SUMMARY}: train_samples_per_s is 0 in a finished run")
 
 
 def attempts_of(folder: RunFolder) -> tuple[list[AttemptStart | AttemptEnd], int | None, int]:
@@ -470,9 +477,7 @@ def begun_unix(folder: RunFolder, rows: Attempts, torn: int) -> float | None:
 
 
 def telemetry_of(folder: RunFolder) -> dict[int, list[TelemetryRow]]:
-    """Node -> its readings in the order of time; a node whose rows are not as declared is left out,
-    with a warning.
-    """
+    """Node -> its readings by time; nodes with undeclared rows are left out, with a warning."""
     believed = {}
     for node, rows in folder.read_telemetry().items():
         try:

@@ -450,7 +450,7 @@ def _derived(
     rows, environment, derived = record.epochs, record.environment, {}
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     strategy = recorded_strategy(record.settings)
-    if rows and not strategy.may_miss_epochs and not record.settings.get("imported"):
+    if rows and not strategy.has_peers and not record.settings.get("imported"):
         epochs = epochs_of(rows)
     if epochs and is_number(train_s):
         derived["epoch_time_s"] = train_s / epochs

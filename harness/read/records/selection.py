@@ -376,7 +376,7 @@ def without_flags(words: Iterable[str], flags: Collection[str]) -> list[str]:
 def _launcher(run: Run) -> list[str]:
     environment = run.environment
     nodes, per_node = environment.get("nodes") or 1, environment.get("processes_per_node") or 1
-    if recorded_strategy(run.identity).meets_by_itself or nodes * per_node == 1:
+    if recorded_strategy(run.identity).has_peers or nodes * per_node == 1:
         return ["python"]
     if nodes == 1:
         return ["torchrun", "--standalone", f"--nproc_per_node={per_node}"]

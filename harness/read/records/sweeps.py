@@ -246,7 +246,8 @@ def _other_settings(run: Run) -> str | None:
             same = name == "script" or (is_number(value) and is_number(planned))
             same = not same or value in (None, planned)
         if not same:
-            return f"settings.json is that of another run: {name} {value}, planned was {planned}"
+            file = run.recorded_folder.settings.name
+            return f"{file} is that of another run: {name} {value}, planned was {planned}"
     return None
 
 

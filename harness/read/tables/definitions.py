@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.core.records import SUMMARY
 from harness.read.records.baseline import POINTS, RATE, STRONG, WEAK
 from harness.read.records.runs import BANDWIDTH, RTT
 from harness.read.statistics import Noise
@@ -33,7 +34,7 @@ OF_COLUMNS = {
 OF_SCALING = {WEAK: WEAK_SCALING, STRONG: "strong T_1/(N T_N) of train s at equal batch"}
 OF_LAST_EPOCH = (
     "accuracy, f1, eval loss and own metrics: of the last epoch, though --save best may have kept "
-    "the weights of an earlier one (best_epoch in summary.json)"
+    f"the weights of an earlier one (best_epoch in {SUMMARY})"
 )
 
 # Below a table of runs.

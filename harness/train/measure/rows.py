@@ -12,13 +12,12 @@ from typing import Any, Generic, TypedDict, TypeVar, cast
 from harness.core.process import warn
 from harness.core.records import plain, read_rows, total
 from harness.core.records.checksums import vouched
+from harness.core.records.summary import TIMING
 from harness.core.schema.environment import MeasuredRecord
 from harness.core.schema.rows import EpochRow, RankRow
 
 GIB = 2**30  # bytes
-# Metrics of an evaluation that are not quality: the Trainer's own timing, and fields of the row.
-TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-ELSEWHERE = ("epoch", "samples")
+ELSEWHERE = ("epoch", "samples")  # metrics of an evaluation that are fields of the row
 
 Row = TypeVar("Row", EpochRow, RankRow)
 Step = tuple[float | None, float]  # samples, None where unknown, and seconds

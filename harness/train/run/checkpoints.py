@@ -23,7 +23,7 @@ from torch import nn
 from transformers import TrainerState
 
 from harness.core.process import warn
-from harness.core.records import COMPLETE, RunFolder, update_of
+from harness.core.records import COMPLETE, EPOCHS, RunFolder, update_of
 from harness.core.records.checksums import OWN, changed_row
 from harness.core.records.disk import DiskError, draft_of, sync
 from harness.core.settings import UserError
@@ -62,7 +62,7 @@ def sound_checkpoints(folder: Path) -> list[Path]:
             problem = f"{name} is damaged and not used ({damaged[name]})"
         elif len(rows) < len(marks[path].get(ROWS, [])):
             # A run that resumed from there would end without these rows.
-            problem = f"{name} is not used: epochs.jsonl lacks rows that were written before it"
+            problem = f"{name} is not used: {EPOCHS} lacks rows that were written before it"
         elif best is not None and folder / best not in sound and best != name:
             problem = f"{name} is not used: its best epoch is {best}, which is not used either"
         else:
