@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import off, parser_of, ratios, show, tell, told_by
+from benchmarks.results import off, parser_of, ratios, result_of, send_result, show
 from harness.core.collectives import BACKEND, GLOO, MEANS, Shape, wire_of
 from harness.core.links import Link, Network, link_of
 from harness.core.records import read_json
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     if options.training:
         lines = training_table(found)
     elif options.messages:
-        lines = table(found, options.nodes, MESSAGES, told_s)
+        lines = table(found, options.nodes, MESSAGES, gathered_s)
     else:
         sizes = sizes_of(options)
         lines = table(found, options.nodes, sizes, ideal_s)
@@ -105,7 +105,7 @@ def measured(link: str, options: argparse.Namespace) -> Found:
     else:
         emulated = [sys.executable, "-m", "harness", "nodes", nodes, "--link", link, "--"]
         command = [*emulated, "torchrun", *inner]
-    found: Found = told_by(command)
+    found: Found = result_of(command)
     return found
 
 
@@ -119,7 +119,7 @@ def ideal_s(size: int, nodes: int, link: str) -> float | None:
     return min(delay_s + sending_s, 2 * delay_s + 2 / nodes * sending_s)
 
 
-def told_s(size: int, nodes: int, link: str) -> float | None:
+def gathered_s(size: int, nodes: int, link: str) -> float | None:
     """The floor of a message: one delay, and its bytes to each node over its own link."""
     if link == "loopback":
         return None
@@ -276,11 +276,11 @@ def _ms(seconds: float) -> str:
 
 
 def inside(options: argparse.Namespace) -> None:
-    kind = trained if options.training else told if options.messages else added_up
-    tell(kind(options))
+    kind = trained if options.training else gathered if options.messages else added_up
+    send_result(kind(options))
 
 
-def told(options: argparse.Namespace) -> Found:
+def gathered(options: argparse.Namespace) -> Found:
     import torch.distributed as dist
 
     from harness.train.session import gather
@@ -298,7 +298,7 @@ def told(options: argparse.Namespace) -> Found:
             gather(text)
 
         ways = {"backend": by_torch, "direct": directly}
-        _in_turn(found, size, ways, told_s(size, nodes, options.link), options)
+        _in_turn(found, size, ways, gathered_s(size, nodes, options.link), options)
     return found
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from typing import Any
 
-from benchmarks.results import parser_of, ratios, show, tell, told_by
+from benchmarks.results import parser_of, ratios, result_of, send_result, show
 
 
 def ways(every: int) -> dict[str, list[str]]:
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     words = [f"--{n}={getattr(options, n)}" for n in ("rounds", "sync_every", "epochs")]
     command = [sys.executable, "-m", "harness", "nodes", "2", "--link", options.link, "--"]
     command += ["torchrun", "-m", "benchmarks.overlap", "--inside", *words]
-    found = told_by(command)
+    found = result_of(command)
     about = {"link": options.link, "sync_every": options.sync_every, "load": os.getloadavg()[0]}
     show(table(found), options.out, {**about, "seconds": found})
     return 0
@@ -74,7 +74,7 @@ def inside(options: argparse.Namespace) -> None:
                 rows = train(f"{folder}/{number}", argv)
                 if number >= 0:
                     found[name].append(sum(row["epoch_time_s"] for row in rows))
-    tell(found)
+    send_result(found)
 
 
 def train(folder: str, flags: list[str]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.prediction_real import real_rows
 from benchmarks.prediction_table import Row, compared, table
-from benchmarks.results import show, told_by
+from benchmarks.results import result_of, show
 from harness.core.collectives import GLOO, Shape, wire_of
 from harness.core.links import plain_link
 from harness.core.records import read_json, write_json
@@ -100,7 +100,7 @@ def run(shape: Shape, link: str | None, *words: str) -> Row:
     else:
         nodes = ["-m", "harness", "nodes", str(shape.nodes), "--link", link, "--", "torchrun"]
         command = [sys.executable, *nodes, *inner]
-    found: Row = told_by(command)
+    found: Row = result_of(command)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from harness.core.records import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-MARK = "benchmark tells: "  # before the line that tell() prints
+MARK = "benchmark result: "  # before the line that send_result() prints
 OUT_HELP = "a JSON file; the table is written beside it"
 
 
@@ -36,9 +36,9 @@ def show(text: str, out: Path | None, record: Mapping[str, Any]) -> None:
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """The text "median (smallest to largest)"."""
+    """The text "median (smallest to largest)", of one value the value."""
     low, middle, high = (format(f(values), form) for f in (min, statistics.median, max))
-    return f"{middle} ({low} to {high})"
+    return f"{middle} ({low} to {high})" if len(values) > 1 else middle
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> str:
@@ -52,15 +52,15 @@ def off(errors: Sequence[float]) -> str:
     return f"off by {half:.1%} in the median, {most:.1%} in 9 of 10, {errors[-1]:.1%} at most"
 
 
-def told_by(command: Sequence[str]) -> Any:
-    """Run a command; return what its rank 0 passes to tell(). Each process has one thread."""
+def result_of(command: Sequence[str]) -> Any:
+    """Run a command, with one thread a process; return what its rank 0 gives to send_result()."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True)
     (line,) = [text for text in done.stdout.splitlines() if MARK in text]
     return json.loads(line.split(MARK, 1)[1])
 
 
-def tell(found: Mapping[str, Any]) -> None:
-    """Pass a result on from rank 0 of a command that told_by() has started."""
+def send_result(found: Mapping[str, Any]) -> None:
+    """Pass a result on from rank 0 of a command that result_of() has started."""
     if os.environ["RANK"] == "0":
         print(MARK + json.dumps(found), flush=True)

@@ -167,10 +167,10 @@ def row(arm: str, own: Runs, runs: Runs, result: dict[str, Any], processes: int)
     off = max((_off(r, ours[0]) for r in own), default=0.0) if ours else None
     exact = is_exact(case, arm, processes)
     return [
-        arm, str(len(own)), _spread([_whole(r) for r in own], ".2f"),
+        arm, str(len(own)), spread([_whole(r) for r in own], ".2f"),
         *(f"{statistics.median(_mean(r, part) for r in own):.2f}"
           for part in ("train_s", "evaluate_s", "save_s")),
-        _spread(rates, ",.0f"), _ratio(own, ours, _whole),
+        spread(rates, ",.0f"), _ratio(own, ours, _whole),
         _ratio(own, ours, lambda run: _mean(run, "train_s")),
         f"{100 * share:.0f} %" if share is not None else "",
         f"{first[0]:.2f}" if first else "", f"{statistics.median(later):.2f}" if later else "",
@@ -192,11 +192,7 @@ def _ratio(own: Runs, ours: Runs, of: Callable[[dict[str, Any]], float]) -> str:
     """Ratios round by round, so that what slows the machine for a while slows both sides."""
     by_round = {run["round"]: of(run) for run in ours}
     ratios = [of(run) / by_round[run["round"]] for run in own if run["round"] in by_round]
-    return _spread(ratios, ".2f") if ratios else ""
-
-
-def _spread(values: list[float], form: str) -> str:
-    return spread(values, form) if len(values) > 1 else format(values[0], form)
+    return spread(ratios, ".2f") if ratios else ""
 
 
 def _scaling(result: dict[str, Any]) -> Iterator[str]:
@@ -213,4 +209,4 @@ def _scaling(result: dict[str, Any]) -> Iterator[str]:
                 for r in several if r["round"] in one
             ]  # fmt: skip
             if processes > 1 and shares:
-                yield f"| {arm} | {processes} | {_spread(shares, '.3f')} |"
+                yield f"| {arm} | {processes} | {spread(shares, '.3f')} |"

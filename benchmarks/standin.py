@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.results import tell
+from benchmarks.results import send_result
 from harness.core.topology import world_of
 from harness.train.measure.link import measure
 
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         sizes = [int(float(mb) * 1e6) for mb in options.probe.split(",")]
         found["link"] = measure(world, torch.device("cpu"), sizes)
     found["steps_s"] = steps(Model(options.mb, options.batch), options)
-    tell(found | {"step_s": statistics.mean(found["steps_s"])})
+    send_result(found | {"step_s": statistics.mean(found["steps_s"])})
     dist.barrier()
     dist.destroy_process_group()
     return 0

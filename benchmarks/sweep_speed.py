@@ -108,9 +108,9 @@ def table(runs: int, processes: int, pairs: list[dict[str, Any]]) -> str:
         "| | sweep | shell loop of torchrun | ratio, median (all) |",
         "|---|---|---|---|",
         f"| wall s | {_middle(p['sweep_s'] for p in pairs):.1f} | "
-        f"{_middle(p['loop_s'] for p in pairs):.1f} | {_spread(ratio)} |",
+        f"{_middle(p['loop_s'] for p in pairs):.1f} | {_with_each(ratio)} |",
         f"| samples/s of a run | {_middle(rates['sweep']):,.0f} | {_middle(rates['loop']):,.0f} | "
-        f"{_spread(speed)} |",
+        f"{_with_each(speed)} |",
         "",
         f"Losses and accuracies of all runs: {equal}.",
     ]
@@ -121,7 +121,7 @@ def _middle(values: Any) -> float:
     return float(statistics.median(list(values)))
 
 
-def _spread(values: list[float]) -> str:
+def _with_each(values: list[float]) -> str:
     every = ", ".join(f"{v:.2f}" for v in sorted(values))
     return f"{statistics.median(values):.2f} ({every})"
 

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.results import parser_of, ratios, show, spread, tell, told_by
+from benchmarks.results import parser_of, ratios, result_of, send_result, show, spread
 
 WAYS: dict[str, list[str]] = {"equal shares": [], "--balance measured": ["--balance", "measured"]}
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     words = [f"--rounds={options.rounds}", f"--flags={options.flags}", "--inside"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     with busy(cores[1]):
-        found = told_by([*command, "-m", "benchmarks.unequal", *words])
+        found = result_of([*command, "-m", "benchmarks.unequal", *words])
     show(table(found), options.out, {"flags": options.flags, **found})
     return 0
 
@@ -78,7 +78,7 @@ def inside(options: argparse.Namespace) -> None:
                 found[name].append(took_s)
                 if flags:
                     shares.append(observed)
-    tell({**found, "shares": shares})
+    send_result({**found, "shares": shares})
 
 
 def train(folder: str, flags: list[str]) -> tuple[float, list[int]]:

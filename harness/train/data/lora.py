@@ -127,7 +127,7 @@ def _is_same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 def load_trained(model: nn.Module, weights_file: Path) -> None:
     """Load what was trained into the model, which was built with the frozen weights.
 
-    Raises if these are not those of the checkpoint, which is told by its merged weights.
+    Raises if these differ from the checkpoint's: the merged weights are compared.
     """
     stored = safetensors.torch.load_file(weights_file.with_name(TRAINED))
     own = _trained(model)

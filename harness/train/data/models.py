@@ -114,7 +114,7 @@ def class_of(script: str, config: Any) -> Any:
 
 
 def has_small_stem(config: Any) -> bool:
-    """Set by us for a ResNet of transformers; a folder that brings its own code means its own."""
+    """Whether a ResNet of transformers has our mark; one with code of its own may use the name."""
     kind, own_code, marked = (
         getattr(config, name, None) for name in ("model_type", "auto_map", "cifar_stem")
     )
@@ -228,7 +228,7 @@ def build(settings: Settings, labels: list[str]) -> nn.Module:
             if not drawn:  # the head, too, is that of the checkpoint
                 _order_head(model, saved, labels)
             if is_leader():
-                _tell_of_head(bool(loaded["mismatched_keys"]), bool(drawn), saved, labels)
+                _print_head_change(bool(loaded["mismatched_keys"]), bool(drawn), saved, labels)
     except ValueError as error:
         if "Unrecognized configuration class" in str(error):
             kind = task_of(settings.script).input
@@ -329,7 +329,7 @@ def _drawn(settings: Settings, model: Any, loaded: Mapping[str, Collection[Any]]
     return names
 
 
-def _tell_of_head(resized: bool, drawn: bool, saved: list[str], labels: list[str]) -> None:
+def _print_head_change(resized: bool, drawn: bool, saved: list[str], labels: list[str]) -> None:
     """Print a line if a checkpoint has a head that was saved for other classes."""
     ours, theirs = (
         ", ".join([*names[:MOST_NAMED], *["..."][: len(names) > MOST_NAMED]])

@@ -106,7 +106,9 @@ class EpochSums:
 
     FOLD = 64  # values stored before they are added up: one operation instead of one for each
 
-    def __init__(self, device: torch.device, reused: bool = False, apart: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, reused: bool = False, replicas_differ: bool = False
+    ) -> None:
         zeros = torch.zeros(4, dtype=torch.float64, device=device)
         self.loss, self.norm, self.clipped, self.overflowed = zeros
         self.samples = self.updates = 0
@@ -114,7 +116,7 @@ class EpochSums:
         self.weights: list[int] = []
         self.norms: list[torch.Tensor] = []
         self.bound = float("inf")
-        self.apart = apart  # ranks have gradients of their own
+        self.replicas_differ = replicas_differ  # ranks have gradients of their own
         # A compiled step may write its next result into the same memory.
         self.keep = torch.clone if reused else torch.Tensor.detach
 
@@ -165,7 +167,7 @@ class EpochSums:
         equal on all ranks, or added up too where ranks train apart: each rank's updates count.
         """
         added = [sum(numbers) for numbers in zip(*ranks, strict=True)]
-        return added if self.apart else [*added[:2], *ranks[0][2:]]
+        return added if self.replicas_differ else [*added[:2], *ranks[0][2:]]
 
     def total(self) -> list[float]:
         """The sums over all ranks (a collective)."""
@@ -176,7 +178,7 @@ class EpochSums:
         if rank0:
             self.loss += total[0]
             self.samples = int(total[1])
-        if self.apart and not rank0:
+        if self.replicas_differ and not rank0:
             return
         self.norm += total[2]
         self.clipped += total[3]

@@ -63,7 +63,7 @@ class Console(TrainerCallback):
         self.recorder, self.context = recorder, context
         self.screen = Screen(file=sys.stdout, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
-        self.said_threads = self.said_compiling = False
+        self.threads_reported = self.compiling_reported = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
@@ -213,13 +213,13 @@ class Console(TrainerCallback):
             parts.append(f"other programs used {others:.0%} of the cores")
         self.screen.print("  " + "  ".join(parts), markup=False)  # user-defined metric names
         observed = self.recorder.observations.observed
-        if "eager_pass_s" in observed and not self.said_compiling:
-            self.said_compiling = True
+        if "eager_pass_s" in observed and not self.compiling_reported:
+            self.compiling_reported = True
             passes = state.global_step / state.epoch * args.gradient_accumulation_steps
             self.screen.print(f"  {what_it_brings(observed, passes)}")
         many = args.device.type == "cpu" and torch.get_num_threads() > 1
-        if others > DISTURBING_SHARE and many and not self.said_threads:
-            self.said_threads = True
+        if others > DISTURBING_SHARE and many and not self.threads_reported:
+            self.threads_reported = True
             self.screen.print(f"  {THREADS_WAIT}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

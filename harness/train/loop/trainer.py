@@ -354,7 +354,7 @@ class ExactTrainer(Trainer):
 
     def empty_sums(self) -> EpochSums:
         compiled = self.args.torch_compile
-        return EpochSums(self.args.device, reused=compiled, apart=self.is_apart)
+        return EpochSums(self.args.device, reused=compiled, replicas_differ=self.is_apart)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # A run that diverges ends here; and FLOPs, which are not counted, are not logged as zero.

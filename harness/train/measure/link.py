@@ -7,21 +7,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import psutil
 import torch
 import torch.distributed as dist
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from harness.core import collectives
 from harness.core.collectives import GLOO, NCCL
 from harness.core.command_line import print_json
+from harness.core.identity import UNKNOWN
 from harness.core.links import least_rate_of, rate_of, tells_rate
 from harness.core.process import end_with_parent, warn
 from harness.core.schema.environment import LinkPair, LinkRecord, MeasuredLinks
@@ -51,7 +49,8 @@ STARTS = """a link takes two processes, so this is started on both of its ends:
 'torchrun --nnodes=$SLURM_NNODES --node_rank=$SLURM_NODEID \
 --master_addr=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) -m harness link'
   emulated here:  python -m harness nodes 2 --link 20ms -- torchrun -m harness link"""
-UNKNOWN = "-"
+OF_PAIRS = ("nodes", "round trip ms: min", "median", "carries Mbit/s", "at MB")
+OF_SIZES = ("all-reduce MB", "measured at", "time ms", "algbw Mbit/s", "busbw Mbit/s")
 LEGEND = (
     "round trip: of 32 bytes; carries: one way, at a transfer of so many MB; algbw: size / time; "
     "busbw: algbw x 2(n-1)/n; -: no time for it, or for a transfer long enough to tell"
@@ -293,43 +292,44 @@ def _measure_now(world: World, mb: list[float], budget_s: float) -> MeasuredAlon
 
 
 def _show(result: Measured, world: World) -> None:
-    screen = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     interface = result["interface"] or "an unknown interface"
-    screen.print(
+    print(
         f"{world.nodes} node(s) of {world.per_node} process(es), over {interface}, "
         f"measured in {result['took_s']:.1f} s"
     )
-    if result["pairs"]:
-        pairs = _table("nodes", "round trip ms: min", "median", "carries Mbit/s", "at MB")
-        for pair in result["pairs"]:
-            pairs.add_row(
-                "{} - {}".format(*pair["nodes"]),
-                _text(pair["rtt_min_ms"], "{:,.2f}"),
-                _text(pair["rtt_median_ms"], "{:,.2f}"),
-                _text(pair["bandwidth_mbit"], "{:,.0f}"),
-                _text(pair["transfer_bytes"], "{:,.5g}", 1e-6),
-            )
-        screen.print(pairs)
-    sizes = _table("all-reduce MB", "measured at", "time ms", "algbw Mbit/s", "busbw Mbit/s")
-    for row in result["allreduce"]:
-        sizes.add_row(
+    pairs = [
+        (
+            "{} - {}".format(*pair["nodes"]),
+            _text(pair["rtt_min_ms"], "{:,.2f}"),
+            _text(pair["rtt_median_ms"], "{:,.2f}"),
+            _text(pair["bandwidth_mbit"], "{:,.0f}"),
+            _text(pair["transfer_bytes"], "{:,.5g}", 1e-6),
+        )
+        for pair in result["pairs"]
+    ]
+    sizes = [
+        (
             _text(row["asked_bytes"], "{:,.5g}", 1e-6),
             _text(row["bytes"], "{:,.5g}", 1e-6),
             _text(row["s"], "{:,.1f}", 1e3),
             _text(row["algbw_mbit"], "{:,.0f}"),
             _text(row["busbw_mbit"], "{:,.0f}"),
         )
-    screen.print(sizes)
-    screen.print(LEGEND, style="dim")
+        for row in result["allreduce"]
+    ]
+    for headings, rows in ((OF_PAIRS, pairs), (OF_SIZES, sizes)):
+        if rows:
+            print("", *aligned(headings, rows), sep="\n")
+    print("", LEGEND, sep="\n")
     if result["warning"]:
         warn(result["warning"])
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of cells below their headings, each column aligned to the right."""
+    widths = [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)]
+    for cells in (headings, *rows):
+        yield "  ".join(map(str.rjust, cells, widths))
 
 
 def _text(value: float | None, form: str, scale: float = 1.0) -> str:

@@ -73,7 +73,7 @@ class Lifecycle:
     # Taken by the thread that ends the run, the main one or another, and never released.
     ending: threading.Lock = field(default_factory=threading.Lock)
     over: bool = False
-    heard: threading.Event = field(default_factory=threading.Event)  # that a signal has come
+    signal_received: threading.Event = field(default_factory=threading.Event)
     wakeup: int = -1  # file descriptor to which Python writes a signal's number at once
     previous_wakeup: int = -1
 
@@ -150,7 +150,7 @@ class Lifecycle:
     def _listen(self, signals: int) -> None:
         """End the run if the main thread waits in native code (NCCL), and handles no signal."""
         while signum := os.read(signals, 1):
-            if signum[0] in self.previous_handlers and not self.heard.wait(DEAF_S):
+            if signum[0] in self.previous_handlers and not self.signal_received.wait(DEAF_S):
                 self._end_hung(Stopped(signum[0]))
         os.close(signals)
 
@@ -167,7 +167,7 @@ class Lifecycle:
         threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
 
         def stop(signum: int, frame: Any) -> None:
-            self.heard.set()
+            self.signal_received.set()
             if self.over:
                 return
             self._ignore_signals()  # a second one must not cut the record off

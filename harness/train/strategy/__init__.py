@@ -47,7 +47,7 @@ def own_exchange(strategy: str) -> type[Exchange]:
 
 def session_of(settings: Settings, world: World, folder: RunFolder) -> Session:
     if own_strategy(settings.strategy):
-        own_exchange(str(settings.strategy))  # a mistake in the class is told before any loading
+        own_exchange(str(settings.strategy))  # refuses a wrong class before anything loads
     if named := strategy_of(settings).session:
         session: Session = class_of(named)(settings, world, folder)
         return session

@@ -195,7 +195,7 @@ class NumberFormat:
         self.observed: ObservedRecord = {}
 
     def watch(self, model: nn.Module) -> None:
-        """Look at the next forward pass, unless an earlier one has told."""
+        """Observe the next forward pass, unless the format is known already."""
         layers = (nn.Linear, nn.Conv2d)
         first = next((m for m in model.modules() if isinstance(m, layers)), None)
         if first is None or self.observed:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.core.collectives import GLOO, Shape, Wire, allreduce
+from harness.core.identity import UNKNOWN
 from harness.core.topology import World, world_of
 from harness.train.measure import link, link_probe
 from harness.train.measure.link import allreduce_s, difference, interface, measure, warning
@@ -391,3 +392,8 @@ def test_a_run_says_that_its_link_has_no_known_rate(
     assert result is not None and result["bandwidth_mbit"] is None
     line = "warning: no time in 10 s for a transfer that tells the rate of the link: "
     assert capsys.readouterr().err == f"{line}estimates count delays alone\n"
+
+
+def test_columns_of_numbers_end_below_each_other() -> None:
+    lines = link.aligned(("nodes", "median"), [("0 - 1", "2.50"), ("0 - 10", UNKNOWN)])
+    assert [*lines] == [" nodes  median", " 0 - 1    2.50", "0 - 10       -"]

@@ -209,11 +209,11 @@ class DhtState:
         return True, None if entry is None else _without_expiration(entry.value)
 
     def settings(self) -> dict[str, str]:
-        """What all peers have in common, as one of them tells: a look-up may fail, and what busy
-        peers have published may have expired.
+        """What all peers have in common, from one of them: a look-up may fail, and what busy peers
+        have published may have expired.
         """
         until = time.monotonic() + SILENT_S
-        while not (told := self.get(SETTINGS)):
+        while not (common := self.get(SETTINGS)):
             if self.get(OUTCOME) is not None:
                 raise UserError("--initial_peers: that run is over")
             if time.monotonic() >= until:
@@ -222,7 +222,7 @@ class DhtState:
                     "what the run trains: is the run still there?"
                 )
             self.closed.wait(0.1)
-        return dict(told)
+        return dict(common)
 
     def refresh(self) -> None:
         # The recorder first: whoever sees an epoch opened must see all peers it was opened for.
