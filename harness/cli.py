@@ -176,8 +176,8 @@ def link(parser: Parser) -> None:
     add = parser.add_argument
     add("--mb", type=megabytes, default=[1.0, 25.0], metavar="SIZE,...", help="sizes of the "
         "all-reduce in MB; a model's gradient has 4 bytes a weight (1,25)")
-    add("--seconds", type=positive, default=10.0, help="for all of it; slow links need more for "
-        "large sizes, and what rank 0 is given counts (10)")
+    add("--seconds", type=positive, default=10.0, help="limit of all measurements, as given to "
+        "rank 0; slow links need more for large sizes (10)")
 
 
 def megabytes(text: str) -> list[float]:
@@ -276,12 +276,12 @@ def predict(parser: Parser) -> None:
     add("--exchange", type=setting("exchange"), default="auto", help="as of a run (auto)")
     add("--sync_every", type=integer, default=10, help="of local_sgd and diloco (10)")
     add("--sync_first", type=natural, default=0, help="of local_sgd and diloco (0)")
-    add("--sync_scope", type=setting("sync_scope"), help="what trains apart: node, rank (as a run)")
+    add("--sync_scope", type=setting("sync_scope"), help="replicas: each a node or rank (as a run)")
     add("--fragments", type=integer, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")
     add("--blocks", type=integer, help="layers that fsdp gathers one at a time")
     add("--epochs", type=integer, default=1, help="for time, energy and cost (1)")
-    add("--restarts", type=natural, default=0, help="times that the run is lost and goes on (0)")
+    add("--restarts", type=natural, default=0, help="interruptions after which the run resumes (0)")
     for_predictions(parser)
     add("--plot", type=picture, metavar="FILE", help="draw samples/s over nodes: png, svg or pdf")
 
@@ -361,7 +361,7 @@ def push(parser: Parser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep or of any runs")
     parser.add_argument("repo", metavar="USER/NAME", help="of a dataset, made if missing")
     parser.add_argument("--public", action="store_true",
-                        help="all may read a dataset that is made (only you)")
+                        help="make a new dataset public (private)")
     parser.set_defaults(pushes=True)
     parser.epilog = "HF_TOKEN in the environment is the token; it must be allowed to write."
 

@@ -251,13 +251,21 @@ def mean_with_interval(
         high = stats.mean**2 / low
     if is_fraction:
         low, high = max(low, 0.0), min(high, 1.0)
-    ends, middle = ([at, at], [low, high]), ([at], [stats.mean])
+    value_with_interval(axes, at, (stats.mean, low, high), style, across)
+    return stats.mean, low, high
+
+
+def value_with_interval(
+    axes: Axes, at: float, values: tuple[float, float, float], style: Style, across: bool = False
+) -> None:
+    """Draw (value, low, high), upright or `across`; without a bar where the ends are equal."""
+    value, low, high = values
+    ends, middle = ([at, at], [low, high]), ([at], [value])
     if across:
         ends, middle = (ends[1], ends[0]), (middle[1], middle[0])
     if high > low:
         interval(axes, *ends, style)
     axes.plot(*middle, color=style.colour, marker=style.marker, markersize=6, zorder=3)
-    return stats.mean, low, high
 
 
 INTERVAL = "_interval"  # label of interval lines; its underscore keeps them out of a legend

@@ -7,14 +7,16 @@ powersgd, diloco h50.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from harness.core.identity import UNKNOWN as UNKNOWN
 from harness.core.identity import number
+from harness.core.records import FINISHED
 from harness.core.strategies import OF_ONE_STRATEGY, is_off, own_strategy
 
 STRATEGY, BATCH = "strategy", "per_gpu_batch"
-UNKNOWN = "-"
 SIGN = re.compile(r"(?<![\w.])-(?=[\d.])")  # of a number, also in brackets
 
 HEADINGS = {
@@ -182,6 +184,18 @@ def listed(texts: Iterable[str], joined_by: str, most: int) -> str:
 def counted(count: int, noun: str) -> str:
     """1 run, 2 runs."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def counts_of(states: Iterable[str]) -> str:
+    """How many there are of each: 1 failed, 2 waiting."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(Counter(states).items()))
+
+
+def unfinished(states: Collection[str]) -> list[str]:
+    """A line with how many runs have not finished, by what became of them, if there are any."""
+    others = [state for state in states if state != FINISHED]
+    line = f"{len(others)} of {len(states)} runs have not finished: {counts_of(others)}"
+    return [line] if others else []
 
 
 def duration(seconds: float) -> str:

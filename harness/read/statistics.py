@@ -148,7 +148,7 @@ def difference(one: Repeats, other: Repeats) -> Estimate:
     if not one or not other:
         return Estimate()
     values = len(one) + len(other)
-    n, (one, other) = compared(one, other), _in_both(one, other)
+    n, (one, other) = compared(one, other), in_both(one, other)
     unpaired = values - len(one) - len(other)
     ones, others, paired = list(one.values()), list(other.values()), set(one) == set(other)
     value = statistics.mean(ones) - statistics.mean(others)
@@ -178,7 +178,7 @@ def ratio(upper: Repeats, lower: Repeats) -> Estimate:
         unknown = below == 0 or (math.isinf(above) and math.isinf(below))
         return Estimate() if unknown else Estimate(above / below, n=n)
     logs = difference(*({k: math.log(v) for k, v in values.items()} for values in (upper, lower)))
-    upper, lower = _in_both(upper, lower)
+    upper, lower = in_both(upper, lower)
     value = _geometric_mean(upper.values()) / _geometric_mean(lower.values())
     if logs.low is None or logs.high is None:
         return replace(logs, value=value)
@@ -192,7 +192,7 @@ def compared(one: Repeats, other: Repeats) -> int:
     """How many pairs two sides are compared by; if they have none in common, how many values the
     smaller side has.
     """
-    return min(map(len, _in_both(one, other)))
+    return min(map(len, in_both(one, other)))
 
 
 def leaders(
@@ -212,7 +212,7 @@ def leaders(
     return [one for one in sides if not any(is_led(one, o) for o in sides if o is not one)]
 
 
-def _in_both(one: Repeats, other: Repeats) -> tuple[Repeats, Repeats]:
+def in_both(one: Repeats, other: Repeats) -> tuple[Repeats, Repeats]:
     """The values with a partner, as seeds may differ more than groups do; all if none has one."""
     keys = [key for key in one if key in other]
     if not keys:

@@ -117,7 +117,7 @@ def test_batches_that_compare_refuses_are_not_ranked(plan: Plan) -> None:
     plan.content["runs"].pop()
     plan.run("1_1", 64, environment={"data": {"data_checksum": "other"}})
     assert fastest_batch(measured(plan)) == [
-        "Which batch per GPU is fastest cannot be told: 64 not compared (data checksum)."
+        "Which batch per GPU is fastest is not known: 64 not compared (data checksum)."
     ]
 
 
@@ -189,9 +189,7 @@ def test_disturbed_batches_are_left_out_and_named(rate: float, plan: Plan) -> No
     sentence, answer = answered(plan)
     assert "samples/s: not compared (other programs)" in answer
     if rate == 100.0:
-        none = (
-            "Which batch per GPU is fastest cannot be told: 64 not compared (other programs); the "
-        )
+        none = "Which batch per GPU is fastest is not known: 64 not compared (other programs); the "
         assert sentence == f"{none}highest accuracy has 4, 16 and 64, equal."
         return
     assert sentence == (
@@ -206,7 +204,7 @@ def test_of_two_disturbed_batches_none_is_the_fastest_beside_a_quiet_one(plan: P
             one(plan, batch, seed, 100.0 * batch + seed * batch % 7, busy=busy)
     sentence, _ = answered(plan)
     assert sentence.startswith(
-        "Which batch per GPU is fastest cannot be told: 4, 64 not compared (other programs); the "
+        "Which batch per GPU is fastest is not known: 4, 64 not compared (other programs); the "
     )
     plan.content["runs"] = [run for run in plan.content["runs"] if "_16_" not in run["path"]]
     assert fastest_batch(measured(plan))[0].startswith(
@@ -297,7 +295,7 @@ def test_no_batch_is_the_fastest_where_leads_go_in_a_circle(plan: Plan) -> None:
         one(plan, batch, seed, rate, rate / 10)
     sentence, _ = answered(plan)
     assert sentence == (
-        "Which batch per GPU is fastest cannot be told: each is slower than some other."
+        "Which batch per GPU is fastest is not known: each is slower than some other."
     )
 
 

@@ -14,12 +14,11 @@ from harness.read.records.comparable import (
     ACCURACY,
     TARGET,
     measured_against,
-    values_of,
 )
 from harness.read.records.groups import Group
 from harness.read.records.selection import read_group
 from harness.read.records.sweeps import read_sweep
-from harness.read.statistics import Estimate, Noise, difference, ratio
+from harness.read.statistics import Estimate, Noise, Repeats, difference, ratio
 
 
 def test_the_words_about_news_are_those_of_the_records(root: Path) -> None:
@@ -151,8 +150,8 @@ def test_the_words_about_pictures_are_those_of_the_records(root: Path) -> None:
     assert "15 were expected of each, which is shown of the first two." in page
 
 
-def accuracies(group: Group) -> dict[Hashable, float]:
-    return values_of(group, ACCURACY)
+def accuracies(group: Group) -> Repeats:
+    return group.repeats(ACCURACY)
 
 
 def in_words(estimate: Estimate, unit: str = "", form: str = ".2f") -> str:

@@ -207,7 +207,7 @@ def test_runs_that_have_not_finished_are_counted_where_no_column_marks_them(
 ) -> None:
     for seed, outcome in enumerate(("finished", "oom", "failed", "failed")):
         record(tmp_path / str(seed), "--seed", str(seed), outcome=outcome)
-    counted = "3 of 4 runs have not finished: 1 oom, 2 failed\n"
+    counted = "3 of 4 runs have not finished: 2 failed, 1 oom\n"
     said = table(tmp_path)
     assert said.count("failed") == 2 and said.count("oom") == 1  # in their rows
     assert counted in table(tmp_path, "--columns", "seed,accuracy")

@@ -23,6 +23,8 @@ from harness.read.compare.answers import answers
 from harness.read.figures.catalogue import draw, figure_for
 from harness.read.figures.panels import Styles
 from harness.read.labels import shown_axes, strategy_text
+from harness.read.records.baseline import compared_groups
+from harness.read.records.comparable import ACCURACY, QUALITY, measured_against
 from harness.read.records.selection import read_sweep_part
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb
@@ -334,6 +336,21 @@ def test_the_loss_of_quality_is_stated(plan: Links) -> None:
     assert sorted(x for x, _ in points) == pytest.approx([-3] * 3 + [-2] * 3 + [-1] * 3)
 
 
+def test_without_a_seed_in_common_the_loss_of_quality_is_that_of_tables(plan: Links) -> None:
+    for seed in (1, 2):
+        plan.measured(DDP, 40.0, seed, accuracy=0.95 + seed / 1000)
+        plan.measured(FAR, 10.0, seed + 2, accuracy=0.93 - seed / 100)
+    sweep = read_sweep(plan.write())
+    ((group, base),) = compared_groups(sweep)
+    gain = measured_against(group, base, ACCURACY, QUALITY).scaled(100)
+    panels = drawn(draw("strategies", sweep).figure)
+    (axes,) = (panel for title, panel in panels.items() if title.startswith("quality"))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["diloco h50"]
+    bars = (np.asarray(line.get_xdata()) for line in axes.lines)
+    assert any([*bar] == pytest.approx([gain.low, gain.high]) for bar in bars if len({*bar}) == 2)
+    assert gain.value == pytest.approx(-3.65) and not gain.paired
+
+
 def test_strategies_keep_their_colours_and_the_baseline_is_black(plan: Links) -> None:
     figure = full(plan)
     marks = colours(figure)
@@ -460,7 +477,7 @@ def test_the_file_is_called_after_the_figure_and_says_what_is_missing(
     plan.measured(POWER, 8, outcome="failed", reason="no")
     plan.waiting(POWER)
     assert main(["figures", str(plan.write())]) == 0
-    assert "missing: 2 of 5 runs (1 failed, 1 waiting)\n" in capsys.readouterr().out
+    assert "2 of 5 runs have not finished: 1 failed, 1 waiting\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from harness.core.records import FAILURES, INTERRUPTED
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.compare import MEASURES, ComparedMeasure, differing_work, title_of
-from harness.read.grouping import by_key
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -30,8 +29,8 @@ from harness.read.labels import (
     shown_axes,
 )
 from harness.read.records.baseline import EXCHANGED, RATE, compared_groups, differs_from_single
-from harness.read.records.comparable import ACCURACY, QUALITY, measured_against, refused, values_of
-from harness.read.records.groups import Group
+from harness.read.records.comparable import ACCURACY, QUALITY, measured_against, refused
+from harness.read.records.groups import Group, by_key
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, Noise
 from harness.read.table import Item
@@ -360,7 +359,7 @@ def cases_of(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[Case]:
     cases: dict[Any, Case] = {}
     for pair in pairs:
         values = [
-            frozenset(values_of(group, measure.name).items()) for group in (pair.group, pair.base)
+            frozenset(group.repeats(measure.name).items()) for group in (pair.group, pair.base)
         ]
         result = pair.estimate(measure)
         key = (*values, result) if isinstance(result, Estimate) else pair

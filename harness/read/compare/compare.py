@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from harness.core.command_line import print_json
 from harness.core.records import SWEEP
 from harness.core.settings import UserError
 from harness.read import table
-from harness.read.labels import counted
+from harness.read.labels import UNKNOWN, counted
 from harness.read.records.comparable import (
     QUALITY,
     SPEED,
@@ -24,7 +24,6 @@ from harness.read.records.comparable import (
     Verdict,
     all_beside_others,
     judge,
-    values_of,
 )
 from harness.read.records.copies import run_key
 from harness.read.records.groups import Group, counts_each_run
@@ -39,7 +38,7 @@ from harness.read.records.selection import (
     read_group,
     seeds_for_pairs,
 )
-from harness.read.statistics import Estimate, Noise, difference, is_rate, ratio, spread
+from harness.read.statistics import Estimate, Noise, Repeats, difference, is_rate, ratio, spread
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Row:
     def interval(self) -> str:
         assert self.estimate is not None
         low, high = self.estimate.low, self.estimate.high
-        return "-" if low is None or high is None else f"{self.text(low)} to {self.text(high)}"
+        return UNKNOWN if low is None or high is None else f"{self.text(low)} to {self.text(high)}"
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def compare(one: Group, other: Group) -> Comparison:
     rows, notes, recorded = [], [], set()
     own = (_quality(name, name) for name in own_metrics_of((*one.runs, *other.runs)))
     for measure in (*MEASURES, *own):
-        values, others = (values_of(g, measure.name) for g in (one, other))
+        values, others = (group.repeats(measure.name) for group in (one, other))
         if measure.question not in verdicts or not values or not others:
             continue
         recorded.add(measure.question)
@@ -174,7 +173,7 @@ def compare(one: Group, other: Group) -> Comparison:
     return Comparison((one, other), verdicts, tuple(rows), tuple(notes))
 
 
-def _row(measure: ComparedMeasure, one: dict[Hashable, float], other: dict[Hashable, float]) -> Row:
+def _row(measure: ComparedMeasure, one: Repeats, other: Repeats) -> Row:
     values = tuple(one.values()), tuple(other.values())
     both = (*values[0], *values[1])
     is_ratio = measure.question != QUALITY and min(both) > 0
@@ -368,7 +367,7 @@ def _cells(row: Row, groups: tuple[Group, Group]) -> list[str]:
     has_unit = bool(measure.unit) and measure.factor == 1 and measure.unit != measure.title
     title = f"{measure.title} ({measure.unit})" if has_unit else measure.title
     if row.estimate is None or row.estimate.value is None:
-        return [title, *means, "-", "-", "target missed"]
+        return [title, *means, UNKNOWN, UNKNOWN, "target missed"]
     against = f"{row.text(row.estimate.value)} {row.unit}".rstrip()
     return [title, *means, against, row.interval, judgement(row)]
 

@@ -25,7 +25,6 @@ from harness.core.command_line import print_json
 from harness.core.identity import number
 from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.settings import UserError
-from harness.read.grouping import by_key
 from harness.read.labels import UNKNOWN, counted
 from harness.read.records.comparable import (
     LOAD,
@@ -34,13 +33,21 @@ from harness.read.records.comparable import (
     disturbed,
     judge,
     measured_against,
-    values_of,
 )
-from harness.read.records.groups import Group, by_seed
+from harness.read.records.groups import Group, by_key, by_seed
 from harness.read.records.recorded import is_number
 from harness.read.records.runs import Run, Target, check_target, parse_target
 from harness.read.records.selection import read_selected
-from harness.read.statistics import ROUNDING, Estimate, Noise, is_timed, leaders, spread, student_t
+from harness.read.statistics import (
+    ROUNDING,
+    Estimate,
+    Noise,
+    Repeats,
+    is_timed,
+    leaders,
+    spread,
+    student_t,
+)
 from harness.read.table import Table, screen, show
 
 BATCHES = 3  # a line goes through any two points
@@ -217,11 +224,11 @@ class Batch:
     def rate(self) -> float | None:
         return None if self.unlike_passes else self.group.mean("train_samples_per_s")
 
-    def measured(self, name: str) -> dict[Any, float]:
+    def measured(self, name: str) -> Repeats:
         """Seed -> time or samples to the end of the first epoch that reached the target."""
         if self.unlike_passes and is_timed(name):
             return {}
-        return values_of(self.group, name)
+        return self.group.repeats(name)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from harness.read.compare.answers import (
     number_of,
 )
 from harness.read.compare.critical_batch import has_enough_batches
-from harness.read.grouping import by_key
 from harness.read.labels import (
     BATCH,
     TIMES_TO_TARGET,
@@ -37,7 +36,7 @@ from harness.read.labels import (
 )
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, QUALITY, all_beside_others
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, by_key
 from harness.read.records.recorded import is_number
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import Estimate, Noise, leaders
@@ -86,7 +85,7 @@ def fastest_batch(sweep: SweepResults) -> list[str]:
         text = f"The fastest {heading_of(BATCH)}{case} is {_counts(rates, names, of)}"
     else:
         why = dict.fromkeys(best.left_out or "each is slower than some other" for best in rates)
-        text = f"Which {heading_of(BATCH)}{case} is fastest cannot be told: {listed(why, '; ', 2)}"
+        text = f"Which {heading_of(BATCH)}{case} is fastest is not known: {listed(why, '; ', 2)}"
     more = [("the highest accuracy has", ACCURACY)]
     if sweep.target:
         more.insert(0, (f"{sweep.target} is reached soonest, by wall time, with", WALL_TO_TARGET))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,6 @@ import matplotlib
 
 from harness.core.command_line import print_json
 from harness.core.process import working
-from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read.compare.answers import MEMORY, answers, finding
@@ -40,7 +38,7 @@ from harness.read.figures.time import (
 )
 from harness.read.figures.usage import usage
 from harness.read.files import KINDS, save
-from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name, shown_axes
+from harness.read.labels import STRATEGY, TIMES_TO_TARGET, file_name, shown_axes, unfinished
 from harness.read.records.baseline import RATE
 from harness.read.records.comparable import ACCURACY, disturbed, without_times
 from harness.read.records.groups import Group
@@ -240,16 +238,6 @@ def show(name: str, folder: str) -> Drawn | None:
     return drawn
 
 
-def missing(sweep: SweepResults) -> str | None:
-    """A line on the runs that the figure does not show; None if all finished."""
-    states = Counter(run.state for run in sweep.runs)
-    total, finished = states.total(), states.pop(FINISHED, 0)
-    if finished == total:
-        return None
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return f"missing: {total - finished} of {total} runs ({counts})"
-
-
 def run(options: argparse.Namespace) -> int:
     if options.out is None:
         refuse_part(str(options.folder), "give --out DIR for the figures of a part")
@@ -265,59 +253,67 @@ def run(options: argparse.Namespace) -> int:
 
 
 Saved = tuple[list[Path], list[str]]  # files, and lines on what they do not show
+Figures = tuple[dict[str, Drawn], dict[str, str]]  # by name, and why there is none, by name
 
 
 def _answering(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     """Draw the figure that answers the question of each sweep, and of other runs by task."""
-    sweeps, notes = read_all_parts(str(folder))
-    files, taken, errors = list[Path](), list[str](), list[UserError]()
-    for sweep in sweeps:
-        name, planned = figure_for(sweep), sweep_file(sweep.folder)
-        into = out or (folder / "figures" if planned is None else sweep.folder)
-        if len(sweeps) > 1 and into != sweep.folder:
-            taken.append(file_name(sweep.name, taken))
-            into /= taken[-1]
-        whose = f"{sweep.name}: " if len(sweeps) > 1 else ""
-        try:
-            with working(f"drawing {sweep.name}"):
-                files += save(draw(name, sweep), into, name, kinds)
-        except UserError as error:
-            notes.append(f"{whose}{_not_drawn(name, error)}")
-            errors.append(error)
-        notes += [f"{whose}{line}" for line in _missing_lines(sweep)]
+    files, notes, reasons = _saved(folder, out, kinds, _answer, beside_sweeps=True)
     if not files:
         is_sweep = sweep_file(parse_selector(str(folder))[0]) is not None
         more = "" if is_sweep else "; --all draws every figure for which they have something"
-        raise UserError(f"{errors[0]}{more}")
+        raise UserError(f"{reasons[0]}{more}")
     return files, notes
+
+
+def _answer(sweep: SweepResults) -> Figures:
+    name = figure_for(sweep)
+    try:
+        return {name: draw(name, sweep)}, {}
+    except UserError as error:
+        return {}, {name: str(error)}
 
 
 def _every(folder: Path, out: Path | None, kinds: Sequence[str]) -> Saved:
     """Draw every figure of each sweep, and of other runs by task: these share no figure."""
+    files, notes, _ = _saved(folder, out, kinds, draw_all)
+    if not files:
+        raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
+    return files, notes
+
+
+def _saved(
+    folder: Path, out: Path | None, kinds: Sequence[str],
+    figures_of: Callable[[SweepResults], Figures], beside_sweeps: bool = False,
+) -> tuple[list[Path], list[str], list[str]]:  # fmt: skip
+    """Draw figures of each sweep and save them, in the folder of the sweep if that is asked for;
+    return the files, lines on what they do not show, and why there is no figure.
+    """
     sweeps, notes = read_all_parts(str(folder))
-    files, taken = list[Path](), list[str]()
+    files, taken, reasons = list[Path](), list[str](), list[str]()
     for sweep in sweeps:
-        into, whose = out or folder / "figures", ""
-        if len(sweeps) > 1:
+        is_beside = beside_sweeps and sweep_file(sweep.folder) is not None
+        into = out or (sweep.folder if is_beside else folder / "figures")
+        if len(sweeps) > 1 and not (beside_sweeps and into == sweep.folder):
             taken.append(file_name(sweep.name, taken))
-            into, whose = into / taken[-1], f"{sweep.name}: "
+            into /= taken[-1]
         with working(f"drawing {sweep.name}"):
-            drawn, left_out = draw_all(sweep)
+            drawn, left_out = figures_of(sweep)
         for name, figure in drawn.items():
             try:
                 with working(f"writing {name}"):
                     files += save(figure, into, name, kinds)
             except UserError as error:
                 left_out[name] = str(error)
+        whose = f"{sweep.name}: " if len(sweeps) > 1 else ""
         lines = [*_missing_lines(sweep), *(_not_drawn(n, why) for n, why in left_out.items())]
         notes += [f"{whose}{line}" for line in lines]
-    if not files:
-        raise UserError(f"{folder}: there is nothing to draw: no run has numbers")
-    return files, notes
+        reasons += left_out.values()
+    return files, notes, reasons
 
 
 def _missing_lines(sweep: SweepResults) -> list[str]:
-    return [*filter(None, (*sweep.problems, missing(sweep)))]
+    return [*sweep.problems, *unfinished([run.state for run in sweep.runs])]
 
 
 def _not_drawn(name: str, why: object) -> str:

@@ -97,7 +97,8 @@ def _draw(drawn: Drawn, axes: Axes, panel: Panel, metric: str, styles: dict[str,
             whole = [(run, curve) for run, curve in curves if run.state == FINISHED]
             bars += _mean(axes, whole or curves, metric, styles[name], is_fraction, name)
             _runs(drawn, axes, curves, name, styles[name])
-            ends = repeats_of(metric, ((run, curve[max(curve)]) for run, curve in whole))
+            at_end = repeats_of(metric, ((run, curve[max(curve)]) for run, curve in whole))
+            ends = [*at_end.values()]
             numbers = kit.numbers_of(ends) if ends else "not finished"
             last.append(f"{name or 'all runs'} {numbers}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -118,7 +119,7 @@ def _mean(
     """
     epochs = sorted({epoch for _, curve in curves for epoch in curve})
     at = ([(run, curve[e]) for run, curve in curves if e in curve] for e in epochs)
-    spreads = [spread(repeats_of(metric, each)) for each in at]
+    spreads = [spread([*repeats_of(metric, each).values()]) for each in at]
     means = [float(s.mean or 0.0) for s in spreads]
     lows, highs = map(list, zip(*(s.ends for s in spreads), strict=True))
     if is_fraction:

@@ -33,11 +33,11 @@ from harness.read.records.comparable import (
     QUALITY,
     all_beside_others,
     refused,
-    values_of,
 )
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import delay_axis, log_axis, named_rows, row_names
+from harness.read.statistics import Estimate, Repeats, difference, in_both
 
 NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
 DELAY = "delay between the nodes, one way (ms)"
@@ -169,14 +169,12 @@ class Cell:
         return axis_text(self.group, STRATEGY)
 
     @property
-    def differences(self) -> dict[Hashable, float]:
-        """Seed -> final accuracy less that of the baseline with this seed, in points; empty where
-        the two are not compared.
-        """
+    def accuracies(self) -> tuple[Repeats, Repeats] | None:
+        """Of the group and of its baseline, as far as they are compared; None if they are not."""
         if self.base is None or self.base is self.group or refused(self.group, self.base, QUALITY):
-            return {}
-        base, values = (values_of(g, ACCURACY) for g in (self.base, self.group))
-        return {key: 100 * (value - base[key]) for key, value in values.items() if key in base}
+            return None
+        sides = self.group.repeats(ACCURACY), self.base.repeats(ACCURACY)
+        return in_both(*sides) if all(sides) else None
 
 
 HOLLOW = Line2D([], [], color=kit.FAINT, marker="o", markerfacecolor=kit.WHITE, linestyle="",
@@ -191,7 +189,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     rows = [(rate, measure) for rate in rates for measure in TIMES_TO_TARGET]
     of_strategies = styles.of_axis(STRATEGY, [cell.strategy for cell in cells])
     heights = [PANEL_HEIGHT] * len(rows)
-    if any(cell.differences for cell in cells):
+    if any(cell.accuracies for cell in cells):
         _, height = row_names([*of_strategies])
         heights.append(0.65 + height * len(of_strategies))
     wide = len(columns) if kit.has_room(NARROWEST * len(columns)) else 1
@@ -347,33 +345,53 @@ def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
         kit.small_text(axes, "missed", (1, 1 - MISS_ROW / 2), (4, 0), xycoords="axes fraction")
 
 
+def _accuracies(cells: Sequence[Cell], strategy: str) -> list[tuple[Repeats, Repeats]]:
+    """Those of a strategy and of its baseline over each link: of links where seeds are in common,
+    if there are any.
+    """
+    own = (cell.accuracies for cell in cells if cell.strategy == strategy)
+    sides = [both for both in own if both]
+    paired = [(ours, theirs) for ours, theirs in sides if ours.keys() == theirs.keys()]
+    return paired or sides
+
+
+def _over_links(sides: Sequence[tuple[Repeats, Repeats]]) -> Estimate:
+    """The difference, as tables have it. Each seed counts once, with its mean over the links: its
+    runs over several links start alike and repeat nothing.
+    """
+    means = []
+    for over_links in zip(*sides, strict=True):
+        values: dict[Hashable, list[float]] = {}
+        for key, value in (each for repeats in over_links for each in repeats.items()):
+            values.setdefault(key, []).append(value)
+        means.append({key: statistics.mean(of_key) for key, of_key in values.items()})
+    return difference(*means)
+
+
 def _quality(
     drawn: Drawn, axes: Axes, cells: Sequence[Cell], styles: dict[str, Style], names: bool
 ) -> None:
-    """Final accuracy less the baseline's, each run a point, the mean with its interval.
-
-    The interval is that of the seeds, each with its mean over the links: runs of one seed over
-    several links start alike and repeat nothing.
+    """Final accuracy less the baseline's: the difference with its interval, and each pair of runs
+    with the same seed a point.
     """
-    compared = [name for name in styles
-                if any(c.strategy == name and c.differences for c in cells)]  # fmt: skip
+    compared = {name: sides for name in styles if (sides := _accuracies(cells, name))}
     axes.axvspan(-1, 1, color="#eeeeee", zorder=0)
     axes.axvline(0, color=kit.FAINT, linestyle="--", linewidth=1.2)
-    for height, name in enumerate(compared):
-        by_seed: dict[Hashable, list[float]] = {}
-        for cell in cells:
-            for seed, value in cell.differences.items() if cell.strategy == name else ():
-                by_seed.setdefault(seed, []).append(value)
-        values = [value for of_seed in by_seed.values() for value in of_seed]
-        means = [*map(statistics.mean, by_seed.values())]
+    for height, (name, sides) in enumerate(compared.items()):
+        values = [100 * (ours[key] - theirs[key]) for ours, theirs in sides
+                  for key in ours if key in theirs]  # fmt: skip
         tips = [f"{name}: {value:+.2f} points" for value in values]
         kit.run_points(drawn, axes, values, [height] * len(values), styles[name], tips)
-        mean, low, high = kit.mean_with_interval(axes, height, means, styles[name], across=True)
-        text = f"{mean:+.1f}"
+        gain = _over_links(sides).scaled(100)
+        assert gain.value is not None
+        low, high = gain.ends
+        shown = (gain.value, low, high)
+        kit.value_with_interval(axes, height, shown, styles[name], across=True)
+        text = f"{gain.value:+.1f}"
         if low < high and kit.has_room(COLUMN_WIDTH):
             text += f" ({low:+.1f} to {high:+.1f})"
         kit.small_text(axes, text, (1, height), (4, 0), xycoords=("axes fraction", "data"))
-    lines, _ = row_names(compared)
+    lines, _ = row_names([*compared])
     named_rows(axes, lines if names else [""] * len(compared))
     bases = {axis_text(c.base, STRATEGY) for c in cells if c.base is not None}
     base = bases.pop() if len(bases) == 1 else "the baseline"

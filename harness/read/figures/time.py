@@ -28,7 +28,6 @@ from harness.read.figures.panels import (
     title_text,
     without_place,
 )
-from harness.read.grouping import by_key
 from harness.read.labels import (
     MACHINE,
     STRATEGY,
@@ -46,7 +45,7 @@ from harness.read.records.comparable import (
     measured_against,
     refused,
 )
-from harness.read.records.groups import Group, repeats_of
+from harness.read.records.groups import Group, by_key, repeats_of
 from harness.read.records.runs import WALL_OF_TRAINING, Run, Target
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import log_axis, named_rows, row_names
@@ -216,7 +215,7 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     if reached:
         tips = [f"{run_name(run)}: {t:,.4g} s" for run, t in reached]
         kit.run_points(drawn, axes, [t for _, t in reached], [height] * len(reached), style, tips)
-    median = statistics.median(repeats_of("tta_train_s", times)) if times else math.inf
+    median = statistics.median(repeats_of("tta_train_s", times).values()) if times else math.inf
     if math.isfinite(median):
         axes.plot([median] * 2, [height - 0.3, height + 0.3], color=style.colour, linewidth=2,
                   zorder=5)  # fmt: skip

@@ -7,17 +7,16 @@ as a difference; one that neither records is noted.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.core.schema.environment import PaddingRead
-from harness.read.labels import counted, duration, listed
+from harness.read.labels import counted, counts_of, duration, listed
 from harness.read.records import processors
-from harness.read.records.groups import Group, counts_each_run
+from harness.read.records.groups import Group
 from harness.read.records.runs import TO_TARGET, Run
 from harness.read.statistics import Estimate, compared, difference, ratio
 
@@ -406,8 +405,7 @@ def _not_finished(group: Group) -> str | None:
     others = [run for run in group.runs if run.state != FINISHED]
     if not others:
         return None
-    states = Counter(run.state for run in others)
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    counts = counts_of(run.state for run in others)
     why = next((f": {run.reason}" for run in others if run.reason), "")
     return f"{group.name} has {len(group.finished) or 'no'} finished run(s) and {counts}{why}"
 
@@ -421,7 +419,7 @@ def refused(group: Group, base: Group, question: str) -> list[str]:
     names = [reason.partition(":")[0] for reason in judge(base, group)[question].reasons]
     names = [name for name in names if name not in _asked_for(group, base)]
     if question == QUALITY:
-        ours, theirs = (values_of(each, ACCURACY) for each in (group, base))
+        ours, theirs = (each.repeats(ACCURACY) for each in (group, base))
         if compared(ours, theirs) == 1:
             names.append(ONE_SEED if 1 in (len(ours), len(theirs)) else ONE_PAIR)
     return names
@@ -436,25 +434,7 @@ def _asked_for(group: Group, base: Group) -> tuple[str, ...]:
     return (*of_batch, NUMBER_FORMAT) if "precision" in differ else of_batch
 
 
-def values_of(group: Group, measure: str) -> dict[Hashable, float]:
-    """A value per run, by seed and repeat; or one per seed, the mean of its repeats.
-
-    Where runs have the same seed and repeat, nothing tells which of them is whose partner: then the
-    times of this group are not paired.
-    """
-    runs = [run for run in group.measured(measure) if measure in run.measures]
-    has_doubles = len({run.repetition for run in runs}) < len(runs)
-    each_run = counts_each_run(measure)
-    values: dict[Hashable, list[float]] = {}
-    for run in runs:
-        key: Hashable = run.repetition if each_run else run.seed
-        if run.seed is None or (each_run and has_doubles):
-            key = group.name, run.path  # equal to no key of another group
-        values.setdefault(key, []).append(run.measures[measure])
-    return {key: statistics.mean(values[key]) for key in sorted(values, key=str)}
-
-
 def measured_against(group: Group, base: Group, measure: str, question: str) -> Estimate:
     """A group against another one: the difference of means for quality, the ratio for all else."""
-    ours, theirs = (values_of(each, measure) for each in (group, base))
+    ours, theirs = (each.repeats(measure) for each in (group, base))
     return difference(ours, theirs) if question == QUALITY else ratio(ours, theirs)

@@ -13,7 +13,7 @@ from harness.core.identity import REPETITIONS
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.archives import Files, files_of
 from harness.core.settings import UserError
-from harness.read.grouping import by_key
+from harness.read.records.groups import by_key
 from harness.read.records.recorded import attempts_of, begun_unix, recorded, settings_of
 from harness.read.records.runs import identity_settings
 

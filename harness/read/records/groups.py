@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from harness.core.records import FINISHED
-from harness.read.grouping import by_key
 from harness.read.labels import machine_kind, without_tag
 from harness.read.records.runs import STATES, TO_TARGET, Run, Target
-from harness.read.statistics import is_rate, is_timed, spread
+from harness.read.statistics import Repeats, is_rate, is_timed, spread
 
 Value = TypeVar("Value")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +126,12 @@ class Group:
         runs = self.measured(measure)
         return [(run, run.measures[measure]) for run in runs if measure in run.measures]
 
+    def repeats(self, measure: str) -> Repeats:
+        """The values that means, comparisons and their intervals are computed from."""
+        return repeats_of(measure, self.by_run(measure), self.name)
+
     def values(self, measure: str) -> list[float]:
-        """The values that a mean and its interval are computed from."""
-        return repeats_of(measure, self.by_run(measure))
+        return [*self.repeats(measure).values()]
 
     def fact(self, name: str) -> Any:
         """A property of Run that is the same wherever it is known; None where it differs."""
@@ -146,18 +149,32 @@ def counts_each_run(measure: str) -> bool:
     return (is_timed(measure) or "memory" in measure) and not measure.startswith("tta_")
 
 
-def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]]) -> list[float]:
-    """The number of each run, or one number per seed, the mean of its repeats."""
-    if counts_each_run(measure):
-        return [value for _, value in by_run]
-    return [statistics.mean(values) for values in by_seed(by_run).values()]
+def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]], group: str = "") -> Repeats:
+    """The value of each run, by seed and repeat; or one per seed, the mean of its repeats.
+
+    Where runs have the same seed and repeat, nothing tells which of them is whose partner: then the
+    times of this group are not paired.
+    """
+    values = [*by_run]
+    if not counts_each_run(measure):
+        repeats = {s: statistics.mean(same) for s, same in by_seed(values, group).items()}
+    else:
+        has_doubles = len({run.repetition for run, _ in values}) < len(values)
+        repeats = {
+            (group, run.path) if run.seed is None or has_doubles else run.repetition: value
+            for run, value in values
+        }
+    return {key: repeats[key] for key in sorted(repeats, key=str)}
 
 
-def by_seed(by_run: Iterable[tuple[Run, Value]]) -> dict[Hashable, list[Value]]:
-    """The values of the repeats of each seed; a run that records no seed repeats none."""
+def by_seed(by_run: Iterable[tuple[Run, Value]], group: str = "") -> dict[Hashable, list[Value]]:
+    """The values of the repeats of each seed; a run that records no seed repeats none, and has a
+    key that no run of another group has.
+    """
     values: dict[Hashable, list[Value]] = {}
     for run, value in by_run:
-        values.setdefault(run.path if run.seed is None else run.seed, []).append(value)
+        key: Hashable = (group, run.path) if run.seed is None else run.seed
+        values.setdefault(key, []).append(value)
     return values
 
 
@@ -167,6 +184,14 @@ def with_times_that_count(runs: Sequence[Run]) -> list[Run]:
     """
     quiet = [run for run in runs if not run.is_disturbed]
     return quiet or [run for run in runs if not run.other_batches] or [*runs]
+
+
+def by_key(things: Iterable[Value], key: Callable[[Value], Key]) -> dict[Key, list[Value]]:
+    """Key -> all things with this key, keys and things in the order of first occurrence."""
+    groups: dict[Key, list[Value]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return groups
 
 
 def make_groups(runs: Iterable[Run], axes: tuple[str, ...]) -> tuple[Group, ...]:

@@ -11,7 +11,7 @@ from harness.read.files import colour_rules
 from harness.read.labels import counted, heading_of
 from harness.read.report.sections import Section, definitions
 from harness.read.table import Item, Table, html_lines, html_list
-from harness.read.tables.filters import FILTERS
+from harness.read.tables.columns import FILTERS
 
 OPEN = ("Limits", "Not read")  # lists that nobody should have to look for
 

@@ -38,8 +38,8 @@ from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import Section, Shown, definitions
 from harness.read.table import Item, Table, escaped, markdown_lines, markdown_list
+from harness.read.tables.columns import filters_of
 from harness.read.tables.command import csv_text, markdown
-from harness.read.tables.filters import filters_of
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import SweepTable, table_of_begun
 

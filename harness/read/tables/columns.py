@@ -20,6 +20,7 @@ from harness.read.labels import (
     plain_text,
     shown_axes,
     strategy_text,
+    without_tag,
 )
 from harness.read.records.baseline import EFFICIENCY, FACTS, GAIN, POINTS, RATIOS, TIMES
 from harness.read.records.runs import (
@@ -29,6 +30,7 @@ from harness.read.records.runs import (
     RTT,
     SUMMED,
     TO_TARGET,
+    Run,
     own_metrics_of,
 )
 from harness.read.records.sweeps import SweepResults
@@ -54,6 +56,10 @@ SIDE_BY_SIDE = ((MFU, BUSY), TIMES, RATIOS)
 # What a list of columns may name besides the numbers that the records hold.
 OTHER_NAMES = {"samples_per_s": "train_samples_per_s",
                "samples_per_s_per_gpu": "train_samples_per_s_per_gpu"}  # fmt: skip
+
+# Attributes of the rows of a page, by which a reader can filter all its tables at once.
+FILTERS = ("script", "setup", STRATEGY, "link")
+PART = "part"  # marks a row that stays below the previous one, as a node below its group
 
 GROUP_FACTS = (*FACTS, "planned", "finished", "reached")
 COUNTS = ("updates", "samples", "epochs_done", "attempts", "tta_samples", *GROUP_FACTS)
@@ -275,3 +281,14 @@ def decimals(name: str, value: float) -> int:
     if value > 1 and value == round(value) and name not in fields("summary"):
         return 0  # a count among a script's own metrics
     return 4 if size < 10 else 2
+
+
+def filters_of(run: Run) -> dict[str, str]:
+    """The value of each filter, in the words of the tables."""
+    # A run that was skipped has no settings, only its place in the plan.
+    known = {name: run.label.get(name) or run.identity.get(name) for name in FILTERS}
+    if known["setup"] is not None:
+        known["setup"] = without_tag(str(known["setup"]))
+    if run.label.get(STRATEGY) is not None:
+        known[STRATEGY] = strategy_text(run.label)
+    return {name: plain_text(value) or UNKNOWN for name, value in known.items()}

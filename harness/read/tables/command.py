@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from harness.core.process import printable, warn
 from harness.core.records import FINISHED, SWEEP
 from harness.core.records.disk import write_whole
 from harness.core.settings import UserError
-from harness.read.grouping import by_key
 from harness.read.labels import (
     UNKNOWN,
     column_of,
@@ -28,10 +26,12 @@ from harness.read.labels import (
     listed,
     plain_text,
     strategy_text,
+    unfinished,
 )
 from harness.read.records.baseline import run_row
 from harness.read.records.comparable import disturbed, learned_nothing
 from harness.read.records.frames import frame_with_runs
+from harness.read.records.groups import by_key
 from harness.read.records.recorded import none_readable, warn_not_read
 from harness.read.records.runs import Run, identity_settings, own_metrics_of
 from harness.read.records.selection import parse_selector, read_sweep_part, refuse_part
@@ -128,7 +128,7 @@ def _show_runs(root: str, options: argparse.Namespace) -> None:
         for machine, group in runs.groupby("machine", dropna=False)
     ]
     marks_outcomes = "outcome" in (options.columns or COLUMNS)
-    not_finished = [] if marks_outcomes else _not_finished([*runs["outcome"]])
+    not_finished = [] if marks_outcomes else unfinished([*runs["outcome"]])
     if options.latex:
         for title, table in tables:
             _latex(table, title)
@@ -155,13 +155,6 @@ def _show_notes(runs: pd.DataFrame, read: Sequence[Run], unlike: Sequence[str], 
     of_imported = [OF_IMPORTED] * bool(runs["imported"].notna().any())
     for line in (OF_RUNS, *[OF_LAST_EPOCH] * keeps_best(read), *of_imported):
         console.print(line, style="dim")
-
-
-def _not_finished(outcomes: Sequence[str]) -> list[str]:
-    """A line with how many runs have not finished, by outcome, if there are any."""
-    others = Counter(outcome for outcome in outcomes if outcome != FINISHED)
-    which = ", ".join(f"{count} {outcome}" for outcome, count in others.items())
-    return [f"{others.total()} of {len(outcomes)} runs have not finished: {which}"] * bool(which)
 
 
 def _notes(runs: pd.DataFrame, unlike: Sequence[str]) -> Iterator[str]:

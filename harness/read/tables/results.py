@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from harness.core.records import DISTURBING_SHARE
-from harness.read.grouping import by_key
 from harness.read.labels import UNKNOWN, duration, listed
 from harness.read.records.baseline import per_node
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, by_key
 from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults
 from harness.read.statistics import spread
 from harness.read.table import Table
-from harness.read.tables.filters import filters_of
+from harness.read.tables.columns import filters_of
 
 MOST_VALUES = 6  # named in a sentence
 

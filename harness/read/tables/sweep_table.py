@@ -58,13 +58,14 @@ from harness.read.tables.columns import (
     OTHER_LINK,
     OTHER_TRAINING,
     PAIRS,
+    PART,
     Column,
     Row,
     columns_of,
+    filters_of,
     number_text,
 )
 from harness.read.tables.definitions import OF_COLUMNS, OF_LAST_EPOCH, OF_SCALING
-from harness.read.tables.filters import PART, filters_of
 
 NODE = "node"
 
