@@ -103,6 +103,23 @@ def test_a_ratio_by_pairs_of_seeds_says_so(tmp_path: Path) -> None:
     assert "(12 % efficiency), by 1 pair with the same seed alone." in told(run)
 
 
+@pytest.mark.parametrize(
+    ("batch", "scaling"),
+    [
+        (32, " (12 % efficiency). This is weak scaling: samples/s at the same batch per device."),
+        (64, " (50 % efficiency). This is strong scaling: training times at the same effective "
+             "batch."),
+        (16, "."),
+    ],
+)  # fmt: skip
+def test_efficiency_is_that_of_tables(batch: int, scaling: str, tmp_path: Path) -> None:
+    """The training times are equal, the steps of one process four times as fast."""
+    run, one = on_two(tmp_path), on_one(tmp_path, batch, 2.0)
+    groups = (read_group(*each, None) for each in (("RUN", str(run)), ("BASELINE", str(one))))
+    sentences = explain(*groups).sentences
+    assert f"Training reaches 0.250 times its samples/s on 2x the devices{scaling}" in sentences
+
+
 @pytest.mark.parametrize(("timed_s", "said"), [(8.0, "1.00"), (8.16, "1.02"), (1.0, "0.125")])
 def test_a_ratio_has_three_digits(timed_s: float, said: str, tmp_path: Path) -> None:
     run = on_two(tmp_path)

@@ -1,4 +1,6 @@
-"""The choice of the run that a run is explained against, where the user names none."""
+"""The run that a run is explained against: its choice, where the user names none, and how
+efficiently the devices are used beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from harness.core.records import RunFolder, find_runs
 from harness.core.records.walking import as_typed
 from harness.core.settings import SETUP
 from harness.core.strategies import OF_EXCHANGE, OF_ONE_STRATEGY
-from harness.read.grouping import by_key
+from harness.read.explain.causes import percent
+from harness.read.records.baseline import STRONG, WEAK, efficiency
 from harness.read.records.comparable import LOAD, SPEED, judge
 from harness.read.records.copies import without_copies
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, by_key
 from harness.read.records.recorded import UNREADABLE, warn_not_read
 from harness.read.records.runs import Run, read_run
 
@@ -26,6 +29,12 @@ MAY_DIFFER = (
     *OF_EXCHANGE,
 )  # fmt: skip
 
+# Kind of scaling -> what its efficiency compares.
+OF_KIND = {
+    WEAK: "This is weak scaling: samples/s at the same batch per device.",
+    STRONG: "This is strong scaling: training times at the same effective batch.",
+}
+
 
 def why_not(group: Group, base: Group) -> str | None:
     """Why `base` cannot be the baseline of a group, in one line; None if it can."""
@@ -35,6 +44,14 @@ def why_not(group: Group, base: Group) -> str | None:
             return f"the {name} differs: {values[0]} and {values[1]}"
     reasons = judge(group, base)[SPEED].reasons
     return reasons[0] if reasons else None
+
+
+def efficiency_text(group: Group, base: Group) -> tuple[str, str]:
+    """The scaling efficiency, and a sentence on its kind; both empty where tables have none."""
+    kind, share = efficiency(group, base)
+    if kind is None or share.value is None:
+        return "", ""
+    return f" ({percent(share.value)} efficiency)", f" {OF_KIND[kind]}"
 
 
 def runs_on_one_node(folders: Iterable[RunFolder]) -> list[Run]:

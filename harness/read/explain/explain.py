@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from harness.core import tasks
 from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
 from harness.core.records import DISTURBING_SHARE, EPOCHS
@@ -21,6 +22,7 @@ from harness.read import table
 from harness.read.explain import causes
 from harness.read.explain.baseline import (
     MAY_DIFFER,
+    efficiency_text,
     is_single,
     nearest,
     runs_beside,
@@ -70,7 +72,7 @@ class Part(NamedTuple):
 
 
 # Flag of this project -> argument of the Trainer, for scripts of users.
-OF_TRAINER = {
+TRAINER_ARGUMENTS = {
     "--per_gpu_batch": "per_device_train_batch_size",
     "--grad_acc": "gradient_accumulation_steps",
     "--num_workers": "dataloader_num_workers",
@@ -330,12 +332,12 @@ def _against(
     batch, strategy = (baseline.identity[name] for name in ("per_gpu_batch", "strategy"))
     if strategy not in (None, SINGLE, group.identity["strategy"]):
         one += f" of {strategy}"
-    scaling = f" on {devices:g}x the devices ({percent(times / devices)} efficiency)"
-    scaling = f"{scaling if devices != 1 else ''}{by}"
+    share, kind = efficiency_text(group, baseline)
+    scaling = f" on {devices:g}x the devices{share}" if devices != 1 else ""
     sentences = [
         f"The baseline is {one}{f' with batch {batch}' if batch else ''} ({source}). "
         f"It reaches {_rate(base)}.",
-        f"Training reaches {_times(times)} times its samples/s{scaling}.",
+        f"Training reaches {_times(times)} times its samples/s{scaling}{by}.{kind}",
     ]
     shared = group.finished[0].launch.get("processes_per_gpu") or 0
     if shared > 1:
@@ -362,10 +364,10 @@ def _for_its_script(group: Group, candidates: list[Cause]) -> list[Cause]:
 
 
 def _for_any_trainer(remedy: str) -> str:
-    for flag, argument in OF_TRAINER.items():
+    for flag, argument in TRAINER_ARGUMENTS.items():
         remedy = remedy.replace(flag, argument)
-    ours = " (flags of bert.py, vit.py and scripts made from them)" if "--" in remedy else ""
-    return remedy + ours
+    ours = f" (flags of {tasks.names('.py, ')}.py and scripts made from them)"
+    return remedy + (ours if "--" in remedy else "")
 
 
 def cause_text(breakdown: TimeBreakdown, cause: Cause) -> str:
