@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.schema.checks import RECORDS
 from harness.core.strategies import STRATEGIES
+from harness.core.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "harness"
@@ -110,6 +112,15 @@ def read_imports(file: Path) -> Iterator[tuple[str, bool]]:
             continue
         for name in names:
             yield name, node in tree.body
+
+
+def texts_of(file: Path) -> Iterator[str]:
+    """The strings in a file, also parts of f-strings, but no docstrings."""
+    nodes = [*ast.walk(ast.parse(file.read_text("utf-8")))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            yield node.value if isinstance(node.value, str) else ""
 
 
 def ours(file: Path) -> set[str]:
@@ -215,6 +226,41 @@ def test_strategies_are_spelled_in_one_table() -> None:
         if isinstance(node, ast.Constant) and node.value in STRATEGIES
     }
     assert spelled == set(SPELLED)
+
+
+def test_the_strategy_of_peers_is_named_in_its_room_and_in_descriptions() -> None:
+    (name,) = (name for name, strategy in STRATEGIES.items() if strategy.has_peers)
+    room = f"harness.train.strategy.{name}"
+    named = {m for m, file in MODULES.items() if any(name in text for text in texts_of(file))}
+    described = {"harness.core.settings", "harness.core.schema.rows"}
+    spelled = {module for module in named if not module.startswith(room)}
+    table_and_colours = {"harness.core.strategies", "harness.read.figures.panels"}
+    assert spelled == described | table_and_colours | {"harness.core.provenance"}
+
+
+def test_the_files_of_a_record_are_named_in_one_table() -> None:
+    names = {record.file for record in RECORDS.values() if "/" not in record.file}
+    named = {
+        module
+        for module, file in MODULES.items()
+        if any(name in text for text in texts_of(file) for name in names)
+    }
+    described = {m for m in named if m.startswith("harness.core.schema.")}
+    assert named - described == set() and "harness.core.schema.checks" in described
+
+
+def test_no_name_is_what_was_told_or_said() -> None:
+    # It says nothing of what the thing is.
+    for file in [*FILES, *(ROOT / "benchmarks").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            names = (str(getattr(node, field, "")) for field in ("id", "attr", "arg", "name"))
+            assert not {"told", "said"} & {word for name in names for word in name.split("_")}, file
+
+
+def test_tasks_are_listed_by_one_function() -> None:
+    one, other = TASKS
+    both = re.compile(rf"\b{one}\b.{{1,8}}\b{other}\b")
+    assert [m for m, file in MODULES.items() if any(map(both.search, texts_of(file)))] == []
 
 
 def test_test_files_import_nothing_from_test_files() -> None:

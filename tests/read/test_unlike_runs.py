@@ -166,8 +166,8 @@ def test_times_of_processors_of_another_speed_are_not_mixed(
     assert found["elsewhere"] == 2 and found["on_one_machine_s"] is None
     assert found["on_one_machine"] == (
         "one machine: accuracy at least 0.8 is known to be reached only on a processor of 0.0775 "
-        "TFLOP/s, whose times do not go with those above: single, batch 16 on 1_1 took 4.2 s there "
-        "(1 run)"
+        "TFLOP/s, whose times are not comparable with those above: single, batch 16 on 1_1 took "
+        "4.2 s there (1 run)"
     )
     text = plan.in_one_line(*asked)
     assert "2 runs of another machine, processor speed, torch or number of threads:" in text

@@ -12,11 +12,11 @@ from harness.core.records import FINISHED
 from harness.core.records.walking import as_typed
 from harness.core.settings import UserError
 from harness.core.strategies import DDP, OF_EXCHANGE, SENT_DIRECTLY, SINGLE
-from harness.read.grouping import by_key
+from harness.core.tasks import TASKS
 from harness.read.labels import counted
 from harness.read.predict.facts import ALIKE, Overrides, missing_facts, shape_of, step_s
 from harness.read.records.comparable import THREADS
-from harness.read.records.groups import with_times_that_count
+from harness.read.records.groups import by_key, with_times_that_count
 from harness.read.records.processors import by_speed, speed_text
 from harness.read.records.recorded import is_ours
 from harness.read.records.runs import Run
@@ -223,7 +223,8 @@ def missing_command(runs: Sequence[Run], setup: str, batch: int | None) -> str:
     threads = (run or runs[0]).threads
     python = f"OMP_NUM_THREADS={threads} python" if threads else "python"
     if run is None:
-        return f"{python} {runs[0].identity.get('script') or 'bert'}.py {shlex.join(flags)}"
+        script = runs[0].identity.get("script") or next(iter(TASKS))
+        return f"{python} {script}.py {shlex.join(flags)}"
     # DDP and one process refuse the flags of other strategies.
     drop = ["--setup", "--link", *(["--per_gpu_batch", "--b"] if batch else [])]
     drop += [f"--{name}" for name in ("strategy", *STRATEGY_SETTINGS) if name not in SWITCHES]

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.core.collectives import BACKEND, DIRECT, TCP_SHARE, Wire
+from harness.core.collectives import BACKEND, DIRECT, TCP_SHARE, Shape, Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
 from harness.core.strategies import OF_OPTIMIZER, chooses_exchange, is_coded
-from harness.core.topology import effective_batch
-from harness.read.grouping import by_key
+from harness.core.topology import batch_of_device, effective_batch
 from harness.read.labels import counted
 from harness.read.predict.cases import as_timed, scenario_of
 from harness.read.predict.exchange import ALIKE_SHARE, joined
@@ -44,7 +43,7 @@ from harness.read.predict.phases import (
     PhaseFit,
 )
 from harness.read.predict.scenario import APART, Scenario
-from harness.read.records.groups import by_seed, with_times_that_count
+from harness.read.records.groups import by_key, repeats_of, with_times_that_count
 from harness.read.records.runs import Run, Target, check_target, time_to_target
 from harness.read.records.selection import command_on
 from harness.read.statistics import Error, spread, welch_half
@@ -96,6 +95,11 @@ def _log_rate(wire: Wire) -> float:
     return math.log(min(wire.bytes_per_s, 1e12))
 
 
+def training_text(strategy: Any, batch: Any, shape: Shape, settings: str = "") -> str:
+    """What a training is called: diloco h10, batch 16 on 4_1 (outer_lr 0.7)."""
+    return f"{strategy}, batch {batch} on {shape}{f' ({settings})' if settings else ''}"
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A training that reached the target, over the link that is asked for."""
@@ -112,6 +116,10 @@ class Candidate:
     direct_s: float | None  # by the closed form, where no run exchanged directly; None: cannot
     run: Run  # one of those recorded
     settings: str = ""  # that distinguish it from others of its strategy, batch and set-up
+
+    @property
+    def name(self) -> str:
+        return training_text(self.plan.label, self.plan.batch, self.plan.shape, self.settings)
 
     @property
     def wall_s(self) -> float:
@@ -133,7 +141,7 @@ class Candidates:
     reached: list[Candidate]  # the fastest first
     missed: list[str]  # trainings that did not reach the target in every run, or failed in one
     left_out: list[str]  # those that cannot be predicted, with the reason
-    elsewhere: int = 0  # runs whose times do not go with those on one machine
+    elsewhere: int = 0  # runs whose times are not comparable with those on one machine
 
 
 def candidates(
@@ -202,8 +210,8 @@ def _to_measure(
     same = _most_likely(runs, target)
     seeds = sorted({run.seed for run in same if run.seed is not None})
     grad_acc = grad_acc_of(same[0])
-    each, rest = divmod(batch or 0, nodes * grad_acc)
-    if rest:
+    each = batch_of_device(batch, grad_acc, nodes) if batch else None
+    if batch and each is None:
         passes = f" in {grad_acc} passes each" if grad_acc > 1 else ""
         return (
             f"{nodes} nodes cannot share --effective_batch {batch} equally{passes}: name a "
@@ -296,9 +304,8 @@ def _add(
             if not epochs or not all(map(math.isfinite, epochs)):
                 reached = sum(map(math.isfinite, epochs))
                 seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
-                text = f"{plan.label}, batch {plan.batch}, on {plan.shape}"
-                text += f", {settings}" if settings else ""
-                choices.missed.append(f"{text} (reached {seeds}{failed})")
+                text = training_text(plan.label, plan.batch, plan.shape, settings)
+                choices.missed.append(f"{text}: reached {seeds}{failed}")
                 continue
             _check_alike(fitted, exchanged[0])
             choice = _candidate(fitted, exchanged, plan, epochs, DIRECT in ways)
@@ -325,7 +332,7 @@ def _epochs(runs: Iterable[Run], target: Target) -> list[float]:
     run that failed. A run without the metric is left out.
     """
     known = ((run, needed) for run in runs if (needed := _needed(run, target)) is not None)
-    return [statistics.mean(repeats) for repeats in by_seed(known).values()]
+    return [*repeats_of("tta_epochs", known).values()]
 
 
 def _needed(run: Run, target: Target) -> float | None:
@@ -337,8 +344,8 @@ def _needed(run: Run, target: Target) -> float | None:
 
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
-    """Logarithms of measured / predicted step times by link, for runs whose times go with those on
-    one machine; of quiet runs if there are any.
+    """Logarithms of measured / predicted step times by link, for runs whose times are comparable
+    with those on one machine; of quiet runs if there are any.
     """
     over = _timed_over(fitted, runs)
     same = joined(wire for wire, _ in over)
@@ -356,7 +363,7 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
 
 
 def _timed_over(fitted: Fitted, runs: Iterable[Run]) -> list[tuple[Wire, Run]]:
-    """The runs whose times go with those on one machine, each with its link."""
+    """The runs whose times are comparable with those on one machine, each with its link."""
     return [
         (wire, run) for run in runs
         if step_s(run, Overrides()) and fitted.is_timed_like(run)

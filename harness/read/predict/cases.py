@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from harness.core.collectives import BACKEND, Wire
 from harness.core.settings import UserError
 from harness.core.strategies import DDP, STRATEGIES
-from harness.read.grouping import by_key
 from harness.read.predict.basis import PREDICTED_OVER
 from harness.read.predict.facts import (
     Overrides,
@@ -29,7 +28,7 @@ from harness.read.predict.fitting import (
 from harness.read.predict.lossy.messages import assumption
 from harness.read.predict.model import EXPOSED, Prediction, predict
 from harness.read.predict.scenario import Scenario
-from harness.read.records.groups import Group
+from harness.read.records.groups import Group, by_key
 from harness.read.records.processors import by_speed, speed_text
 from harness.read.records.recorded import is_number, uniform_link
 from harness.read.records.runs import Run

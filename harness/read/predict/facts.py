@@ -11,7 +11,7 @@ from typing import Any
 from harness.core.collectives import GLOO, NCCL, Shape
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
-from harness.core.topology import effective_batch
+from harness.core.topology import batch_of_update, effective_batch
 from harness.read.predict.exchange import BACKENDS
 from harness.read.records.comparable import THREADS
 from harness.read.records.recorded import is_number
@@ -40,7 +40,7 @@ class Overrides:
 
 
 def is_timed_like(first: Run, run: Run) -> bool:
-    """Whether the times of two runs go together: one kind of machine, alike in these facts."""
+    """Whether the times of two runs are comparable: one kind of machine, alike in these facts."""
     facts: list[Callable[[Run], Any]] = [ALIKE["torch"], THREADS.of]
     pairs = [{fact(run), fact(first)} - {None} for fact in facts]
     return run.machine_kind == first.machine_kind and all(len(pair) < 2 for pair in pairs)
@@ -75,7 +75,7 @@ def effective_batch_of(run: Run) -> int | None:
     """The effective batch of a run that may have ended before it was recorded."""
     batch = run.identity.get("per_gpu_batch")
     known = effective_batch(batch, grad_acc_of(run), shape_of(run).ranks) if batch else None
-    return run.effective_batch or run.identity.get("target_batch") or known
+    return run.effective_batch or batch_of_update(run.identity.get("target_batch"), known)
 
 
 def setting_of(run: Run, name: str) -> Any:

@@ -20,7 +20,6 @@ from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
 from harness.core.settings import UserError
 from harness.core.strategies import recorded_strategy
-from harness.read.grouping import by_key
 from harness.read.labels import counted
 from harness.read.predict.basis import Basis, basis_of, is_on_one_machine, missing_command
 from harness.read.predict.computing import StepTime, crowd, fit_line, fit_sharing, slowdown
@@ -43,7 +42,7 @@ from harness.read.predict.lossy.tcp import control_of
 from harness.read.predict.model import Model
 from harness.read.predict.phases import Phases, fit_phases
 from harness.read.predict.scenario import APART
-from harness.read.records.groups import with_times_that_count
+from harness.read.records.groups import by_key, with_times_that_count
 from harness.read.records.processors import speed_text, spread_of
 from harness.read.records.recorded import check_links, is_number, uniform_link, warn_not_read
 from harness.read.records.runs import Run
@@ -87,13 +86,13 @@ class Fitted:
         return (self.train_samples + (samples - 1) * self.fills_last) // samples
 
     def is_timed_like(self, run: Run) -> bool:
-        """Whether the times of a run go with those of the fit: of its machine, at the speed of its
-        processor, with its torch and threads.
+        """Whether the times of a run are comparable with those of the fit: of its machine, at the
+        speed of its processor, with its torch and threads.
         """
         return is_timed_like(self.first, run) and run.path not in self.of_another_speed
 
     def unlike_text(self, run: Run) -> str:
-        """Where a run was timed whose times do not go with those of the fit."""
+        """Where a run was timed whose times are not comparable with those of the fit."""
         if run.path in self.of_another_speed:
             return f"on a processor of {speed_text([run])}"
         return "with another torch or number of threads"
@@ -190,7 +189,7 @@ def wire_between(link: Mapping[str, Any]) -> Wire | None:
 
 
 def steady_wire(link: Mapping[str, Any]) -> Wire | None:
-    """The link, or None where it loses packets or has jitter: times over it tell of no other."""
+    """The link, or None where it loses packets or has jitter: its times predict no other link."""
     wire = wire_between(link)
     return wire if wire is not None and wire.is_steady else None
 

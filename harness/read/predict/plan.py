@@ -14,7 +14,7 @@ from harness.core.collectives import wire_of
 from harness.core.command_line import print_json
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
-from harness.read.labels import UNKNOWN, counted, duration
+from harness.read.labels import BATCH, STRATEGY, UNKNOWN, counted, duration, heading_of
 from harness.read.predict.candidates import (
     NOT_REACHED,
     STEPS,
@@ -22,6 +22,7 @@ from harness.read.predict.candidates import (
     Candidates,
     candidates,
     missing_quality,
+    training_text,
     trainings_of,
 )
 from harness.read.predict.command import uniform
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         fastest = choices.reached[0]
         console.print(
-            f"nothing is within the limit: the fastest, {name_of(fastest)}, takes "
+            f"nothing is within the limit: the fastest, {fastest.name}, takes "
             f"{duration(fastest.wall_s)} and {fastest.node_hours:.3g} node-hours"
         )
     console.print(beside)
@@ -98,8 +99,8 @@ def _fitted(options: argparse.Namespace, nodes: list[int], target: Target, link:
 
 def on_one_machine(fitted: Fitted, target: Target, batch: int | None = None) -> Group | None:
     """The training, of this effective batch if any is asked for, that reached the target first, in
-    every run on the machine of the fit, without a link: of runs whose times go with those of the
-    fit, or of others where only these reached it. A failed run is a miss.
+    every run on the machine of the fit, without a link: of runs whose times are comparable with
+    those of the fit, or of others where only these reached it. A failed run is a miss.
     """
     ended = [run for run in fitted.selected if run.settings and shape_of(run).nodes == 1]
     runs = [
@@ -125,7 +126,7 @@ def _reached(run: Run) -> bool:
 
 
 def _compared_s(fitted: Fitted, alone: Group | None) -> float | None:
-    """The time on one machine, where it goes with those that are predicted."""
+    """The time on one machine, where it is comparable with those that are predicted."""
     return alone.mean(WALL) if alone and fitted.is_timed_like(alone.runs[0]) else None
 
 
@@ -136,12 +137,13 @@ def alone_text(
     if alone is None:
         return f"one machine: {wanted} is not known to be reached there in every run"
     run, took_s = alone.runs[0], alone.mean(WALL) or math.nan
-    name = f"{run.identity['strategy']}, batch {run.identity['per_gpu_batch']} on {shape_of(run)}"
+    name = training_text(run.identity["strategy"], run.identity[BATCH], shape_of(run))
     of_runs = counted(len(alone.by_run(WALL)), "run")
     if not fitted.is_timed_like(run):
         return (
             f"one machine: {wanted} is known to be reached only {fitted.unlike_text(run)}, whose "
-            f"times do not go with those above: {name} took {duration(took_s)} there ({of_runs})"
+            f"times are not comparable with those above: {name} took {duration(took_s)} there "
+            f"({of_runs})"
         )
     less = ", less than anything over the link" if took_s < best.wall_s else ""
     return f"one machine: {name} took {duration(took_s)}{less} ({of_runs})"
@@ -192,12 +194,6 @@ def as_fields(each: Candidate, price: float | None) -> dict[str, Any]:
     }
 
 
-def name_of(each: Candidate) -> str:
-    plan = each.plan
-    settings = f" ({each.settings})" if each.settings else ""
-    return f"{plan.label}, batch {plan.batch} on {plan.shape}{settings}"
-
-
 def plan_table(choices: list[Candidate], price: float | None) -> Table:
     rows = []
     named = any(each.settings for each in choices)
@@ -212,8 +208,9 @@ def plan_table(choices: list[Candidate], price: float | None) -> Table:
             f"{each.node_hours:.3g}", UNKNOWN if cost is None else f"{cost:,.2f}",
             f"{most} {each.parts[most] / each.wall_s:.0%}", *([each.settings or UNKNOWN] * named),
         ))  # fmt: skip
-    headings = ("strategy", "setup", "batch", "effective", "epochs", "wall", "95 % interval",
-                "node-hours", "cost", "most", *(["settings"] * named))  # fmt: skip
+    headings = (STRATEGY, "setup", heading_of(BATCH), heading_of("effective_batch"), "epochs",
+                "wall", "95 % interval", "node-hours", "cost", "most",
+                *(["settings"] * named))  # fmt: skip
     return Table(headings, rows, keys=2)
 
 
@@ -233,7 +230,7 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     if (ends := best.interval) is not None:
         interval = f" (95 % interval {duration(ends[0])} to {duration(ends[1])})"
     text = (
-        f"take {name_of(best)}, --exchange {best.plan.exchange}: {duration(best.wall_s)}{interval} "
+        f"take {best.name}, --exchange {best.plan.exchange}: {duration(best.wall_s)}{interval} "
         f"to {target} over {link}; its steps are {best.parts[STEPS] / best.wall_s:.0%} of it and "
         f"wait for the exchange {best.share:.0%} of their time"
     )
@@ -247,7 +244,7 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     counts = [f"{each.epochs:.3g}" for each in (other, best)]
     epochs = "" if len({*counts}) == 1 else f"{' epochs instead of '.join(counts)}, "
     text += (
-        f"; {name_of(other)} takes {other.wall_s / best.wall_s:.3g} times as long"
+        f"; {other.name} takes {other.wall_s / best.wall_s:.3g} times as long"
         f" ({epochs}of its steps {other.share:.0%} waiting)"
     )
     ends, theirs = best.interval, other.interval
@@ -281,11 +278,10 @@ def _undecided(close: list[Candidate], target: str, link: str) -> str:
     """The candidates that cannot be ranked."""
     times = [each.wall_s for each in close]
     named = [
-        f"  {name_of(each)}, --exchange {each.plan.exchange}: {duration(each.wall_s)}"
-        for each in close
+        f"  {each.name}, --exchange {each.plan.exchange}: {duration(each.wall_s)}" for each in close
     ]
     first = (
-        f"it is open which is the fastest to {target} over {link}: these are within "
+        f"the fastest to {target} over {link} is not known: these are within "
         f"{max(times) / min(times) - 1:.1%}, and not all have an interval"
     )
     return "\n".join([first, *named])
