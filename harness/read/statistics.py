@@ -17,8 +17,6 @@ from typing import TypeVar
 
 from harness.read.labels import UNKNOWN
 
-TIMED = re.compile(r"(_s|_ms|_j|_w|_share|_skew|utilisation_percent)$|joules_per")
-
 Error = tuple[float, float]  # squared standard error, and its degrees of freedom
 Repeats = Mapping[Hashable, float]  # the values of a group by what repeats them, such as the seed
 
@@ -105,11 +103,6 @@ def is_rate(measure: str) -> bool:
     """Whether a measure is an amount per second, whose mean is the total amount by total time."""
     per_second = re.search(r"_per_s(econd)?(_|$)", measure)  # and not joules_per_sample
     return per_second is not None or measure.endswith("_mbit") or measure == "mfu"
-
-
-def is_timed(measure: str) -> bool:
-    """Whether a measure depends on how busy the machine is: times, rates, their shares, energy."""
-    return is_rate(measure) or TIMED.search(measure) is not None
 
 
 def spread(values: Sequence[float], harmonic: bool = False) -> SampleStatistics:

@@ -195,6 +195,11 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\|*<>&`\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", text)
 
 
+def as_code(text: str) -> str:
+    """The text between backticks, where Markdown interprets nothing else."""
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
+
 LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.records import append_row, read_rows
+from harness.core.records import append_row, locks, read_rows
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.settings import UserError
@@ -53,6 +53,37 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
     assert Lock(again.path).take()
     lock.release()
     assert not lock.path.exists()
+
+
+def test_a_lock_on_another_file_system_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of two file systems may have the same inode number."""
+    (path := tmp_path / "lock").touch()
+    at, content = path.stat(), dict[str, str]()
+    monkeypatch.setattr(
+        locks, "_proc", lambda name: content.get(name.rpartition("/")[0] or name, "")
+    )
+    of_stat = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}"
+
+    def is_held(name: str) -> bool:
+        other = "1: POSIX  ADVISORY  WRITE 12 00:2b:7 0 EOF\n"
+        content["locks"] = f"{other}2: FLOCK  ADVISORY  WRITE 13 {name} 0 EOF\n"
+        return locks.is_held(path)
+
+    # The kernel says nothing more: device and inode are those of stat.
+    assert is_held(of_stat)
+    assert not is_held(f"ff:ff:{at.st_ino}") and not is_held(f"{of_stat}1")
+    assert not locks.is_held(tmp_path / "none")
+    # On btrfs and overlayfs the lock has the device of the mount, and perhaps another inode.
+    content["self/fdinfo"] = "pos:\t0\nflags:\t010000000\nmnt_id:\t31\nino:\t77\n"
+    content["self"] = "27 1 254:0 / / rw - ext4 /dev/vda rw\n31 27 0:43 / /data rw - btrfs x rw\n"
+    assert is_held("00:2b:77")
+    assert not is_held(of_stat) and not is_held("fe:00:77") and not is_held("00:2b:7")
+    content["locks"] = "1: -> FLOCK  ADVISORY  WRITE 13 00:2b:77 0 EOF\n"  # one that waits
+    assert not locks.is_held(path)
+    del content["locks"]
+    assert not locks.is_held(path)
 
 
 @pytest.mark.process

@@ -12,11 +12,11 @@ from benchmarks.exchange import (
     SIZES,
     compared,
     floors,
+    gathered_s,
     ideal_s,
     link_of,
     simulated,
     simulated_table,
-    told_s,
 )
 from harness.core.collectives import MEANS, MIB, Shape, wire_of
 from harness.core.records import write_json
@@ -30,8 +30,8 @@ def test_what_a_link_makes_possible() -> None:
     assert ideal_s(10**5, 4, "40ms/50mbit") == pytest.approx(0.016 + 0.04)
     assert ideal_s(4, 3, "20ms") == pytest.approx(0.02)
     assert ideal_s(4, 2, "loopback") is None
-    assert told_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
-    assert told_s(1, 4, "loopback") is None
+    assert gathered_s(10**6, 4, "40ms/50mbit") == pytest.approx(0.16 + 0.04)
+    assert gathered_s(1, 4, "loopback") is None
 
 
 def test_simulated_times_stand_beside_measured_ones(tmp_path: Path) -> None:

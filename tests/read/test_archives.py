@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,12 @@ DAMAGE = {
     "one bit": lambda whole: whole[:300] + bytes([whole[300] ^ 1]) + whole[301:],
     "a folder above": lambda whole: edited(whole, b'"bert/', b'"../bert/'),
     "an absolute folder": lambda whole: edited(whole, b'"bert/', b'"/bert/'),
+    "escaped, above": lambda whole: edited(whole, b'"bert/', b'"\\u002e./bert/'),
+    "escaped, absolute": lambda whole: edited(whole, b'"bert/', b'"\\/bert/'),
+    "not printable": lambda whole: edited(whole, b'"bert/', b'"\\u001bbert/'),
+    "half a character": lambda whole: edited(whole, b'"bert/', b'"\\ud800bert/'),
+    "an escape of none": lambda whole: edited(whole, b'"bert/', b'"\\xbert/'),
+    "escaped, no record": lambda whole: edited(whole, b"summary.json", b"summary.\\u0073h"),
     "no record": lambda whole: edited(whole, b"summary.json", b"summary.sh"),
     "no line of ours": lambda whole: edited(whole, b'"file"', b'"fill"'),
 }
@@ -154,6 +161,52 @@ def test_a_small_file_that_claims_to_be_huge_is_refused(
     monkeypatch.setattr(of, "LARGEST", 100)
     assert main(["unpack", str(archive)]) == 2
     assert "more than" in capsys.readouterr().err
+
+
+def test_an_archive_that_is_too_large_is_not_written(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(of, "LARGEST", 100)
+    assert main(["pack", str(sweep)]) == 2
+    assert "no reader would take it (more than" in capsys.readouterr().err
+    assert not [*sweep.parents[1].glob(f"*{of.SUFFIX}*")]
+
+
+def test_lines_are_read_one_at_a_time(sweep: Path) -> None:
+    """What is unpacked is held once: a small file may unpack to a thousand times as much."""
+    archive = packed_alone(sweep)
+    one = '{"file": "bert/a/summary.json", "content": "' + "x" * 2**20 + '"}\n'
+    archive.write_bytes(gzip.compress((of.HEADER + "\n" + 24 * one).encode()))
+    tracemalloc.start()
+    try:
+        ((folder, files),) = of.read_archive(archive).items()
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (folder.name, len(files["summary.json"])) == ("a", 2**20 + 2)
+    assert most < 12 * 2**20
+
+
+@pytest.mark.parametrize("name", ["größe", 'a "b"', "a\\b", "a{b}", "日本"])
+def test_folders_may_have_any_printable_name(name: str, tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    record(root / "bert" / name / "one", "--seed", "1")
+    before, archive = tree(root), root / f"outputs{of.SUFFIX}"
+    assert main(["pack", str(root)]) == 0
+    shutil.rmtree(root / "bert")
+    assert [run.path for run in find_runs(root)] == [root / "bert" / name / "one"]
+    assert main(["unpack", str(archive)]) == 0 and tree(root) == before
+
+
+def test_a_folder_whose_name_cannot_be_printed_is_not_packed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "outputs"
+    record(root / "bert" / "a\x1bb" / "one", "--seed", "1")
+    assert main(["pack", str(root)]) == 2
+    told = capsys.readouterr().err
+    assert "'bert/a\\x1bb/one' cannot be packed: rename this folder" in told
+    assert told.count("\n") == 1 and not [*root.glob(f"*{of.SUFFIX}*")]
 
 
 def test_content_that_is_none_is_an_unreadable_record(sweep: Path) -> None:

@@ -8,13 +8,15 @@ counts.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 from harness.core.records.disk import draft_of
 from harness.core.settings import UserError
@@ -22,6 +24,7 @@ from harness.core.settings import UserError
 SUFFIX = ".jsonl.gz"
 HEADER = '{"archive": "harness", "schema": 1}'
 LARGEST = 2**30  # bytes, unpacked: a small file may unpack to any size
+CHUNK = 2**20  # bytes that are unpacked at once
 DEEPEST_RUN = 3  # levels of folders between an archive and a run: script, set-up, run
 # A file from elsewhere must not point outside the folder, nor hold anything but records.
 RANKS, TELEMETRY = "ranks", "telemetry"  # the folders inside a run's folder
@@ -30,6 +33,9 @@ LINE = re.compile(
     rf'\{{"file": "(?P<folder>[^"\\]+?)/(?P<name>{RECORD_FILE.pattern})", '
     r'"content": (?P<json>.*)\}'
 )
+# The same, where the path has escapes, as one with other letters than those of ASCII.
+ESCAPED = re.compile(r'\{"file": (?P<path>"(?:[^"\\]|\\.)*"), "content": (?P<json>.*)\}')
+PATH = re.compile(rf"(?P<folder>.+?)/(?P<name>{RECORD_FILE.pattern})")
 
 Files = Mapping[str, str]  # name below the folder -> content as JSON text, parsed on demand
 
@@ -90,7 +96,12 @@ def unpacked(text: str) -> bytes:
 
 
 def write_archive(file: Path, folders: Mapping[str, Files]) -> None:
-    """Write an archive; the same records always give the same bytes."""
+    """Write an archive; the same records always give the same bytes.
+
+    It is read again first: UserError, and no archive, if readers would refuse it.
+    """
+    if odd := next((folder for folder in folders if not folder.isprintable()), None):
+        raise UserError(f"{odd!r} cannot be packed: rename this folder to printable characters")
     lines = [
         f'{{"file": {json.dumps(f"{folder}/{name}")}, "content": {text}}}'
         for folder in sorted(folders)
@@ -98,6 +109,12 @@ def write_archive(file: Path, folders: Mapping[str, Files]) -> None:
     ]
     with draft_of(file) as draft:
         draft.write_bytes(gzip.compress("\n".join([HEADER, *lines, ""]).encode(), mtime=0))
+        try:
+            _content(draft)
+        except ValueError as error:
+            raise UserError(
+                f"{file}: not written, as no reader would take it ({error}): pack parts of it"
+            ) from None
 
 
 def files_of(path: Path) -> Files:
@@ -133,25 +150,46 @@ def read_archive(file: Path) -> Mapping[Path, Files]:
 @lru_cache(maxsize=64)
 def _read(file: Path, _time: int, _size: int) -> Mapping[Path, Files]:
     try:
-        with gzip.open(file) as content:
-            text = content.read(LARGEST + 1)
-        if len(text) > LARGEST:
-            raise ValueError(f"more than {LARGEST / 2**30:g} GiB")
-        folders: dict[str, dict[str, str]] = {}
-        for line in text.decode("ascii").splitlines()[1:]:
-            if (match := LINE.fullmatch(line)) is None:
-                raise ValueError(f"it has the line {line[:60]}")
-            folders.setdefault(match["folder"], {})[match["name"]] = match["json"]
-        return {_placed(file.parent, folder): files for folder, files in folders.items()}
+        return _content(file)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: damaged archive ({reason}): fetch or pack it again") from None
 
 
+def _content(file: Path) -> dict[Path, Files]:
+    folders: dict[str, dict[str, str]] = {}
+    for line in islice(_lines(file), 1, None):
+        folder, name, content = _parts(line)
+        folders.setdefault(folder, {})[name] = content
+    return {_placed(file.parent, folder): files for folder, files in folders.items()}
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """The lines, one at a time; ValueError if they are more than LARGEST bytes together."""
+    left = LARGEST
+    with gzip.open(file) as unpacking:
+        stream = io.BufferedReader(cast(io.RawIOBase, unpacking), CHUNK)
+        while line := stream.readline(left + 1):
+            if (left := left - len(line)) < 0:
+                raise ValueError(f"more than {LARGEST / 2**30:g} GiB")
+            yield line.decode("ascii").rstrip("\r\n")
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    """(folder, name of the file, its content) of a line."""
+    if (match := LINE.fullmatch(line)) is not None:
+        return match["folder"], match["name"], match["json"]
+    escaped = ESCAPED.fullmatch(line)
+    path = None if escaped is None else PATH.fullmatch(json.loads(escaped["path"]))
+    if escaped is None or path is None:
+        raise ValueError(f"it has the line {line[:60]}")
+    return path["folder"], path["name"], escaped["json"]
+
+
 def _placed(root: Path, folder: str) -> Path:
     pure = PurePosixPath(folder)
     if ".." in pure.parts or pure.is_absolute() or not folder.isprintable():
-        raise ValueError(f"it has the folder {folder[:60]}")
+        raise ValueError(f"it has the folder {json.dumps(folder)[1:61]}")
     return root / pure
 
 

@@ -23,13 +23,41 @@ def is_held(path: Path) -> bool:
     """Whether a process of this machine holds the lock now, according to /proc/locks.
 
     The lock is not tried: trying holds it for a moment, in which its owner would be refused.
+    Device and inode must both be those of the file. Where /proc does not say how the kernel names
+    them (in a chroot, and of Linux before 5.14), they are those of stat, which differ on btrfs and
+    overlayfs: a lock that is held there is then not seen.
     """
-    try:
-        number = path.stat().st_ino
-        held = Path("/proc/locks").read_text("utf-8")
-    except OSError:
+    if not (held := _proc("locks")):  # nothing is locked, or this is no Linux
         return False
-    return re.search(rf": FLOCK .*:{number} 0 EOF$", held, re.MULTILINE) is not None
+    with suppress(OSError):
+        name = _name_in_locks(path)
+        return re.search(rf": FLOCK .* {name} 0 EOF$", held, re.MULTILINE) is not None
+    return False
+
+
+def _proc(name: str) -> str:
+    """A file of /proc; empty where there is none."""
+    try:
+        return Path("/proc", name).read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _name_in_locks(path: Path) -> str:
+    """MAJOR:MINOR:INODE of a file as in /proc/locks: the device is that of its mount."""
+    file = os.open(path, os.O_PATH)
+    try:
+        at = os.fstat(file)
+        open_file = dict(re.findall(r"^(mnt_id|ino):\s*(\d+)$", _proc(f"self/fdinfo/{file}"), re.M))
+    finally:
+        os.close(file)
+    inode, device = open_file.get("ino", at.st_ino), (os.major(at.st_dev), os.minor(at.st_dev))
+    for line in _proc("self/mountinfo").splitlines():
+        mount, _, numbers = line.split()[:3]
+        if mount == open_file.get("mnt_id"):
+            major, _, minor = numbers.partition(":")
+            device = int(major), int(minor)
+    return f"{device[0]:02x}:{device[1]:02x}:{inode}"
 
 
 def is_free(path: Path, wait_s: float = 0.0) -> bool:

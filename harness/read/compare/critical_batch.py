@@ -26,6 +26,7 @@ from harness.core.identity import number
 from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.settings import UserError
 from harness.read.labels import UNKNOWN, counted
+from harness.read.measures import is_timed
 from harness.read.records.comparable import (
     LOAD,
     MISSES,
@@ -43,7 +44,6 @@ from harness.read.statistics import (
     Estimate,
     Noise,
     Repeats,
-    is_timed,
     leaders,
     spread,
     student_t,

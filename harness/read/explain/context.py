@@ -29,9 +29,10 @@ from harness.core.strategies import (
     recorded_strategy,
     sends_directly,
 )
+from harness.read.measures import BANDWIDTH, RTT
 from harness.read.records.groups import Group
 from harness.read.records.recorded import is_number
-from harness.read.records.runs import BANDWIDTH, RTT, Run, link_numbers
+from harness.read.records.runs import Run, link_numbers
 from harness.read.statistics import spread
 
 BOTH = "rate and the delay"

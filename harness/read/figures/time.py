@@ -37,6 +37,7 @@ from harness.read.labels import (
     short_text,
     shown_axes,
 )
+from harness.read.measures import WALL_OF_TRAINING
 from harness.read.records.comparable import (
     ACCURACY,
     QUALITY,
@@ -46,7 +47,7 @@ from harness.read.records.comparable import (
     refused,
 )
 from harness.read.records.groups import Group, by_key, repeats_of
-from harness.read.records.runs import WALL_OF_TRAINING, Run, Target
+from harness.read.records.runs import Run, Target
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import log_axis, named_rows, row_names
 from harness.read.statistics import Noise

@@ -47,6 +47,7 @@ ROW = (
     "eval_time_s", "eval_samples_per_s", "wall_s", "unix",
 )  # fmt: skip
 SHARES = {*QUALITY_FIELDS} - {"train_loss", "eval_loss"}
+MOST_DIGITS = 100  # of a whole number, so that it is below LARGEST
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def _number(where: str, name: str, text: str) -> float:
     if math.isnan(value) and name == "loss":
         return value  # it diverged, and says so
     if not math.isfinite(value) or (name in ("times", "samples/s") and value <= 0):
-        raise UserError(f"{where}: {name} cannot be {text.strip()}")
+        raise UserError(f"{where}: {name} cannot be {text.strip()[:40]}")
     check_share(where, NAMES[name], value)
     return value
 
@@ -255,13 +256,23 @@ def _read_state(file: Path, text: str, sha256: str) -> Foreign:
     )
 
 
+def _whole(digits: str) -> int:
+    """A whole number that a float holds, too; ValueError for others."""
+    if (count := len(digits.removeprefix("-"))) > MOST_DIGITS:
+        of = f"{digits[:12]}... of {count:,} digits"
+        raise ValueError(f"holds the number {of}: at most {MOST_DIGITS} are expected")
+    return int(digits)
+
+
 def _state(file: Path, text: str) -> dict[str, Any]:
     try:
-        state = json.loads(text)
+        state = json.loads(text, parse_int=_whole)
     except RecursionError:
         raise UserError(f"{file}: not readable as JSON: nested too deeply") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{file} line {error.lineno}: not readable as JSON: {error.msg}") from None
+    except ValueError as error:  # of _whole()
+        raise UserError(f"{file}: {error}") from None
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
         raise UserError(f"{file}: has no log_history: it is not a trainer_state.json")
     if not state["log_history"]:
@@ -353,7 +364,9 @@ def _quality(where: str, entry: dict[str, Any]) -> dict[str, Any]:
         "eval_samples_per_s": _finite(values.get("samples_per_second")),
     }
     for name, value in values.items():
-        if not name.endswith(TIMING) and isinstance(value, (int, float)):
+        if name.endswith(TIMING) or type(value) is bool:  # a yes or no is no measure
+            continue
+        if isinstance(value, (int, float)):
             row[_column(name)] = _value(where, name, value)
     return row
 

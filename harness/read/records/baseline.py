@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.core.strategies import OF_EXCHANGE, OF_ONE_STRATEGY, OF_OPTIMIZER, SINGLE, is_off
 from harness.read.labels import STRATEGY, column_of
+from harness.read.measures import TO_TARGET
 from harness.read.records.comparable import (
     ACCURACY,
     QUALITY,
@@ -21,7 +22,7 @@ from harness.read.records.comparable import (
     refused,
 )
 from harness.read.records.groups import Group
-from harness.read.records.runs import PER_NODE, TO_TARGET, Run
+from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults, read_sweep
 from harness.read.statistics import Estimate, is_rate, spread
 

@@ -15,9 +15,10 @@ from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.core.schema.environment import PaddingRead
 from harness.read.labels import counted, counts_of, duration, listed
+from harness.read.measures import TO_TARGET
 from harness.read.records import processors
 from harness.read.records.groups import Group
-from harness.read.records.runs import TO_TARGET, Run
+from harness.read.records.runs import Run
 from harness.read.statistics import Estimate, compared, difference, ratio
 
 SPEED, QUALITY, TARGET = "speed", "quality", "time to target"

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from harness.core.records import FINISHED
 from harness.read.labels import machine_kind, without_tag
-from harness.read.records.runs import STATES, TO_TARGET, Run, Target
-from harness.read.statistics import Repeats, is_rate, is_timed, spread
+from harness.read.measures import TO_TARGET, is_timed, is_timed_or_memory
+from harness.read.records.runs import STATES, Run, Target
+from harness.read.statistics import Repeats, is_rate, spread
 
 Value = TypeVar("Value")
 Key = TypeVar("Key", bound=Hashable)
@@ -146,7 +147,7 @@ def counts_each_run(measure: str) -> bool:
     """Whether repeats of a seed count by themselves. They show the noise of times and of memory,
     but not that of quality, nor of the time to a target, which the seed decides as well.
     """
-    return (is_timed(measure) or "memory" in measure) and not measure.startswith("tta_")
+    return is_timed_or_memory(measure) and not measure.startswith("tta_")
 
 
 def repeats_of(measure: str, by_run: Iterable[tuple[Run, float]], group: str = "") -> Repeats:

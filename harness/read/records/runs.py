@@ -50,6 +50,13 @@ from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow
 from harness.core.settings import UserError, flag_fields, nearest
 from harness.core.strategies import recorded_strategy
 from harness.read.labels import counted, machine_kind
+from harness.read.measures import (
+    FIELDS,
+    PER_UPDATE,
+    TO_TARGET,
+    WALL_OF_TRAINING,
+    is_timed_or_memory,
+)
 from harness.read.records.recorded import (
     UNFINISHED,
     UNREADABLE,
@@ -61,18 +68,6 @@ from harness.read.records.recorded import (
     processes_of,
     recorded,
 )
-from harness.read.statistics import is_timed
-
-# Column -> field of environment.json's link.
-RTT, BANDWIDTH = "link_rtt_median_ms", "link_bandwidth_mbit"
-FIELDS = {
-    "link_rtt_min_ms": "rtt_min_ms",
-    RTT: "rtt_median_ms",
-    BANDWIDTH: "bandwidth_mbit",
-    "link_allreduce_s": "allreduce_s",
-    "link_allreduce_algbw_mbit": "allreduce_algbw_mbit",
-    "link_allreduce_busbw_mbit": "allreduce_busbw_mbit",
-}
 
 # Progress is written once a second, but not during a long evaluation.
 QUIET_S = 120.0
@@ -82,15 +77,8 @@ STATES = (FINISHED, *FAILURES, UNREADABLE, UNFINISHED, WAITING, SKIPPED)
 
 # Numbers of summary.json that measure nothing.
 NO_MEASURES = ("schema", "best_value", "best_epoch")
-# Millions of bytes: payload is what a strategy hands over, sent is what left the nodes.
-PER_UPDATE = {
-    "payload_mb_per_update": "payload_bytes",
-    "network_mb_per_update": "network_sent_bytes",
-}
-WALL_OF_TRAINING = "wall_of_training_s"  # without the time that measuring itself took
 # Sums over all epochs, unknown where a record lacks some.
 OF_ALL_EPOCHS = ("samples", "train_time_s", "eval_time_s", *PER_UPDATE.values(), "energy_j")
-TO_TARGET = ("tta_train_s", "tta_wall_s", "tta_epochs", "tta_samples")
 
 # Per node: fields of its ranks' rows that are added up, and those that are averaged.
 SUMMED = {"user_s": "user_s", "system_s": "system_s"}
@@ -441,7 +429,7 @@ def _other_batches(record: Recorded) -> tuple[int, ...]:
 
 def _depends_on_batch(measure: str, value: float) -> bool:
     """True for times, rates and memory, but not for a missed target: any batch misses it."""
-    return (is_timed(measure) or "memory" in measure) and not math.isinf(value)
+    return is_timed_or_memory(measure) and not math.isinf(value)
 
 
 def _derived(

@@ -37,7 +37,7 @@ from harness.read.records.selection import read_all_parts, refuse_part, without_
 from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import Section, Shown, definitions
-from harness.read.table import Item, Table, escaped, markdown_lines, markdown_list
+from harness.read.table import Item, Table, as_code, escaped, markdown_lines, markdown_list
 from harness.read.tables.columns import filters_of
 from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.results import by_node, fairness, results
@@ -196,11 +196,16 @@ def _section_of(
 
 
 def _repeat(sweep: SweepResults) -> str:
-    """The command that repeats the sweep; "" unless others disturbed all runs of some group."""
+    """The command that repeats the sweep; "" unless others disturbed all runs of some group, and
+    where the recorded command cannot be read.
+    """
     disturbed = (group.finished and all_beside_others(group) for group in sweep.groups)
     if not sweep.command or not any(disturbed):
         return ""
-    words = [word for word in shlex.split(sweep.command) if word != "--pack"]
+    try:
+        words = [word for word in shlex.split(sweep.command) if word != "--pack"]
+    except ValueError:  # an open quote
+        return ""
     kept = without_flags(words, ["--rerun", "--isolation"])
     return shlex.join([*kept, "--rerun", "disturbed", "--isolation", "error"])
 
@@ -269,7 +274,7 @@ def _lines(folder: str, sections: Sequence[Section], problems: Sequence[str]) ->
             yield f"Measured: {escaped(section.table.about)}\n"
         yield from markdown_list(section.answers)
         if section.repeat:
-            yield f"\nRepeat when nothing else runs: `{section.repeat}`"
+            yield f"\nRepeat when nothing else runs: {as_code(section.repeat)}"
         if section.next_question:
             yield f"\nNext: {escaped(section.next_question)}"
     for section in sections:

@@ -22,17 +22,15 @@ from harness.read.labels import (
     strategy_text,
     without_tag,
 )
-from harness.read.records.baseline import EFFICIENCY, FACTS, GAIN, POINTS, RATIOS, TIMES
-from harness.read.records.runs import (
+from harness.read.measures import (
     BANDWIDTH,
     FIELDS,
     PER_UPDATE,
     RTT,
-    SUMMED,
     TO_TARGET,
-    Run,
-    own_metrics_of,
 )
+from harness.read.records.baseline import EFFICIENCY, FACTS, GAIN, POINTS, RATIOS, TIMES
+from harness.read.records.runs import SUMMED, Run, own_metrics_of
 from harness.read.records.sweeps import SweepResults
 
 MFU, BUSY = "mfu", "gpu_utilisation_percent"

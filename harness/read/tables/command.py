@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from harness.read.records.sweeps import NO_RECORDS, SweepResults, sweep_file
 from harness.read.table import (
     Item,
     Table,
+    as_code,
     chosen,
     escaped,
     latex_lines,
@@ -53,6 +55,8 @@ from harness.read.tables.definitions import OF_IMPORTED, OF_LAST_EPOCH, OF_RUNS
 from harness.read.tables.sweep_table import SweepTable, keeps_best, table_of_begun
 
 MOST_NAMED = 8  # settings in a line
+# What a spreadsheet would compute, in a text of anybody's record: no number, and not UNKNOWN.
+FORMULA = re.compile(r"[=@]|[+-](?!$|inf$|(\d[\d.,]*|\.\d+)(e[+-]?\d+)?$)", re.IGNORECASE)
 # Column of load_runs() -> how a value is shown.
 COLUMNS = {
     "run": "{}",  # its folder, where nothing else tells two rows apart
@@ -328,15 +332,20 @@ def write_files(sweep: SweepResults, shown: SweepTable, rows: list[columns.Row])
 
 
 def csv_text(rows: Any) -> str:
-    """Rows as CSV: unknown is empty, a miss is inf, a list is its values with ; between them."""
-    cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    """Rows as CSV: unknown is empty, a miss is inf, a list is its values with ; between them; a
+    text that would be a formula has a ' before it.
+    """
+    cells = [{_cell(name): _cell(value) for name, value in row.items()} for row in rows]
     return str(pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, list):
-        return ";".join("" if part is None else str(part) for part in value)
-    return " ".join(value.split()) if isinstance(value, str) else value
+        return ";".join("" if part is None else str(_cell(part)) for part in value)
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.split())
+    return f"'{text}" if FORMULA.match(text) else text
 
 
 def markdown(shown: SweepTable) -> str:
@@ -362,8 +371,8 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
     if shown.not_finished:
         yield "\nNot finished:\n"
         for which, what, path in shown.not_finished:
-            where = f" ({_code(path)})" if path else ""
-            yield f"- {escaped(which)}{where}: {_code(what)}"
+            where = f" ({as_code(path)})" if path else ""
+            yield f"- {escaped(which)}{where}: {as_code(what)}"
     for text in (*shown.notes, *shown.legend):
         yield ""
         yield escaped(text)
@@ -372,8 +381,4 @@ def _markdown(shown: SweepTable) -> Iterator[str]:
         yield f"Environment: {escaped('; '.join(shown.environment))}"
     if shown.command:
         yield ""
-        yield f"Command: {_code(shown.command)}"
-
-
-def _code(text: str) -> str:
-    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+        yield f"Command: {as_code(shown.command)}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness.core.records import SUMMARY
+from harness.read.measures import BANDWIDTH, RTT
 from harness.read.records.baseline import POINTS, RATE, STRONG, WEAK
-from harness.read.records.runs import BANDWIDTH, RTT
 from harness.read.statistics import Noise
 from harness.read.tables.columns import BUSY, ENERGY, JOULES, MFU, TFLOPS
 

@@ -18,7 +18,8 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, constants, get_tok
 
 from harness.core.process import complain
 from harness.core.records import COMPLETE, RunFolder, update_of
-from harness.core.records.archives import SUFFIX, Files, files_of, write_archive
+from harness.core.records.archives import SUFFIX, Files, files_of, parsed, write_archive
+from harness.core.records.checksums import OWN, is_changed, vouched
 from harness.core.records.redact import first_line, redacted
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_of
@@ -128,9 +129,41 @@ def _without_local_paths(folder: RunFolder, settings: Settings) -> Files:
              Path.cwd() / "file"]  # fmt: skip
     texts = {form for name in map(str, named) for form in (name, redacted(name))}
     parents = {str(Path(text).parent) for text in texts if text.startswith(("/", "~/"))} - {"/"}
-    longest_first = sorted((json.dumps(parent)[1:-1] for parent in parents), key=len, reverse=True)
-    places = re.compile("|".join(rf"(?<![\w.~-]){re.escape(parent)}/+" for parent in longest_first))
-    return {name: places.sub("", text) for name, text in files_of(folder.path).items()}
+    forms = {form for parent in parents for form in (parent, json.dumps(parent)[1:-1])}
+    longest_first = sorted(forms, key=len, reverse=True)
+    places = re.compile("|".join(rf"(?<![\w.~-]){re.escape(form)}/+" for form in longest_first))
+    return {name: _cut(name, text, places) for name, text in files_of(folder.path).items()}
+
+
+def _cut(name: str, text: str, places: re.Pattern[str]) -> str:
+    """A file's content, as JSON, without these places."""
+    content = json.loads(text)
+    if not isinstance(content, str):
+        return json.dumps(_without(places, content))
+    # The file is packed as a text, as one with a torn row: its other rows have checksums, too.
+    parts = [content] if name.endswith(".json") else content.split("\n")
+    return json.dumps("\n".join(_cut_text(part, places) for part in parts))
+
+
+def _cut_text(text: str, places: re.Pattern[str]) -> str:
+    try:
+        content = parsed(text)
+    except ValueError:
+        return places.sub("", text)
+    cut = _without(places, content)
+    return text if cut == content else json.dumps(cut)
+
+
+def _without(places: re.Pattern[str], value: Any) -> Any:
+    """The value with its texts cut; an object that had a right checksum has a right one again."""
+    if isinstance(value, str):
+        return places.sub("", value)
+    if isinstance(value, list):
+        return [_without(places, each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    cut = {places.sub("", name): _without(places, each) for name, each in value.items()}
+    return vouched(cut) if OWN in value and cut != value and not is_changed(value) else cut
 
 
 def _kept(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 import socket
 from dataclasses import replace
@@ -16,12 +17,21 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification
 
 from harness.core.command_line import parse
-from harness.core.records import COMPLETE, RunFolder, write_json
+from harness.core.records import COMPLETE, RunFolder, append_row, write_json
+from harness.core.records.archives import unpacked
+from harness.core.records.checksums import changed_row, is_changed, vouched
 from harness.core.records.redact import redacted_command, settings_of
 from harness.core.settings import UserError
 from harness.read.records.frames import load_runs
 from harness.train.manifest import write_manifest
-from harness.train.run.publish import RECORD, _kept, _upload, card_of, check_hub
+from harness.train.run.publish import (
+    RECORD,
+    _kept,
+    _upload,
+    _without_local_paths,
+    card_of,
+    check_hub,
+)
 from tests.support.broken_runs import only_run
 from tests.support.clients import Client
 from tests.support.hub import TOKEN, Hub
@@ -154,6 +164,37 @@ def test_the_archive_names_no_place_of_this_machine(
         assert word in calls["text"]
     _upload(replace(settings, trainer=(("hub_revision", "refs/pr/1"),)), folder)
     assert calls["branch"] == ("me/run", "new") and calls["sent"] == "refs/pr/1"
+
+
+def test_a_published_record_has_right_checksums(tmp_path: Path) -> None:
+    """Without the paths a row is another, and readers believe none that is not as written."""
+    place = tmp_path / "clients"
+    settings = replace(parse("bert", [], {}), dataset=f"{place}/reviews.csv")
+    folder = RunFolder(place / "out" / "bert" / "1_1" / "run")
+    reason = f"no file {place}/reviews.csv"
+    rows = [vouched({"event": "start", "attempt": n, "why": {"text": reason}}) for n in (1, 2)]
+    rows.append({**rows[0], "attempt": 3})  # somebody has changed it
+    write_json(folder.settings, settings_of(settings))
+    data = {"data": {"dataset": f"{place}/reviews.csv", "checksum": "0123"}}
+    write_json(folder.path / "environment.json", data)
+    write_json(folder.summary, vouched({"outcome": "failed", "reason": reason}))
+    for row in rows:
+        append_row(folder.attempts, row)
+        append_row(folder.epochs, row)
+    with folder.epochs.open("a") as file:
+        file.write(f'{{"epoch": 3, "from": "{place}/rev')  # torn: it is packed as a text
+    files = _without_local_paths(folder, settings)
+    assert not any("clients" in text for text in files.values())
+    content = {name: unpacked(text).decode() for name, text in files.items()}
+    summary = json.loads(content["summary.json"])
+    assert summary["reason"] == "no file reviews.csv" and not is_changed(summary)
+    assert json.loads(content["environment.json"])["data"]["checksum"] == "0123"  # of the data
+    torn = content["epochs.jsonl"].splitlines()
+    assert torn.pop() == '{"epoch": 3, "from": "rev'
+    for kept in (content["attempts.jsonl"].splitlines(), torn):
+        read = [json.loads(line) for line in kept]
+        assert [row["why"]["text"] for row in read] == 3 * ["no file reviews.csv"]
+        assert changed_row(read) == 3
 
 
 def test_the_best_weights_go_and_no_damaged_ones(tmp_path: Path) -> None:
