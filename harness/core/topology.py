@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.core.settings import Settings, UserError, parse_setup
-
-Own = TypeVar("Own", int, int | None)
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def batch_of(settings: Settings, devices: int) -> int:
     return batch_of_update(settings.target_batch, own_batch(settings, devices))
 
 
-def batch_of_update(target_batch: int | None, own: Own) -> int | Own:
+def batch_of_update(target_batch: int | None, own: int) -> int:
     """The target that hivemind peers share, or else the samples of all processes."""
     return target_batch or own
 

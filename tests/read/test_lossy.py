@@ -242,17 +242,14 @@ def test_a_link_that_only_loses_waits_for_timeouts() -> None:
 
 
 def test_an_interval_holds_how_far_simulations_are_off() -> None:
-    """Of two nodes alone; all-reduces over this very link include its losses."""
+    """Of two nodes alone."""
     plan = Scenario(Shape(2), 16, LOSSY)
-    row = Reduction("gloo", 4_000_000, 3.0, Shape(2), LOSSY)
-    of_link = replace(MODEL, table=(row, replace(row, seconds=3.1)))
     simulated, steady = predict(MODEL, plan), predict(MODEL, replace(plan, wire=FAR))
     assert simulated.low_s and simulated.high_s and steady.low_s
     part_s = simulated.parts[EXCHANGE]
     assert 0.1 < (simulated.step_s - simulated.low_s) / (2 * part_s) < 0.15
     assert (steady.step_s - steady.low_s) / (2 * steady.parts[EXCHANGE]) < 0.06
     assert predict(MODEL, replace(plan, shape=Shape(3))).low_s is None
-    assert predict(of_link, plan).low_s is not None
 
 
 def test_the_spread_of_simulations_is_that_of_the_records() -> None:
@@ -287,18 +284,18 @@ def test_the_way_is_chosen_with_the_link_s_losses() -> None:
     assert (steady, lossy) == ("direct", "backend")
 
 
-def test_a_measured_all_reduce_includes_loss_and_jitter() -> None:
-    row = Reduction("gloo", 4_000_000, 3.0, Shape(2), LOSSY)
-    of_link = correction([row], "gloo", Shape(2), LOSSY)
-    assert of_link.of_link and correction([row], "gloo", Shape(2), FAR) == exchange.UNMEASURED
-    model = replace(MODEL, table=(row,))
-    factor = row.factor
-    steady = predict(replace(MODEL, table=(replace(row, wire=FAR),)), Scenario(Shape(2), 16, FAR))
-    lossy = predict(model, Scenario(Shape(2), 16, LOSSY))
-    assert factor > 1 and lossy.parts == pytest.approx(steady.parts)
-    # Over another lossy link it says nothing.
-    other = Scenario(Shape(2), 16, replace(LOSSY, loss=0.02))
-    assert predict(model, other).parts == predict(MODEL, other).parts
+def test_all_reduces_over_links_with_losses_or_jitter_correct_nothing() -> None:
+    """A median of few includes no rare losses, not even for the link that it was measured over."""
+    rows = [Reduction("gloo", 4_000_000, 3.0, Shape(2), wire) for wire in (LOSSY, SHAKY, FAR)]
+    assert min(row.factor for row in rows) > 1
+    for row, wire in zip(rows[:2], (LOSSY, SHAKY), strict=True):
+        for other in (wire, FAR):
+            assert correction([row], "gloo", Shape(2), other) == exchange.UNMEASURED
+        plan = Scenario(Shape(2), 16, wire)
+        alone, measured_there = (predict(m, plan) for m in (MODEL, replace(MODEL, table=(row,))))
+        assert measured_there == alone and alone.low_s is not None
+        of_another = correction(rows, "gloo", Shape(2), wire)
+        assert not of_another.of_link and of_another.at(1e6) == pytest.approx(rows[2].factor)
 
 
 def test_single_packets_are_handed_over_where_a_link_loses() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness.core.records.summary import memory_of_devices
 from harness.read import load_sweep, load_sweep_runs
 from harness.read.figures.catalogue import draw
+from harness.read.records.runs import memory_of_devices
 from harness.read.records.sweeps import read_sweep
 from harness.read.tables.columns import number_text
 from harness.read.tables.results import fairness

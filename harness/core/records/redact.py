@@ -16,7 +16,8 @@ from typing import Any
 from harness.core.settings import UNRECORDED, Settings, as_mapping
 from harness.core.strategies import own_strategy
 
-SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
+# Names of what holds a secret; that of a tokenizer, or of a count of tokens, holds none.
+SECRET = re.compile(r"token(?!i[sz]er|s_seen)|key|secret|password", re.IGNORECASE)
 # Flags whose values name machines and their users.
 PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers|account)$")
 MAIL = re.compile(r"\b(mail-user=)\S+")  # of --sbatch

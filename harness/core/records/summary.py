@@ -21,7 +21,6 @@ QUALITY_FIELDS = (
     "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
     "precision_macro", "recall_macro", "f1_macro",
 )  # fmt: skip
-MEMORY_FIRST, MEMORY_OTHERS = "peak_memory_first_gib", "peak_memory_others_gib"
 # Endings of metrics that the Trainer adds to an evaluation: its own timing, which is no quality.
 TIMING = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 MEANS = ("tflops_per_s", "mfu", "comm_exposed_share", "compute_skew")
@@ -135,15 +134,6 @@ def _largest(rows: Rows, name: str) -> float | None:
     """The largest value of all ranks and epochs."""
     values = (value for row in rows for value in row.get(name) or [])
     return max((value for value in values if value is not None), default=None)
-
-
-def memory_of_devices(rows: Rows) -> dict[str, float]:
-    """The peak of the first device, which holds more with dp, and the largest of the others."""
-    lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
-    first = [peaks[0] for peaks in lists if peaks and peaks[0] is not None]
-    others = [peak for peaks in lists for peak in peaks[1:] if peak is not None]
-    named = {MEMORY_FIRST: first, MEMORY_OTHERS: others}
-    return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
 def gpu_utilisation_percent(row: Mapping[str, Any]) -> float | None:

@@ -53,7 +53,6 @@ from harness.read.table import Table, screen, show
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
 BETWEEN = " (after each epoch but the last)"
-SIMULATED = ", and loss and jitter by simulation"
 ON_EACH_NODE = (
     " (on each node; typed alone, python -m harness link prints it with address and ranks, also "
     "for SLURM)"
@@ -145,7 +144,7 @@ def as_fields(result: Outcome) -> dict[str, Any]:
         "parts_s": each.parts,
         "dominating": each.dominating,
         "alpha_beta_step_s": each.baseline_s,
-        "simulated": is_simulated(plan, each.correction.of_link),
+        "simulated": is_simulated(plan),
         "link_measured": each.correction.of_link and is_allreduce(plan),
         "samples_per_s": each.samples_per_s,
         "efficiency": each.efficiency,
@@ -288,15 +287,14 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
     if prediction.correction.of_link:
         measured = ", ".join(f"{size / 1e6:.3g}" for size in sizes)
         return f"note: all-reduce over this link was measured, at {measured} MB"
+    if is_simulated(plan):
+        corrected = ", corrected as over other links," if sizes else ""
+        return f"note: the closed form{corrected} and the link's loss and jitter by simulation"
     if sizes:
-        return (
-            "note: this link was not measured: the closed form, corrected as over other links"
-            f"{SIMULATED * is_simulated(plan, False)}"
-        )
+        return "note: this link was not measured: the closed form, corrected as over other links"
     start = start_on(plan.shape.nodes, plan.shape.per_node, plan.emulated, str(link))
     return (
-        "note: no all-reduce was measured: the closed form alone"
-        f"{SIMULATED * is_simulated(plan, False)}; measure the link with "
+        "note: no all-reduce was measured: the closed form alone; measure the link with "
         f"{shlex.join([*start, '-m', 'harness', 'link', '--json'])} > "
         f"{shlex.quote(f'{folder}/link.json')}{'' if plan.emulated else ON_EACH_NODE}"
     )
@@ -354,7 +352,7 @@ def _few_updates_note(plan: Scenario) -> Iterator[str]:
 
 def why_no_interval(fitted: Fitted, prediction: Prediction) -> str:
     plan = prediction.plan
-    if is_simulated(plan, prediction.correction.of_link) and plan.shape.nodes > 2:
+    if is_simulated(plan) and plan.shape.nodes > 2:
         return "how far simulated loss and jitter are off was measured on two nodes alone"
     if plan.shape.nodes > 1 and spread_of_form(fitted.model.backend, plan) is None:
         return "how far this exchange is off its closed form was not measured"

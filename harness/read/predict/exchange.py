@@ -142,14 +142,16 @@ UNMEASURED = Correction((), (), None, 0, False)
 
 
 def correction(table: Sequence[Reduction], backend: str, shape: Shape, wire: Wire) -> Correction:
-    """By all-reduces over this link, of the same shape if any; else by all that were measured over
-    links without loss and jitter.
+    """By all-reduces over this link, of the same shape if any; else by all. Those over links with
+    loss or jitter do not count: rare losses are in no median of few.
     """
-    known = [row for row in table if row.backend == backend and math.isfinite(row.factor)]
+    known = [
+        row for row in table
+        if row.backend == backend and row.wire.is_steady and math.isfinite(row.factor)
+    ]  # fmt: skip
     here = [row for row in known if alike(row.wire, wire)]
     same = [row for row in here if row.shape == shape] or here
-    known = [row for row in known if row.wire.is_steady]
-    if not (same or known):
+    if not known:
         return UNMEASURED
     if not same:
         logs = [math.log(row.factor) for row in known]

@@ -74,8 +74,8 @@ def grad_acc_of(run: Run) -> int:
 def effective_batch_of(run: Run) -> int | None:
     """The effective batch of a run that may have ended before it was recorded."""
     batch = run.identity.get("per_gpu_batch")
-    known = effective_batch(batch, grad_acc_of(run), shape_of(run).ranks) if batch else None
-    return run.effective_batch or batch_of_update(run.identity.get("target_batch"), known)
+    own = effective_batch(batch, grad_acc_of(run), shape_of(run).ranks) if batch else 0
+    return run.effective_batch or batch_of_update(run.identity.get("target_batch"), own) or None
 
 
 def setting_of(run: Run, name: str) -> Any:

@@ -197,7 +197,7 @@ def chosen_way(model: Model, plan: Scenario) -> str:
     expected = ways(size, shape, plan.wire, plan.emulated, longer)
     for way in expected:
         sending = shape if way == BACKEND else nodes
-        expected[way] += _longer_s(model, size, sending, replace(plan, exchange=way), factors)
+        expected[way] += _longer_s(model, size, sending, replace(plan, exchange=way))
     return fastest(expected)
 
 
@@ -375,14 +375,12 @@ def _cost(model: Model, size: float, shape: Shape, plan: Scenario, factors: Corr
     cost = form_of(model.backend, size, shape, plan)(plan.wire)
     if is_allreduce(plan):
         cost = cost.scaled(factors.at(size))
-    return cost.later(_longer_s(model, size, shape, plan, factors))
+    return cost.later(_longer_s(model, size, shape, plan))
 
 
-def _longer_s(
-    model: Model, size: float, shape: Shape, plan: Scenario, factors: Correction
-) -> float:
+def _longer_s(model: Model, size: float, shape: Shape, plan: Scenario) -> float:
     """How much longer the link's loss and jitter make it."""
-    if not is_simulated(plan, factors.of_link):
+    if not is_simulated(plan):
         return 0.0
     form, to_all = form_of(model.backend, size, shape, plan), plan.exchange in MEANS
     return exchange.longer_over(form, shape, plan.wire, model.congestion, to_all, plan.emulated)
@@ -453,7 +451,7 @@ def _error(
             errors.append((parts[EXCHANGE], factors.spread, factors.freedom))
         off = spread_of_form(model.backend, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
-        if is_simulated(plan, factors.of_link):
+        if is_simulated(plan):
             off = exchange.SIMULATED_SPREAD if plan.shape.nodes == 2 else None
             errors.append((parts[EXCHANGE], off, exchange.SIMULATED_FREEDOM))
     known = [

@@ -148,11 +148,9 @@ def is_allreduce(plan: Scenario) -> bool:
     return plan.exchange == BACKEND and not other
 
 
-def is_simulated(plan: Scenario, of_link: bool) -> bool:
-    """Whether the exchange's time is in part simulated; all-reduces that were measured over this
-    link (of_link) include its loss and jitter.
-    """
-    return plan.shape.nodes > 1 and not plan.wire.is_steady and not (of_link and is_allreduce(plan))
+def is_simulated(plan: Scenario) -> bool:
+    """Whether the exchange's time is in part simulated, for the link's loss or jitter."""
+    return plan.shape.nodes > 1 and not plan.wire.is_steady
 
 
 def form_of(backend: str, size: float, shape: Shape, plan: Scenario) -> Form:

@@ -33,7 +33,6 @@ from harness.core.records.summary import (
     epochs_of,
     larger_is_better,
     mean_of,
-    memory_of_devices,
     others_share_of_run,
     own_metrics,
     total_of,
@@ -52,6 +51,8 @@ from harness.core.strategies import recorded_strategy
 from harness.read.labels import counted, machine_kind
 from harness.read.measures import (
     FIELDS,
+    MEMORY_FIRST,
+    MEMORY_OTHERS,
     PER_UPDATE,
     TO_TARGET,
     WALL_OF_TRAINING,
@@ -451,6 +452,15 @@ def _derived(
     if target is not None:
         derived |= time_to_target(rows, target, environment)
     return derived
+
+
+def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
+    """The peak of the first device, which holds more with dp, and the largest of the others."""
+    lists = [row.get("peak_memory_gib_per_rank") or [] for row in rows]
+    first = [peaks[0] for peaks in lists if peaks and is_number(peaks[0])]
+    others = [peak for peaks in lists for peak in peaks[1:] if is_number(peak)]
+    named = {MEMORY_FIRST: first, MEMORY_OTHERS: others}
+    return {name: float(max(peaks)) for name, peaks in named.items() if peaks}
 
 
 def time_to_target(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.core.records.summary import MEMORY_FIRST, MEMORY_OTHERS, QUALITY_FIELDS
+from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.schema.checks import fields
 from harness.core.settings import UserError
 from harness.read.labels import (
@@ -25,6 +25,8 @@ from harness.read.labels import (
 from harness.read.measures import (
     BANDWIDTH,
     FIELDS,
+    MEMORY_FIRST,
+    MEMORY_OTHERS,
     PER_UPDATE,
     RTT,
     TO_TARGET,

@@ -20,7 +20,7 @@ from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
 from harness.core.process import text_of, usable_cores
 from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
-from harness.core.records.redact import redacted, redacted_command, settings_of
+from harness.core.records.redact import SECRET, redacted, redacted_command, settings_of
 from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
 from harness.core.strategies import DP
@@ -129,15 +129,9 @@ def resolved_arguments(args: Any) -> dict[str, Any]:
     return {
         name: redacted(value) if isinstance(value, str) else value
         for name, value in args.to_dict().items()
-        if not any(word in name for word in HIDDEN) and not _is_secret(name, value)
+        if not any(word in name for word in HIDDEN)
+        and not (isinstance(value, str) and SECRET.search(name))
     }
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    """Whether an argument may hold a secret: a text under such a name, as of no tokenizer."""
-    return isinstance(value, str) and any(
-        word.endswith(("token", "key", "secret", "password")) for word in name.lower().split("_")
-    )
 
 
 def recorded_settings(
