@@ -340,6 +340,11 @@ def test_predict_says_what_it_simulated(tmp_path: Path, capsys: pytest.CaptureFi
     assert lossy["simulated"] and not steady["simulated"]
     assert lossy["step_s"] > steady["step_s"]
     assert any("simulation" in each for each in lossy["assumed"]) and len(steady["assumed"]) == 1
+    assert "what is assumed is not in it" in text  # of --sharing
+    timed(tmp_path, 16, 1, 2, seed=1)
+    timed(tmp_path, 16, 1, 2, seed=2)
+    measured = predicted(str(tmp_path), "--setup", "2_1", "--link", "20ms/200mbit/loss1%")
+    assert "95 % interval" in measured and "what is assumed is not in it" not in measured
 
 
 def test_named_links_with_jitter_are_predicted(

@@ -218,11 +218,13 @@ def prediction_lines(
     over = f" over {link}" if plan.shape.nodes > 1 else ""
     batch = f"batch {plan.batch} each ({each.samples} an update)"
     yield f"{plan.shape} {plan.label}, {batch}{over}"
+    # Of what is simulated it is.
+    without_error = {*fitted.assumed} - {assumption(fitted.model.congestion)}
     interval = (
         f"{NOT_KNOWN}: {why_no_interval(fitted, each)}"
         if each.low_s is None or each.high_s is None
         else f"{_ms(each.low_s)} to {_ms(each.high_s)}"
-        f"{'; the error of what is assumed is not in it' if fitted.assumed else ''}"
+        f"{'; the error of what is assumed is not in it' if without_error else ''}"
     )
     yield f"  step time    {_ms(each.step_s)} (95 % interval {interval})"
     if measured_s:
