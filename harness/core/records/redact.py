@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import getpass
 import glob
+import json
 import os
 import re
 import shlex
 import socket
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any
 
 from harness.core.settings import UNRECORDED, Settings, as_mapping
@@ -33,6 +36,18 @@ NAMED_TOKENS = re.compile(
     r"((?:TOKEN|KEY|SECRET|PASSWORD)=|(?i:token|key|secret|password|bearer)\W{1,3}"
     r"(?=[0-9a-fA-F]{32,}\b))[^\s'\",;]+"
 )
+# In an argument: name=value, "name": "value", name: value and --name value, perhaps in quotes.
+NAMED_VALUES = re.compile(
+    r"""(?P<flag>(?<!\S)--?)?"""
+    r"""(?P<name>[\w.-]*(?:token(?!i[sz]er|s_seen)|key|secret|password)[\w.-]*)"""
+    r"""(?:['"]?\s*=\s*|['"]\s*:\s*|:\s+|(?(flag)\s+(?!-)|(?!)))"""
+    r"""(?P<value>"[^"]*"|'[^']*'|[^\s'"()\[\]{},;&]+)""",
+    re.IGNORECASE,
+)
+# Names of secrets that may be numbers; of max_tokens or key_dim, a number is a count.
+OF_NUMBERS = re.compile(r"secret|password|(?:token|key)$", re.IGNORECASE)
+WORD = re.compile(r"[^\s\"'{}\[\]]+")  # what may stand before = in a word of a command
+PLAIN = re.compile(r"true|false|none|null", re.IGNORECASE)  # values that are no secrets
 LEAST_SECRET = 12  # characters: shorter values of variables are not taken for secrets
 HOMES = re.compile(r"(/(?:home|Users)/)[^/\s:;,'\"<>)]+")
 # Trainer flags whose values name people, projects and places on the Hub.
@@ -55,6 +70,71 @@ def redacted(text: str) -> str:
 
 def _renamed(text: str, host: str, name: str) -> str:
     return re.sub(rf"(?:(?<=://)|(?<![\w./-])){re.escape(host)}(?![\w-]|\.py)", name, text)
+
+
+def redacted_argument(value: Any, name: str = "") -> Any:
+    """The value of an argument as a record may contain it, with all values inside it.
+
+    Texts hold values, too: JSON, and pairs such as key=value. Of objects the type is recorded.
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)):
+        return "***" if OF_NUMBERS.search(name) else value
+    if isinstance(value, (str, PurePath)):
+        return "***" if _is_hidden(name) and str(value) else _redacted_text(str(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {
+            redacted(k) if isinstance(k, str) else k: redacted_argument(v, _secret_of(name, k))
+            for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple, set, frozenset)):
+        each = [redacted_argument(one, name) for one in value]
+        return tuple(each) if isinstance(value, tuple) else each
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
+        return redacted_argument(value.item(), name)  # a scalar of numpy
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def _is_hidden(name: str) -> bool:
+    return name in NAMES or SECRET.search(name) is not None
+
+
+def _secret_of(outer: str, name: Any) -> str:
+    """The name that decides about a value: what stands below the name of a secret is one."""
+    return outer if SECRET.search(outer) else str(name)
+
+
+def _redacted_text(text: str) -> str:
+    """A text that is an argument: JSON, pairs, or neither."""
+    if text.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            content = json.loads(text)
+            if (shown := redacted_argument(content)) != content:
+                return json.dumps(shown)
+            return text
+    return redacted(NAMED_VALUES.sub(_without_value, text))
+
+
+def _without_value(pair: re.Match[str]) -> str:
+    value = pair["value"]
+    is_count = _is_number(value) and not OF_NUMBERS.search(pair["name"])
+    if is_count or PLAIN.fullmatch(value):
+        return pair[0]
+    quote = value[0] if value[0] in "\"'" else ""
+    return f"{pair[0].removesuffix(value)}{quote}***{quote}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def redact_logs(log: Path, settings: Settings, hosts: Sequence[Sequence[str]] = ()) -> None:
@@ -110,18 +190,27 @@ def without_home(text: str) -> str:
 def redacted_command(words: Sequence[str]) -> str:
     """A command as typed, without hosts and secrets: --token X, --token=X and --set token=X."""
     shown = []
-    hide_next = False
+    hides = hides_all = False  # the next word; all words up to the next flag
     for word in words:
-        name, equals, _ = word.partition("=")
-        named = SECRET.search(name) is not None and (equals or word.startswith("-"))
-        secret = named or PLACES.match(name) or name.lstrip("-") in NAMES
-        if hide_next and not word.startswith("-"):
-            word = "***"
-        elif secret and equals:
-            word = f"{name}=***"
-        hide_next = bool(secret) and not equals
-        shown.append(redacted(MAIL.sub(r"\1***", word)))
+        is_flag = word.startswith("-")
+        if hides and not is_flag:
+            shown.append("***")
+            hides = hides_all
+            continue
+        name, equals, value = MAIL.sub(r"\1***", word).partition("=")
+        of_secret = SECRET.search(name) is not None and (bool(equals) or is_flag)
+        is_named = WORD.fullmatch(name) is not None
+        hidden = is_named and (of_secret or _names_places(name))
+        hides, hides_all = hidden and not equals, of_secret
+        if not (is_named and equals):
+            shown.append(redacted_argument(name + equals + value))
+        else:
+            shown.append(f"{redacted(name)}={'***' if hidden else redacted_argument(value)}")
     return shlex.join(shown)
+
+
+def _names_places(flag: str) -> bool:
+    return PLACES.match(flag) is not None or flag.lstrip("-") in NAMES
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:
@@ -131,9 +220,6 @@ def settings_of(settings: Settings) -> dict[str, Any]:
         del named[name]
     for name in ("model", "dataset", *(("strategy",) if own_strategy(settings.strategy) else ())):
         named[name] = redacted(str(named[name]))
-    named["trainer"] = {
-        name: "***" if name in NAMES else redacted(value) if isinstance(value, str) else value
-        for name, value in named["trainer"].items()
-    }
+    named["trainer"] = redacted_argument(named["trainer"])
     named["initial_peers"] = None
     return named

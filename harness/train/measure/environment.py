@@ -20,7 +20,13 @@ from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
 from harness.core.process import text_of, usable_cores
 from harness.core.provenance import SHARED_GPUS, commit, nvidia_driver, versions
-from harness.core.records.redact import SECRET, redacted, redacted_command, settings_of
+from harness.core.records.redact import (
+    SECRET,
+    redacted,
+    redacted_argument,
+    redacted_command,
+    settings_of,
+)
 from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
 from harness.core.strategies import DP
@@ -127,7 +133,7 @@ def machine_label(gpus: int) -> str:
 def resolved_arguments(args: Any) -> dict[str, Any]:
     """The Trainer's arguments without paths, secrets and names of projects."""
     return {
-        name: redacted(value) if isinstance(value, str) else value
+        name: redacted_argument(value, name)
         for name, value in args.to_dict().items()
         if not any(word in name for word in HIDDEN)
         and not (isinstance(value, str) and SECRET.search(name))
@@ -198,7 +204,7 @@ def _dataset_name(data: Any) -> str:
 
 def _changed(args: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """The other arguments that are not the Trainer's defaults."""
-    defaults = {f.name: f.default for f in dataclasses.fields(args)}
+    defaults = {f.name: redacted_argument(f.default, f.name) for f in dataclasses.fields(args)}
     return {
         name: value
         for name, value in arguments.items()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from harness.core.records import RunFolder, read_json, read_rows
+from harness.core.records import RunFolder, read_json, read_rows, write_json
 from harness.core.settings import UserError
 from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer
 from harness.read.records.runs import read_run
@@ -172,6 +172,8 @@ class Arguments(TrainingArguments):
     client_secret: str | None = None
     max_tokens: int = 512
     tokenizer_name: str = ""
+    tracker: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cache: Path = Path("somewhere")
 
 
 def test_arguments_with_names_of_secrets_are_not_recorded() -> None:
@@ -184,3 +186,21 @@ def test_arguments_with_names_of_secrets_are_not_recorded() -> None:
     assert settings["trainer"].items() >= more.items()
     arguments = resolved_arguments(args)
     assert "include_num_input_tokens_seen" in arguments and "hub_token" not in arguments
+
+
+def test_secrets_inside_arguments_are_not_recorded(tmp_path: Path) -> None:
+    value = "s3cr3t-Wert"  # of no service whose tokens are known by their form
+    args = Arguments(
+        "out", use_cpu=True, tracker={"login": {"api_key": value}, "names": ["a"]},
+        lr_scheduler_kwargs={"token": value, "num_cycles": 2}, optim_args=f"a=1,token={value}",
+        accelerator_config={"gradient_accumulation_kwargs": {"hub_token": value}},
+    )  # fmt: skip
+    world: Any = SimpleNamespace(nodes=1, per_node=1)
+    settings = recorded_settings(None, args, world, Net(), [])
+    write_json(tmp_path / "settings.json", settings)  # also the path, which JSON does not have
+    assert value not in (tmp_path / "settings.json").read_text()
+    arguments = settings["training_arguments"]
+    assert arguments["tracker"] == {"login": {"api_key": "***"}, "names": ["a"]}
+    assert arguments["lr_scheduler_kwargs"] == {"token": "***", "num_cycles": 2}
+    assert settings["trainer"]["optim_args"] == "a=1,token=***"
+    assert arguments["cache"] == "somewhere" and "cache" not in settings["trainer"]

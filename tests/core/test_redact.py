@@ -1,0 +1,71 @@
+"""Arguments as records contain them: no secret inside mappings, lists, JSON or pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.command_line import parse
+from harness.core.records.redact import redacted_argument, redacted_command, settings_of
+
+SECRET = "s3cr3t-Wert"  # of no service whose tokens are known by their form
+
+
+@dataclasses.dataclass
+class Login:
+    api_key: str = SECRET
+    retries: int = 3
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    ({"hub_token": SECRET, "even_batches": True}, {"hub_token": "***", "even_batches": True}),
+    ({"a": [{"my_secret": {"of": [SECRET, 7]}}, "b"]},
+     {"a": [{"my_secret": {"of": ["***", "***"]}}, "b"]}),
+    ({"password": 12345678, "max_tokens": 64, "key_dim": 8, "api_key": None},
+     {"password": "***", "max_tokens": 64, "key_dim": 8, "api_key": None}),
+    ((f"token={SECRET}", 1), ("token=***", 1)),
+    (f"lr=3,token={SECRET},max_tokens=64", "lr=3,token=***,max_tokens=64"),
+    (f"api_key = '{SECRET} 2'; use_auth_token=true", "api_key = '***'; use_auth_token=true"),
+    (f'[1, {{"x": {{"secret": "{SECRET}"}}}}]', '[1, {"x": {"secret": "***"}}]'),
+    (f"{{'token': '{SECRET}', 'a': 1}}", "{'token': '***', 'a': 1}"),
+    (json.dumps({"inner": json.dumps({"token": SECRET})}), '{"inner": "{\\"token\\": \\"***\\"}"}'),
+    ('{"b":1,  "a": 2}', '{"b":1,  "a": 2}'),
+    (f"https://host/x?api_key={SECRET}&b=1", "https://host/x?api_key=***&b=1"),
+    (f"python train.py --hub-token {SECRET} --lr 1", "python train.py --hub-token *** --lr 1"),
+    (Path("a/b"), "a/b"),
+    (Login(), {"api_key": "***", "retries": 3}),
+    (len, "len"),
+    ("keys: input_ids", "keys: ***"),
+    ("mine/monkey.py:Local", "mine/monkey.py:Local"),
+])  # fmt: skip
+def test_an_argument_is_recorded_without_the_secrets_inside_it(value: Any, shown: Any) -> None:
+    assert redacted_argument(value) == shown
+
+
+def test_settings_are_recorded_without_secrets_inside_flags() -> None:
+    secret = {
+        "lr_scheduler_kwargs": json.dumps({"hub_token": SECRET, "num_cycles": 2}),
+        "optim_args": f"eps=1,token={SECRET}",
+    }
+    words = [word for name, value in secret.items() for word in (f"--{name}", value)]
+    settings = parse("vit", ["--tiny", *words, "--report_to", "none", f"token={SECRET}"], {})
+    recorded = settings_of(settings)["trainer"]
+    assert recorded["lr_scheduler_kwargs"] == '{"hub_token": "***", "num_cycles": 2}'
+    assert recorded["optim_args"] == "eps=1,token=***"
+    assert SECRET not in json.dumps(recorded)
+
+
+def test_a_command_is_recorded_without_secrets_inside_its_words() -> None:
+    of_json = json.dumps({"hub_token": f"{SECRET}=", "keys": [SECRET]})
+    words = ["train.py", "--accelerator_config", of_json, f"--fsdp_config={of_json}",
+             "--optim_args", f"lr=3,token={SECRET}", "--api_keys", SECRET, SECRET,
+             f"--command=x.py --token {SECRET}"]  # fmt: skip
+    shown = redacted_command([*words, "--hosts", "a", "sweep.yaml"])
+    assert SECRET not in shown
+    assert shown.startswith('train.py --accelerator_config \'{"hub_token": "***", "keys": [')
+    assert shown.endswith("--api_keys '***' '***' '--command=x.py --token ***' "
+                          "--hosts '***' sweep.yaml")  # fmt: skip
