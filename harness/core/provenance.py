@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import csv
 import difflib
 import hashlib
-import io
 import os
 import re
 import shlex
@@ -19,6 +17,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from harness.core.files.columns import DATA_FILES, check_columns
 from harness.core.records import CHECKPOINT, RunFolder, read_json, write_json
 from harness.core.schema.checks import believable
 from harness.core.schema.environment import InputRecord, InputsRecord
@@ -227,18 +226,6 @@ def inputs(settings: Settings) -> InputsRecord:
     }
 
 
-# Extension of a data file -> the reader of that format.
-DATA_FILES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-}
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}
-FIRST = 100  # lines of a csv file that tell its separator
-
-
 def check_inputs(settings: Settings) -> None:
     """Refuse data or a model that cannot exist, as far as the name and this disk tell.
 
@@ -267,69 +254,6 @@ def check_dataset(settings: Settings) -> None:
     if (_is_path(name) or path.suffix in DATA_FILES) and not path.exists():
         hint = _nearest_beside(name, lambda p: p.is_dir() or p.suffix in DATA_FILES)
         raise UserError(f"--dataset {name}: there is no such folder or file{hint}")
-
-
-def check_columns(settings: Settings) -> None:
-    """Refuse columns that the header of a local csv file lacks. Where the header may be read in
-    another way than here, the run decides.
-    """
-    file = Path(str(settings.dataset)).expanduser()
-    if DATA_FILES.get(file.suffix) != "csv" or not file.is_file():
-        return
-    try:
-        _, columns = csv_header(file)
-    except (OSError, csv.Error):
-        return
-    is_clear = all(columns) and not any(set('"\ufffd\n\r\0') & {*name} for name in columns)
-    if len({*columns}) < max(2, len(columns)) or not is_clear:
-        return
-    by_kind = {"text": ("text_column", settings.text_column),
-               "image": ("image_column", settings.image_column)}  # fmt: skip
-    flag, chosen = by_kind.get(task_of(settings.script).input, ("", None))
-    named = [("label_column", settings.label_column), *((flag, c) for c in _split(chosen))]
-    for flag, column in named:
-        if column is not None and column not in columns:
-            raise UserError(f"--{flag} {column}: {not_one_of(column, columns, file)}")
-
-
-def _split(columns: str | None) -> list[str]:
-    return columns.split(",") if columns is not None else []
-
-
-def csv_header(file: Path) -> tuple[str, list[str]]:
-    """The separator of a csv file and the names in its first line, both empty in an empty file."""
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
-        text = opened.read(2**16)
-    if not text.strip():
-        return "", []
-    sep = "\t" if file.suffix == ".tsv" else _separator(text)
-    return sep, next(csv.reader(io.StringIO(text, newline=""), delimiter=sep), [])
-
-
-def _separator(text: str) -> str:
-    """The character that splits the header into several columns, and most of the first rows into as
-    many; of several such characters the one that makes the most columns.
-    """
-
-    def fit(sep: str) -> tuple[bool, float, int]:
-        lines = io.StringIO(text, newline="")
-        widths = [len(row) for row in csv.reader(lines, delimiter=sep) if row]
-        columns, rows = (widths or [0])[0], widths[1:FIRST]
-        return columns > 1, rows.count(columns) / max(1, len(rows)), columns
-
-    return max(SEPARATORS, key=fit)
-
-
-def not_one_of(name: str, columns: Sequence[str], file: Path) -> str:
-    """The columns there are, quoted as for a shell: a header may have blanks that nobody sees. A
-    csv file without a header shows in them.
-    """
-    hint = nearest(name, [shlex.quote(c) for c in columns if c != name], "")
-    known = f"the columns are {', '.join(map(shlex.quote, columns))}"
-    is_csv = DATA_FILES.get(file.suffix) == "csv"
-    if not hint and is_csv and name not in columns:
-        known += f" (the first line of {file.name}, read as the header)"
-    return f"{hint} {known}".lstrip()
 
 
 def _nearest_beside(name: str, fits: Callable[[Path], bool]) -> str:

@@ -38,7 +38,8 @@ BASE = [n for n in MODULES if n.startswith("harness.core.")]
 # Each room and the rooms below it that it may import; every room may import the base.
 TRAIN = ("train", "train.data", "train.measure", "train.strategy", "train.strategy.hivemind")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "core": ("core.schema", "core.records"),
+    "core": ("core.schema", "core.records", "core.files"),
+    "core.files": ("core",),
     "core.records": ("core.schema", "core"),
     "core.schema": ("core",),
     "train": (),
@@ -69,7 +70,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("read.compare", "read.explain", "read.predict"),
     ),
 }
-BASE_ROOMS = ("core", "core.records", "core.schema")
+BASE_ROOMS = ("core", "core.files", "core.records", "core.schema")
 # Modules of `launch` that stand above the rooms inside its folder; no other module imports them.
 ABOVE = [f"harness.launch.{name}" for name in ("flags", "sweep", "doctor")]
 # Modules that may spell the name of a strategy, and what for.

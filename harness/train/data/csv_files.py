@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 from datasets.packaged_modules.csv.csv import CsvConfig
 
-from harness.core.provenance import DATA_FILES, SEPARATORS, csv_header
+from harness.core.files.columns import DATA_FILES, SEPARATORS, csv_header
 from harness.core.settings import UserError
 
 ANY = "commas, semicolons, tabs or |"

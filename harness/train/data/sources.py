@@ -21,7 +21,8 @@ import numpy as np
 import xxhash
 from datasets.exceptions import DatasetGenerationError
 
-from harness.core.provenance import DATA_FILES, check_dataset, not_one_of
+from harness.core.files.columns import DATA_FILES, not_one_of
+from harness.core.provenance import check_dataset
 from harness.core.records.redact import redacted
 from harness.core.schema.environment import DataRecord
 from harness.core.settings import Settings, UserError
