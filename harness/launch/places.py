@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -309,12 +310,14 @@ class Local(Machines):
         return why_not_on(self.machine, job, self.options.oversubscribe)
 
     def plan(self, job: Job, scripts_in: str) -> list[str]:
-        variables = [f"{k}={v}" for k, v in self.environment.items()]
+        variables = [shlex.join([f"{k}={v}"]) for k, v in self.environment.items()]
         gpus = self.machine.of(job).gpus
         if gpus and job.devices < len(gpus):
-            variables.insert(0, f"CUDA_VISIBLE_DEVICES={','.join(gpus[: job.devices])}")
-        planned = commands(job, scripts_in, self.options.elastic)
-        return [" ".join([*variables, line]).replace("$MASTER", "127.0.0.1") for line in planned]
+            variables.insert(
+                0, shlex.join([f"CUDA_VISIBLE_DEVICES={','.join(gpus[: job.devices])}"])
+            )
+        planned = commands(job, scripts_in, self.options.elastic, "127.0.0.1")
+        return [" ".join([*variables, line]) for line in planned]
 
     def open(self, jobs: Sequence[Job]) -> None:
         self.node_count = max((job.nodes for job in jobs if job.survives_node_loss), default=1)

@@ -321,9 +321,11 @@ def script_of(job: Job, scripts_in: str = "") -> str:
     return shlex.join([f"{scripts_in if elsewhere else ''}{script}.py", *job.argv])
 
 
-def commands(job: Job, scripts_in: str = "", elastic: Elastic | None = None) -> list[str]:
-    """The command for each node, as a person would type it; $MASTER is the first node's address."""
-    master = "$MASTER" if job.nodes > 1 else "127.0.0.1"
+def commands(
+    job: Job, scripts_in: str = "", elastic: Elastic | None = None, first: str = "$MASTER"
+) -> list[str]:
+    """The command for each node, as a person would type it; first: the first node's address."""
+    master = first if job.nodes > 1 else "127.0.0.1"
     return [
         " ".join(
             ["torchrun", *torchrun(job, node, master, PORT, elastic), script_of(job, scripts_in)]

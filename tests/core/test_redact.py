@@ -34,12 +34,17 @@ class Login:
     (f"{{'token': '{SECRET}', 'a': 1}}", "{'token': '***', 'a': 1}"),
     (json.dumps({"inner": json.dumps({"token": SECRET})}), '{"inner": "{\\"token\\": \\"***\\"}"}'),
     ('{"b":1,  "a": 2}', '{"b":1,  "a": 2}'),
-    (f"https://host/x?api_key={SECRET}&b=1", "https://host/x?api_key=***&b=1"),
+    (f"https://host/x?api_key={SECRET}&b=1", "https://host/x?***"),
     (f"python train.py --hub-token {SECRET} --lr 1", "python train.py --hub-token *** --lr 1"),
     (Path("a/b"), "a/b"),
     (Login(), {"api_key": "***", "retries": 3}),
     (len, "len"),
     ("keys: input_ids", "keys: ***"),
+    ("https://user:p@ss@host/data", "https://***@host/data"),
+    ("see https://host/x.csv?X-Amz-Signature=ab&token=cd", "see https://host/x.csv?***"),
+    ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic ***"),
+    ("wandb_pwd=abc", "wandb_pwd=***"),
+    ({"passphrase": "abc", "author": "A. Turing"}, {"passphrase": "***", "author": "A. Turing"}),
     ("mine/monkey.py:Local", "mine/monkey.py:Local"),
 ])  # fmt: skip
 def test_an_argument_is_recorded_without_the_secrets_inside_it(value: Any, shown: Any) -> None:
@@ -57,6 +62,11 @@ def test_settings_are_recorded_without_secrets_inside_flags() -> None:
     assert recorded["lr_scheduler_kwargs"] == '{"hub_token": "***", "num_cycles": 2}'
     assert recorded["optim_args"] == "eps=1,token=***"
     assert SECRET not in json.dumps(recorded)
+
+
+def test_a_secret_may_begin_with_a_hyphen() -> None:
+    shown = redacted_command(["x.py", "--hub_token", "-abc123", "--wandb_pwd", "abc", "-v", "2"])
+    assert shown == "x.py --hub_token '***' --wandb_pwd '***' -v 2"
 
 
 def test_a_command_is_recorded_without_secrets_inside_its_words() -> None:

@@ -127,6 +127,8 @@ def test_dry_run_prints_ssh_command_lines(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.startswith("ssh -F 'my config' -n a 'cd ")
     assert "GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0 " in first
     assert "--master_addr=10.0.0.9 " in first
+    quoted, _ = place(master_addr="a;b").plan(job, "")
+    assert "'--master_addr=a;b' " in shlex.split(quoted)[-2]
     there = Remote((A,), "~/h", "my venv/bin/python")
     (job,) = jobs(tmp_path, "settings: {setup: 1_1}")
     (line,) = Ssh(Options(launcher="ssh", remote=there)).plan(job, "")

@@ -78,6 +78,39 @@ def test_offline_is_said_as_what_it_is(
         assert refused(capsys, *words).endswith(said)
 
 
+def test_what_everybody_sees_names_no_place_of_this_machine(
+    hub: Hub, plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it take what lies beside a record; a private dataset has paths as recorded."""
+    run = plan.run()
+    named = {"dataset": "clients/acme/train.csv", "model": "/data/acme/bert"}
+    (run / "settings.json").write_text(json.dumps({"schema": 1, **named}))
+    lines(run / "attempts.jsonl", [{"event": "start", "attempt": 1, "unix": 1.0}])
+    for name in ("tokenizer.json", "train.jsonl", "credentials.json"):
+        (run / name).write_text("{}")
+    folder = Path(plan.write())
+    sweep = json.loads((folder / "sweep.json").read_text())
+    sweep["command"] = "sweep --dataset=clients/acme/train.csv /data/acme/mine.yaml"
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+
+    def arrived(repo: str) -> str:
+        stored = hub.repos["datasets", repo]
+        file = stored.folders[stored.main] / f"{folder.name}.jsonl.gz"
+        return gzip.decompress(file.read_bytes()).decode()
+
+    assert main(["push", str(folder), "me/open", "--public"]) == 0
+    assert "paths in it are shortened" in capsys.readouterr().out
+    text = arrived("me/open").replace("\\", "")
+    assert "acme" not in text and '"dataset": "train.csv", "model": "bert"' in text
+    assert '"command": "sweep --dataset=train.csv mine.yaml"' in text
+    assert main(["push", str(folder), "me/open"]) == 0  # it was made public
+    assert "acme" not in arrived("me/open")
+    assert main(["push", str(folder), "me/mine"]) == 0
+    assert "/data/acme/bert" in arrived("me/mine")
+    beside = ("tokenizer.json", "train.jsonl", "credentials.json")
+    assert not any(name in arrived("me/mine") for name in beside)
+
+
 def test_public_is_asked_for(hub: Hub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["push", str(folder), "me/open", "--public", "--json"]) == 0
     assert hub.made["datasets", "me/open"]["visibility"] == "public"

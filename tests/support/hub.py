@@ -42,8 +42,9 @@ class Request(NamedTuple):
 class Repo:
     """A repository: for each commit, the entries of its files as the API describes them."""
 
-    def __init__(self, repo_id: str) -> None:
+    def __init__(self, repo_id: str, private: bool = False) -> None:
         self.id, self.main, self.folders = repo_id, "", dict[str, Path]()
+        self.private = private
         self.commits: dict[str, dict[str, dict[str, Any]]] = {}
 
     def commit(self, folder: Path) -> str:
@@ -61,7 +62,7 @@ class Repo:
         return self.main
 
     def info(self, sha: str) -> dict[str, Any]:
-        flags = {"private": False, "gated": False, "disabled": False, "tags": []}
+        flags = {"private": self.private, "gated": False, "disabled": False, "tags": []}
         siblings = [{"rfilename": name} for name in self.commits[sha]]
         return {"id": self.id, "modelId": self.id, "sha": sha, **flags, "siblings": siblings}
 
@@ -134,7 +135,8 @@ class Handler(BaseHTTPRequestHandler):
             made = {"url": f"{hub.endpoint}/{key[0]}/{key[1]}"}
             if key in hub.repos:
                 return self.answer(409, {"error": "You already created this repo", **made})
-            hub.repos[key], hub.made[key] = Repo(key[1]), asked
+            is_private = asked.get("visibility") == "private"
+            hub.repos[key], hub.made[key] = Repo(key[1], is_private), asked
             hub.repos[key].commit(Path(tempfile.mkdtemp(dir=hub.scratch.name)))
             return self.answer(200, made)
         if found["yaml"]:

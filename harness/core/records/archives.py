@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from harness.core.records.disk import draft_of
+from harness.core.schema.checks import RECORDS
 from harness.core.settings import UserError
 
 SUFFIX = ".jsonl.gz"
@@ -28,7 +29,15 @@ CHUNK = 2**20  # bytes that are unpacked at once
 DEEPEST_RUN = 3  # levels of folders between an archive and a run: script, set-up, run
 # A file from elsewhere must not point outside the folder, nor hold anything but records.
 RANKS, TELEMETRY = "ranks", "telemetry"  # the folders inside a run's folder
+SWEEPS = "sweeps/<name>/"  # where the plan of a sweep is
 RECORD_FILE = re.compile(rf"(({RANKS}|{TELEMETRY})/)?\w[\w.-]*\.jsonl?")
+# Of the files on disk, those of the schema: configurations and data may lie beside a record.
+OWN_FILE = re.compile(
+    "|".join(
+        re.sub("<[rn]>", r"\\d+", re.escape(record.file.removeprefix(SWEEPS)))
+        for record in RECORDS.values()
+    )
+)
 LINE = re.compile(
     rf'\{{"file": "(?P<folder>[^"\\]+?)/(?P<name>{RECORD_FILE.pattern})", '
     r'"content": (?P<json>.*)\}'
@@ -124,7 +133,7 @@ def files_of(path: Path) -> Files:
     return {
         name: packed(name, file.read_bytes())
         for name, file in named.items()
-        if RECORD_FILE.fullmatch(name) and file.is_file()
+        if OWN_FILE.fullmatch(name) and file.is_file()
     }
 
 

@@ -20,11 +20,19 @@ from harness.core.settings import UNRECORDED, Settings, as_mapping
 from harness.core.strategies import own_strategy
 
 # Names of what holds a secret; that of a tokenizer, or of a count of tokens, holds none.
-SECRET = re.compile(r"token(?!i[sz]er|s_seen)|key|secret|password", re.IGNORECASE)
+NAMES_OF_SECRETS = (
+    r"token(?!i[sz]er|s_seen)|key|secret|passw(?:or)?d|passphrase|[_-]pwd|credential|auth(?!or)"
+)
+SECRET = re.compile(NAMES_OF_SECRETS, re.IGNORECASE)
 # Flags whose values name machines and their users.
 PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers|account)$")
 MAIL = re.compile(r"\b(mail-user=)\S+")  # of --sbatch
-CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
+CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s]+@", re.IGNORECASE)
+QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]+)\?[^\s#'\"<>]+", re.IGNORECASE)  # signs requests
+AUTHORIZATION = re.compile(
+    r"(\bauthorization['\"]?\s*[:=]\s*['\"]?(?:basic\s+|bearer\s+|token\s+)?)[^\s'\",;]+",
+    re.IGNORECASE,
+)
 # Tokens are known by the prefix of their service, or by the word before them: 40 digits alone are
 # a commit.
 TOKENS = re.compile(
@@ -39,13 +47,14 @@ NAMED_TOKENS = re.compile(
 # In an argument: name=value, "name": "value", name: value and --name value, perhaps in quotes.
 NAMED_VALUES = re.compile(
     r"""(?P<flag>(?<!\S)--?)?"""
-    r"""(?P<name>[\w.-]*(?:token(?!i[sz]er|s_seen)|key|secret|password)[\w.-]*)"""
+    rf"""(?P<name>[\w.-]*(?:{NAMES_OF_SECRETS})[\w.-]*)"""
     r"""(?:['"]?\s*=\s*|['"]\s*:\s*|:\s+|(?(flag)\s+(?!-)|(?!)))"""
     r"""(?P<value>"[^"]*"|'[^']*'|[^\s'"()\[\]{},;&]+)""",
     re.IGNORECASE,
 )
 # Names of secrets that may be numbers; of max_tokens or key_dim, a number is a count.
-OF_NUMBERS = re.compile(r"secret|password|(?:token|key)$", re.IGNORECASE)
+OF_NUMBERS = re.compile(r"secret|passw|pwd|passphrase|(?:token|key)$", re.IGNORECASE)
+FLAG = re.compile(r"--.*|-[A-Za-z](=.*)?", re.DOTALL)  # a secret may begin with a single -
 WORD = re.compile(r"[^\s\"'{}\[\]]+")  # what may stand before = in a word of a command
 PLAIN = re.compile(r"true|false|none|null", re.IGNORECASE)  # values that are no secrets
 LEAST_SECRET = 12  # characters: shorter values of variables are not taken for secrets
@@ -61,6 +70,7 @@ def redacted(text: str) -> str:
         if SECRET.search(name) and len(value) >= LEAST_SECRET:
             text = text.replace(value, "***")
     text = CREDENTIALS.sub(r"\1***@", HOMES.sub(r"\1USER", without_home(text)))
+    text = AUTHORIZATION.sub(r"\1***", QUERY.sub(r"\1?***", text))
     text = NAMED_TOKENS.sub(r"\1***", TOKENS.sub("***", text))
     user = re.escape(_account())
     text = re.sub(rf"(?<=/){user}(?=/)", "USER", text)
@@ -192,7 +202,7 @@ def redacted_command(words: Sequence[str]) -> str:
     shown = []
     hides = hides_all = False  # the next word; all words up to the next flag
     for word in words:
-        is_flag = word.startswith("-")
+        is_flag = FLAG.fullmatch(word) is not None
         if hides and not is_flag:
             shown.append("***")
             hides = hides_all

@@ -98,7 +98,7 @@ class Ssh(Machines):
             environment = {**self.environment, **self._interfaces(host)}
             variables = shlex.join(f"{k}={v}" for k, v in environment.items())
             python = shlex.quote(self.remote.python)
-            started = [f"{python} -m harness.train.torchrun", *flags, script_of(job)]
+            started = [f"{python} -m harness.train.torchrun", shlex.join(flags), script_of(job)]
             command = f"cd {self.remote.folder} && {variables} {' '.join(started)}"
             # All but the last run in the background, as they wait for one another.
             lines.append(

@@ -28,6 +28,7 @@ from harness.core.records.archives import (
     write_archive,
 )
 from harness.core.records.disk import draft_of, writing_to
+from harness.core.records.places import without_places
 from harness.core.settings import UserError
 from harness.read.labels import counted, listed
 from harness.read.records.copies import texts
@@ -61,10 +62,13 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
     return 0
 
 
-def pack_into(folder: Path, file: Path) -> int:
-    """Write the archive; return the number of runs in it."""
+def pack_into(folder: Path, file: Path, *, for_others: bool) -> int:
+    """Write the archive; return the number of runs in it.
+
+    for_others: without the places of this machine.
+    """
     _, _, folders = _collected(folder)
-    write_archive(file, folders)
+    write_archive(file, without_places(folders) if for_others else folders)
     _warn_of_lost_files(folders)
     return runs_in(folders.values())
 

@@ -56,8 +56,11 @@ def _push(options: argparse.Namespace) -> tuple[dict[str, object], str]:
         name = f"{options.folder.absolute().name}{SUFFIX}"
         if not NAME.fullmatch(name):
             raise UserError(f"{name}: a folder whose name has letters, digits, _, - and . alone")
-        runs = pack_into(options.folder, file := Path(folder, name))
+        # What cannot be packed makes no repository.
+        pack_into(options.folder, file := Path(folder, name), for_others=False)
         api.create_repo(repo, repo_type="dataset", private=not options.public, exist_ok=True)
+        is_private = bool(api.dataset_info(repo).private)  # a repository that was there may be open
+        runs = pack_into(options.folder, file, for_others=not is_private)
         files: dict[str, Path | bytes] = {name: file}
         if not api.file_exists(repo, "README.md", repo_type="dataset"):
             files["README.md"] = CARD.format(repo=repo).encode()
@@ -65,9 +68,13 @@ def _push(options: argparse.Namespace) -> tuple[dict[str, object], str]:
             repo, [CommitOperationAdd(path, content) for path, content in files.items()],
             commit_message=f"{counted(runs, 'run')} of {name}", repo_type="dataset",
         )  # fmt: skip
-    who = "everybody" if options.public else "only you"
-    facts = {"repository": repo, "file": name, "runs": runs, "commit": done.oid}
-    visible = f"its settings on the Hub say who sees it (a new one: {who})"
+    facts = {"repository": repo, "file": name, "runs": runs, "commit": done.oid,
+             "private": is_private}  # fmt: skip
+    visible = (
+        "you and its members see it"
+        if is_private
+        else ("everybody sees it, and paths in it are shortened to file names")
+    )
     return facts, f"{counted(runs, 'run')} in {name} of the dataset {repo}; {visible}"
 
 

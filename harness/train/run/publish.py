@@ -6,9 +6,6 @@ the last weights even where others were the best.
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -18,9 +15,9 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, constants, get_tok
 
 from harness.core.process import complain
 from harness.core.records import COMPLETE, RunFolder, update_of
-from harness.core.records.archives import SUFFIX, Files, files_of, parsed, write_archive
-from harness.core.records.checksums import OWN, is_changed, vouched
-from harness.core.records.redact import first_line, redacted
+from harness.core.records.archives import SUFFIX, files_of, write_archive
+from harness.core.records.places import HUB_NAME, without_places
+from harness.core.records.redact import first_line
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_of
 from harness.train.context import Context, mark_of
@@ -29,7 +26,6 @@ from harness.train.manifest import damage
 from harness.train.run.checkpoints import complete_checkpoints
 
 RECORD = f"record{SUFFIX}"
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Of a checkpoint: weights, configuration and processor, and nothing that says where it was made.
 MODEL_FILES = ("model*.safetensors", "model*.safetensors.index.json", "*config.json", "tokenizer*",
                "vocab*", "merges.txt", "special_tokens_map.json", "*.model")  # fmt: skip
@@ -108,7 +104,9 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
         card = card_of(settings, folder, model, repo.rpartition("/")[2])
         Path(work, "README.md").write_text(card, "utf-8")
         of_run = folder.path.relative_to(folder.path.parents[2]).as_posix()
-        write_archive(Path(work, RECORD), {of_run: _without_local_paths(folder, settings)})
+        named = (*settings.passed.values(), settings.output_dir, Path.cwd() / "file")
+        records = without_places({of_run: files_of(folder.path)}, named)
+        write_archive(Path(work, RECORD), records)
         # A tokenizer's configuration fits two patterns.
         for file in {file for pattern in MODEL_FILES for file in model.glob(pattern)}:
             Path(work, file.name).symlink_to(file.absolute())
@@ -117,53 +115,6 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
             commit_message=f"{folder.path.name}, as trained and measured",
         )  # fmt: skip
     return repo
-
-
-def _without_local_paths(folder: RunFolder, settings: Settings) -> Files:
-    """The record for publication: the paths that settings and command name, absolute or below the
-    home folder, are cut to their last part.
-    """
-    command = shlex.split(str(dict(folder.read_environment() or {}).get("command") or ""))
-    named = [settings.model, settings.dataset, settings.strategy, settings.output_dir,
-             *settings.passed.values(), *command, *(w.partition("=")[2] for w in command),
-             Path.cwd() / "file"]  # fmt: skip
-    texts = {form for name in map(str, named) for form in (name, redacted(name))}
-    parents = {str(Path(text).parent) for text in texts if text.startswith(("/", "~/"))} - {"/"}
-    forms = {form for parent in parents for form in (parent, json.dumps(parent)[1:-1])}
-    longest_first = sorted(forms, key=len, reverse=True)
-    places = re.compile("|".join(rf"(?<![\w.~-]){re.escape(form)}/+" for form in longest_first))
-    return {name: _cut(name, text, places) for name, text in files_of(folder.path).items()}
-
-
-def _cut(name: str, text: str, places: re.Pattern[str]) -> str:
-    """A file's content, as JSON, without these places."""
-    content = json.loads(text)
-    if not isinstance(content, str):
-        return json.dumps(_without(places, content))
-    # The file is packed as a text, as one with a torn row: its other rows have checksums, too.
-    parts = [content] if name.endswith(".json") else content.split("\n")
-    return json.dumps("\n".join(_cut_text(part, places) for part in parts))
-
-
-def _cut_text(text: str, places: re.Pattern[str]) -> str:
-    try:
-        content = parsed(text)
-    except ValueError:
-        return places.sub("", text)
-    cut = _without(places, content)
-    return text if cut == content else json.dumps(cut)
-
-
-def _without(places: re.Pattern[str], value: Any) -> Any:
-    """The value with its texts cut; an object that had a right checksum has a right one again."""
-    if isinstance(value, str):
-        return places.sub("", value)
-    if isinstance(value, list):
-        return [_without(places, each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    cut = {places.sub("", name): _without(places, each) for name, each in value.items()}
-    return vouched(cut) if OWN in value and cut != value and not is_changed(value) else cut
 
 
 def _kept(folder: Path) -> Path:

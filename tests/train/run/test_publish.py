@@ -18,8 +18,9 @@ from transformers import AutoModelForImageClassification
 
 from harness.core.command_line import parse
 from harness.core.records import COMPLETE, RunFolder, append_row, write_json
-from harness.core.records.archives import unpacked
+from harness.core.records.archives import files_of, unpacked
 from harness.core.records.checksums import changed_row, is_changed, vouched
+from harness.core.records.places import without_places
 from harness.core.records.redact import redacted_command, settings_of
 from harness.core.settings import UserError
 from harness.read.records.frames import load_runs
@@ -28,7 +29,6 @@ from harness.train.run.publish import (
     RECORD,
     _kept,
     _upload,
-    _without_local_paths,
     card_of,
     check_hub,
 )
@@ -183,7 +183,7 @@ def test_a_published_record_has_right_checksums(tmp_path: Path) -> None:
         append_row(folder.epochs, row)
     with folder.epochs.open("a") as file:
         file.write(f'{{"epoch": 3, "from": "{place}/rev')  # torn: it is packed as a text
-    files = _without_local_paths(folder, settings)
+    files = without_places({"run": files_of(folder.path)})["run"]
     assert not any("clients" in text for text in files.values())
     content = {name: unpacked(text).decode() for name, text in files.items()}
     summary = json.loads(content["summary.json"])
