@@ -14,11 +14,12 @@ import pytest
 from benchmarks.regret import took, wire_over
 from harness.core.collectives import GLOO, Shape, Wire, allreduce, wire_of
 from harness.core.links import Link
-from harness.read.predict.candidates import STEPS, Candidate
+from harness.read.predict.candidates import Candidate
 from harness.read.predict.computing import fit_line
 from harness.read.predict.exchange import Reduction
 from harness.read.predict.model import Model, predict
 from harness.read.predict.plan import plan_table, reasons
+from harness.read.predict.ratios import STEPS
 from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Run, Target
 from harness.read.records.selection import read_selected
@@ -393,7 +394,7 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     (("--target", "accuracy=0.95"), "reached it in every run; the best epoch has 0.9: measure"),
     (("--nodes", "3", "--target", "f1=0.9"), "--target f1: no epoch of these runs has it: there "
      "are accuracy"),
-    (("--link", "20ms/loss1%"), "runs over links without loss and jitter: give 20ms; predict"),
+    (("--link", "20ms/loss2%"), "a loss of 2 % is above 1 %: simulated loss and jitter were"),
     (("--link", "900ms/200mbit"), "timed over at most 80 ms and at least 200 Mbit/s, and this"),
     (("--link", "40ms/19mbit"), "and this link is more than 10 times as slow: measure it over"),
 ])  # fmt: skip

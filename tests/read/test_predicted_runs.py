@@ -13,11 +13,8 @@ import pytest
 from harness.core.collectives import GLOO, Shape, Wire
 from harness.core.settings import UserError
 from harness.read.predict.candidates import (
-    STEPS,
     Candidate,
-    OverLinks,
     _check_alike,
-    _half,
     distinguishing,
     trainings_of,
 )
@@ -35,6 +32,7 @@ from harness.read.predict.model import (
 )
 from harness.read.predict.phases import EVALUATION, START, PhaseFit
 from harness.read.predict.plan import alone_text, on_one_machine
+from harness.read.predict.ratios import STEPS, OverLinks, half_s
 from harness.read.predict.scenario import Scenario
 from harness.read.records.runs import Target
 from harness.read.records.selection import read_selected
@@ -459,17 +457,17 @@ def test_a_plan_combines_errors_as_a_prediction_does() -> None:
     of_seeds, of_start = (0.02, 2), (0.1**2, 3)
     off, of_links = links.spread
     assert off is not None
-    assert _half(step, links, phases, parts, of_seeds) == pytest.approx(
+    assert half_s(step, links, phases, parts, of_seeds) == pytest.approx(
         welch_half(of_seeds, ((off * parts[STEPS]) ** 2, of_links), of_start)
     )
     few = OverLinks({})
-    assert _half(step, few, phases, parts, of_seeds) == pytest.approx(
+    assert half_s(step, few, phases, parts, of_seeds) == pytest.approx(
         welch_half(of_seeds, (100**2 * square, freedom), of_start)
     )
     # None where a part that counts has an unknown error.
-    assert _half(replace(step, error=None), few, phases, parts, of_seeds) is None
-    assert _half(step, few, phases, parts, None) is None
-    assert _half(step, few, phases, parts | {EVALUATION: 2.0}, of_seeds) is None
+    assert half_s(replace(step, error=None), few, phases, parts, of_seeds) is None
+    assert half_s(step, few, phases, parts, None) is None
+    assert half_s(step, few, phases, parts | {EVALUATION: 2.0}, of_seeds) is None
 
 
 def test_what_links_say_of_another_by_hand() -> None:

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from harness.core.collectives import BACKEND, DIRECT, TCP_SHARE, Shape, Wire
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
@@ -33,66 +31,28 @@ from harness.read.predict.facts import (
     shape_of,
     step_s,
 )
-from harness.read.predict.fitting import Fitted, steady_wire
+from harness.read.predict.fitting import Fitted, steady_wire, wire_between
 from harness.read.predict.model import EXCHANGE, Prediction, predict
 from harness.read.predict.phases import (
     EPOCH_END,
     EVALUATION,
     SAVING,
     START,
-    PhaseFit,
 )
+from harness.read.predict.ratios import NEAREST_S, STEPS, OverLinks, half_s, of_epochs
 from harness.read.predict.scenario import APART, Scenario
 from harness.read.records.groups import by_key, repeats_of, with_times_that_count
 from harness.read.records.runs import Run, Target, check_target, time_to_target
 from harness.read.records.selection import command_on
-from harness.read.statistics import Error, spread, welch_half
 
-STEPS = "steps"
 # Outcomes that count as missing the target; a run stopped from outside says nothing about it.
 NOT_REACHED = ("diverged", "failed", "oom")
 # Settings that may differ within one training; the way of exchange changes only the last bits of
 # sums, unless codes are sent, and --exchange auto chooses it by the link.
 ELSEWHERE = ("link", "setup", "comm_probe", "save", "exchange", "tested")
 SHOWN = ("strategy", "compress", "sync_every", "sync_first", "per_gpu_batch")  # named in tables
-LEAST_LINKS = 3  # for an interval: each is predicted from the others
-NEAREST_S = 1e-4  # added to delays, so that a link without any is not infinitely far away
 # A link this many times as slow as all over which a training was timed is outside its runs.
 FURTHEST = 10
-MINOR = 0.05  # of the whole: a part whose error is not known counts as exact below this
-
-
-@dataclass(frozen=True)
-class OverLinks:
-    """Logarithms of ratios measured over links, and the estimate for another link from them."""
-
-    by_link: Mapping[Wire, float]
-
-    def at(self, wire: Wire, without: Wire | None = None) -> float:
-        """The estimate for a link: interpolated over log delays, for each from the nearest rate."""
-        known = {link: log for link, log in self.by_link.items() if link != without}
-        nearest: dict[float, tuple[float, float]] = {}
-        for link, log in known.items():
-            off = abs(_log_rate(link) - _log_rate(wire))
-            nearest[link.delay_s] = min(nearest.get(link.delay_s, (math.inf, 0.0)), (off, log))
-        delays = sorted(nearest)
-        if not delays:
-            return 0.0
-        places = [math.log(delay + NEAREST_S) for delay in delays]
-        logs = [nearest[delay][1] for delay in delays]
-        return float(np.interp(math.log(wire.delay_s + NEAREST_S), places, logs))
-
-    @property
-    def spread(self) -> tuple[float | None, int]:
-        """How far links are from their estimates by the others (RMS), and degrees of freedom."""
-        if len(self.by_link) < LEAST_LINKS:
-            return None, 0
-        off = [log - self.at(link, without=link) for link, log in self.by_link.items()]
-        return math.sqrt(statistics.mean(each**2 for each in off)), len(off) - 1
-
-
-def _log_rate(wire: Wire) -> float:
-    return math.log(min(wire.bytes_per_s, 1e12))
 
 
 def training_text(strategy: Any, batch: Any, shape: Shape, settings: str = "") -> str:
@@ -142,6 +102,7 @@ class Candidates:
     missed: list[str]  # trainings that did not reach the target in every run, or failed in one
     left_out: list[str]  # those that cannot be predicted, with the reason
     elsewhere: int = 0  # runs whose times are not comparable with those on one machine
+    lossy: int = 0  # other runs whose times correct none, as their link has loss or jitter
 
 
 def candidates(
@@ -163,7 +124,9 @@ def candidates(
         if not here:
             raise UserError(f"--effective_batch {batch}: runs on {asked} nodes have "
                             f"{', '.join(map(str, sizes))}")  # fmt: skip
-    elsewhere = sum(not fitted.is_timed_like(run) for run in here)
+    timed = [run for run in here if fitted.is_timed_like(run)]
+    wires = [wire_between(run.measured_link) for run in timed]
+    lossy = sum(over is not None and not over.is_steady for over in wires)
     measured = {shape_of(run).nodes for run in done}
     unknown = []
     for count in sorted({*nodes} - {shape_of(run).nodes for run in (*here, *lost)}):
@@ -171,7 +134,7 @@ def candidates(
         if count not in measured:
             why = f"quality was not measured: {_to_measure(runs, target, count, link, batch)}"
         unknown.append(f"{counted(count, 'node')}: {why}")
-    choices = Candidates([], [], [], elsewhere)
+    choices = Candidates([], [], [], len(here) - len(timed), lossy)
     trainings = trainings_of([*here, *lost])
     for same, settings in zip(trainings, distinguishing(trainings), strict=True):
         _add(choices, fitted, same, settings, wire, target, emulated)
@@ -395,7 +358,7 @@ def _candidate(
     return Candidate(
         plan, samples, len(runs), needed, parts,
         share=exchange_s / steps_s,
-        half_s=_half(prediction, ratios, phases, parts, _of_epochs(epochs, epoch_s / needed)),
+        half_s=half_s(prediction, ratios, phases, parts, of_epochs(epochs, epoch_s / needed)),
         links=len(ratios.by_link),
         direct_s=None if with_direct else _direct_s(fitted, prediction, parts, updates, longer),
         run=runs[0],
@@ -458,36 +421,3 @@ def _direct_s(
     direct = predict(fitted.model, replace(plan, exchange=DIRECT))
     saved_s = _steps_s(fitted, prediction, updates) - _steps_s(fitted, direct, updates)
     return sum(parts.values()) - longer * saved_s
-
-
-def _of_epochs(epochs: Sequence[float], epoch_s: float) -> Error | None:
-    """The error of the mean over seeds, in seconds; None for a single seed."""
-    known = spread(epochs)
-    return None if known.sd is None else ((known.sd * epoch_s) ** 2 / known.n, known.n - 1)
-
-
-def _half(
-    prediction: Prediction, ratios: OverLinks, phases: Mapping[str, PhaseFit],
-    parts: Mapping[str, float], of_seeds: Error | None,
-) -> float | None:  # fmt: skip
-    """Half of the interval, from independent errors of parts. Steps: how far each recorded link is
-    from its estimate by the others, or else the error of the prediction. Phases: how far links are
-    from the line.
-    """
-    if of_seeds is None:
-        return None
-    errors = [of_seeds]
-    off, freedom = ratios.spread
-    if off is not None:
-        errors.append(((off * parts[STEPS]) ** 2, freedom))
-    elif prediction.error is not None:
-        square, of_step = prediction.error
-        errors.append((square * (parts[STEPS] / prediction.step_s) ** 2, of_step))
-    else:
-        return None
-    for name, phase in phases.items():
-        if phase.spread is not None and phase.freedom > 0:
-            errors.append(((phase.spread * parts[name]) ** 2, phase.freedom))
-        elif parts[name] > MINOR * sum(parts.values()):
-            return None
-    return welch_half(*errors)

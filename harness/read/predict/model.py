@@ -42,6 +42,7 @@ from harness.read.predict.scenario import (
     one_sends,
     rested_of_update,
     spread_of_form,
+    spread_of_simulation,
     timed_apart,
     together_of,
     trains_apart,
@@ -452,8 +453,7 @@ def _error(
         off = spread_of_form(model.backend, plan)
         errors.append((parts[EXCHANGE], off, exchange.TRAINING_FREEDOM))
         if is_simulated(plan):
-            off = exchange.SIMULATED_SPREAD if plan.shape.nodes == 2 else None
-            errors.append((parts[EXCHANGE], off, exchange.SIMULATED_FREEDOM))
+            errors.append((parts[EXCHANGE], *spread_of_simulation(plan)))
     known = [
         ((size * spread) ** 2, freedom) for size, spread, freedom in errors
         if spread is not None and freedom > 0

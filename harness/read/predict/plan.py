@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import filterfalse
 from typing import Any
 
 from harness.core.collectives import wire_of
 from harness.core.command_line import print_json
+from harness.core.links import Link
 from harness.core.records import FINISHED
 from harness.core.settings import UserError
+from harness.core.strategies import is_coded
 from harness.read.labels import BATCH, STRATEGY, UNKNOWN, counted, duration, heading_of
 from harness.read.predict.candidates import (
+    FURTHEST,
     NOT_REACHED,
-    STEPS,
     Candidate,
     Candidates,
     candidates,
@@ -28,6 +31,10 @@ from harness.read.predict.candidates import (
 from harness.read.predict.command import uniform
 from harness.read.predict.facts import Overrides, effective_batch_of, model_of, shape_of
 from harness.read.predict.fitting import Fitted, fit_read
+from harness.read.predict.lossy.compared import check_compared, limits_of
+from harness.read.predict.lossy.messages import assumption
+from harness.read.predict.ratios import STEPS
+from harness.read.predict.scenario import APART, is_simulated, trains_apart
 from harness.read.records.groups import Group
 from harness.read.records.processors import by_speed
 from harness.read.records.runs import Run, Target, parse_target
@@ -42,18 +49,14 @@ CLOSE = 1.1  # times the fastest: predictions without an interval do not tell th
 def run(options: argparse.Namespace) -> int:
     nodes = _nodes(options.nodes)
     link = uniform(options.link)
-    if link.loss or link.jitter_ms:
-        without = replace(link, loss=0.0, jitter_ms=0.0)
-        raise UserError(
-            f"--link {options.link}: plans are corrected by runs over links without loss and "
-            f"jitter: give {without}; predict simulates loss and jitter"
-        )
+    check_compared(link, FURTHEST)
     target = parse_target(options.target)
     fitted = _fitted(options, nodes, target, str(link))
     choices = candidates(
         fitted, fitted.selected, nodes, wire_of(link), target, options.effective_batch,
         options.emulated, str(link),
     )  # fmt: skip
+    fitted = replace(fitted, assumed=(*fitted.assumed, *_simulated(fitted, link, choices)))
     kept = within(choices.reached, options.deadline, options.budget, options.cost_per_gpu_hour)
     alone = on_one_machine(fitted, target, options.effective_batch)
     beside = alone_text(fitted, alone, choices.reached[0], target, options.effective_batch)
@@ -62,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"model": fitted.name, "machine": fitted.machine, "choices": fields,
                     "on_one_machine_s": _compared_s(fitted, alone), "on_one_machine": beside,
                     "missed": choices.missed, "left_out": choices.left_out,
-                    "elsewhere": choices.elsewhere,
+                    "elsewhere": choices.elsewhere, "lossy": choices.lossy,
                     "assumed": fitted.assumed, "not_read": fitted.not_read})  # fmt: skip
         return 0 if kept else 1
     console = screen()
@@ -95,6 +98,19 @@ def _fitted(options: argparse.Namespace, nodes: list[int], target: Target, link:
         return fit_read(options.records, runs, not_read, Overrides.of(options))
     except UserError as error:
         raise UserError("; ".join(filter(None, (str(error), missing)))) from error
+
+
+def _simulated(fitted: Fitted, link: Link, choices: Candidates) -> Iterator[str]:
+    """What is assumed where the link has loss or jitter."""
+    if wire_of(link).is_steady:
+        return
+    plans = [each.plan for each in choices.reached]
+    yield assumption(fitted.model.congestion)
+    yield from limits_of(
+        link,
+        max(plan.shape.nodes for plan in plans),
+        any(trains_apart(p) or is_coded(p.compress, p.strategy in APART) for p in plans),
+    )
 
 
 def on_one_machine(fitted: Fitted, target: Target, batch: int | None = None) -> Group | None:
@@ -184,6 +200,7 @@ def as_fields(each: Candidate, price: float | None) -> dict[str, Any]:
         "runs": each.runs,
         "links": each.links,
         "extrapolated": not each.between,
+        "simulated": is_simulated(plan),
         "settings": each.settings,
         "wall_s": each.wall_s,
         "wall_low_s": interval[0],
@@ -295,12 +312,19 @@ def notes(choices: Candidates) -> list[str]:
             f"{counted(choices.elsewhere, 'run')} of another machine, processor speed, torch or "
             "number of threads: they count for the epochs to the target, not for the time of a step"
         )
+    if choices.lossy:
+        lines.append(
+            f"{counted(choices.lossy, 'run')} over links with loss or jitter: they count for the "
+            "epochs to the target, not for the time of a step"
+        )
     if any(each.links and not each.between for each in choices.reached):
         lines.append(
             "*: extrapolated: no times over links on each side of this one, in delay and rate"
         )
     if any(not each.links for each in choices.reached):
+        steady = " without loss and jitter" if choices.lossy else ""
         lines.append(
             "**: extrapolated by the model alone: no run of this machine timed it over any link"
+            f"{steady}"
         )
     return lines

@@ -28,6 +28,8 @@ from harness.read.predict.exchange import (
     APART_CODED_SPREAD,
     APART_SPREAD,
     CODED_SPREAD,
+    SIMULATED_FREEDOM,
+    SIMULATED_SPREAD,
     TRAINING_SPREAD,
     Form,
     rests_after_s,
@@ -177,3 +179,10 @@ def spread_of_form(backend: str, plan: Scenario) -> float | None:
     if trains_apart(plan):
         return APART_CODED_SPREAD if coded else APART_SPREAD
     return CODED_SPREAD if coded else TRAINING_SPREAD
+
+
+def spread_of_simulation(plan: Scenario) -> tuple[float | None, int]:
+    """How far exchanges over links with loss or jitter are from simulated ones, and the degrees of
+    freedom; None for more than two nodes, on which none were compared.
+    """
+    return SIMULATED_SPREAD if plan.shape.nodes == 2 else None, SIMULATED_FREEDOM
