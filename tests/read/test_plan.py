@@ -394,7 +394,6 @@ def test_trainings_of_one_name_are_told_apart_by_their_settings(records: Path, p
     (("--target", "accuracy=0.95"), "reached it in every run; the best epoch has 0.9: measure"),
     (("--nodes", "3", "--target", "f1=0.9"), "--target f1: no epoch of these runs has it: there "
      "are accuracy"),
-    (("--link", "20ms/loss2%"), "a loss of 2 % is above 1 %: simulated loss and jitter were"),
     (("--link", "900ms/200mbit"), "timed over at most 80 ms and at least 200 Mbit/s, and this"),
     (("--link", "40ms/19mbit"), "and this link is more than 10 times as slow: measure it over"),
 ])  # fmt: skip
