@@ -122,7 +122,7 @@ def is_of_simulation(text: str) -> bool:
 
 def test_plans_have_the_order_that_was_measured(fitted: Fitted) -> None:
     """Where intervals are apart: of steps, and of wall times that have one."""
-    apart, errors, regrets, swapped = [0, 0], list[float](), list[float](), 0
+    disjoint, errors, regrets, swapped = [0, 0], list[float](), list[float](), 0
     held = list[bool]()
     for link in LINKS:
         of_link = [*cases(fitted, link)]
@@ -130,29 +130,29 @@ def test_plans_have_the_order_that_was_measured(fitted: Fitted) -> None:
             steps = [(case.step.low_s or 0.0, case.step.high_s or math.inf)
                      for case in (one, other)]  # fmt: skip
             swapped += one.wall_s > other.wall_s  # the plan's order
-            if are_apart(*steps):
-                apart[0] += 1
+            if are_disjoint(*steps):
+                disjoint[0] += 1
                 assert (one.step.step_s < other.step.step_s) == (one.step_s < other.step_s)
             walls = [case.plan.interval for case in (one, other)]
-            if walls[0] and walls[1] and are_apart(walls[0], walls[1]):
-                apart[1] += 1
+            if walls[0] and walls[1] and are_disjoint(walls[0], walls[1]):
+                disjoint[1] += 1
                 assert one.wall_s < other.wall_s
         errors += [case.plan.wall_s / case.wall_s - 1 for case in of_link]
         regrets.append(of_link[0].wall_s / min(case.wall_s for case in of_link) - 1)
         held += [low <= case.wall_s <= high for case in of_link if case.plan.interval
                  for low, high in [case.plan.interval]]  # fmt: skip
-    assert apart[0] > 100 and apart[1] > 5 and len(errors) == 40
+    assert disjoint[0] > 100 and disjoint[1] > 5 and len(errors) == 40
     page = " ".join((ROOT / "docs/prediction.md").read_text().split())
     text = off(sorted(map(abs, errors))).replace("%", " %")
     assert f"wall times are {text}" in page
     assert f"{sum(error < 0 for error in errors)} of the 40 are too short" in page
     assert f"{sum(held)} of {len(held)} intervals hold" in page
-    assert f"Of the {apart[0]} pairs whose steps have intervals apart, none" in page
+    assert f"Of the {disjoint[0]} pairs whose steps have intervals apart, none" in page
     assert f"of wall times, {swapped} of the 180 pairs were" in page
     assert f"the choices took at most {max(regrets):.1%}".replace("%", " %") in page
 
 
-def are_apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def are_disjoint(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[1] < other[0] or other[1] < one[0]
 
 
@@ -160,9 +160,9 @@ def test_each_message_is_simulated_once(fitted: Fitted) -> None:
     """Trainings that send as much, in as many messages, share a simulation; so do later plans."""
     messages._sent.cache_clear()
     messages._round_s.cache_clear()
-    found = planned(fitted, LINKS[0])
+    trainings = planned(fitted, LINKS[0])
     drawn = messages._sent.cache_info().misses
-    assert 0 < drawn < len(found) and messages._round_s.cache_info().misses == drawn
+    assert 0 < drawn < len(trainings) and messages._round_s.cache_info().misses == drawn
     planned(fitted, LINKS[0])
     assert messages._sent.cache_info().misses == drawn
 

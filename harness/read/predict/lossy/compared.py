@@ -47,7 +47,7 @@ def _refusal(link: Link, why: str) -> UserError:
     )
 
 
-def limits_of(link: Link, most_nodes: int, codes_or_apart: bool) -> Iterator[str]:
+def limits_of(link: Link, most_nodes: int, codes_or_rare: bool) -> Iterator[str]:
     """A sentence for each way in which a simulated time may be further off than those compared."""
     if most_nodes > NODES:
         yield (
@@ -56,7 +56,7 @@ def limits_of(link: Link, most_nodes: int, codes_or_apart: bool) -> Iterator[str
         )
     if not _is_inside(link):
         yield f"{link} is outside the links over which simulations were compared ({RANGE})"
-    if link.loss and codes_or_apart:
+    if link.loss and codes_or_rare:
         yield (
             "where packets are lost, codes (int8, int4) and rare exchanges (local_sgd, diloco) are "
             f"predicted too short: over three links their steps took up to {LONGER:g} times as "
