@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.results import OUT_HELP, ROOT, show
+from benchmarks.results import OUT_HELP, ROOT, markdown, show
 from harness.core.links import link_of
 
 START, EPOCH, END, UPDATES = "start", "each epoch", "end", "updates"
@@ -57,6 +57,7 @@ PURPOSES = {
     ("communication", "on_step_end"): (UPDATES, "the probe of the communication"),
 }
 OTHER = "elsewhere"  # in place of "when", for functions that PURPOSES lacks
+HEADINGS = ("when", "what for", "exchanges", "bytes", "floor, ms", "waited, ms", "round trips")
 CARRIERS = ("direct", "session", "base", "recorder", "collectives")
 # These have no floor: how the process group connects is its own, and measuring the link takes time.
 NO_FLOOR = ("the process group", "measuring the link")
@@ -89,10 +90,7 @@ def main(argv: list[str]) -> int:
 def table(ranks: Sequence[Found], link: str) -> str:
     of = link_of(link).between(0, 1)
     delay_s, rate = of.delay_ms / 1000, (of.rate_mbit or float("inf")) * 1e6 / 8
-    lines = [
-        "| when | what for | exchanges | bytes | floor, ms | waited, ms | round trips |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
+    cells = []
     known = [f"{when}: {what}" for when, what in PURPOSES.values() if when != UPDATES]
     known += sorted(name for rank in ranks for name in rank if name.startswith(OTHER))
     for name in dict.fromkeys(known):
@@ -108,9 +106,9 @@ def table(ranks: Sequence[Found], link: str) -> str:
         others = len(ranks) - 1
         floor = "-" if what in NO_FLOOR else f"{1e3 * (count * delay_s + size / others / rate):.0f}"
         trips = f"{waited_s / (2 * delay_s):.1f}" if delay_s else "-"
-        cells = [when, what, f"{count:.1f}", f"{size:,.0f}", floor, f"{1e3 * waited_s:.0f}", trips]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        waited = f"{1e3 * waited_s:.0f}"
+        cells.append((when, what, f"{count:.1f}", f"{size:,.0f}", floor, waited, trips))
+    return markdown("llrrrrr", HEADINGS, cells)
 
 
 # ---- what each node's process does ----

@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 
+from benchmarks.results import markdown
 from harness.core.collectives import GLOO
 from harness.core.strategies import SENT_DIRECTLY
 from harness.read.predict.cases import PredictedGroup, as_timed, scenario_of, workloads_of
@@ -70,9 +71,7 @@ def computing_s(groups: Sequence[Group]) -> float:
 
 
 def table() -> str:
-    rows = [cells(case) for case in (*from_one_process(), *start_together())]
-    lines = [f"| {' | '.join(row)} |" for row in (HEADINGS, *rows)]
-    return "\n".join([lines[0], "|---|---|---|--:|--:|--:|--:|--:|", *lines[1:]])
+    return markdown("lllrrrrr", HEADINGS, map(cells, (*from_one_process(), *start_together())))
 
 
 def main(argv: Sequence[str]) -> int:

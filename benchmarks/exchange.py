@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import off, parser_of, ratios, result_of, send_result, show
+from benchmarks.results import markdown, off, parser_of, ratios, result_of, send_result, show
 from harness.core.collectives import BACKEND, GLOO, MEANS, Shape, wire_of
 from harness.core.links import Link, Network, link_of
 from harness.core.records import read_json
@@ -76,15 +76,13 @@ def main(argv: list[str]) -> int:
         "load": os.getloadavg()[0], "flags": options.flags, "links": found,
     }  # fmt: skip
     if options.training:
-        lines = training_table(found)
+        text = training_table(found)
     elif options.messages:
-        lines = table(found, options.nodes, MESSAGES, gathered_s)
+        text = table(found, options.nodes, MESSAGES, gathered_s)
     else:
-        sizes = sizes_of(options)
-        lines = table(found, options.nodes, sizes, ideal_s)
-        rows = simulated_table(record)
-        lines += ["", *rows] if rows else []
-    show("\n".join(lines), options.out, record)
+        text = table(found, options.nodes, sizes_of(options), ideal_s)
+        text += f"\n\n{beside}" if (beside := simulated_table([record])) else ""
+    show(text, options.out, record)
     return 0
 
 
@@ -130,38 +128,35 @@ def gathered_s(size: int, nodes: int, link: str) -> float | None:
 Ideal = Callable[[int, int, str], float | None]
 
 
-def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: Ideal) -> list[str]:
+def table(found: dict[str, Found], nodes: int, sizes: Sequence[int], ideal_of: Ideal) -> str:
     """A table of the medians over the rounds."""
     ways = [way for way in WAYS if any(f"{way} {sizes[0]}" in by for by in found.values())]
-    heads = [f"{'gloo' if way == 'backend' else way}, ms" for way in ways]
-    lines = [
-        f"| {nodes} nodes, link one way | bytes | {' | '.join(heads)} | direct: times as fast "
-        "| possible, ms | fastest / possible |",
-        f"|---|--:|{'--:|' * (len(ways) + 3)}",
-    ]
+    heads = [
+        f"{nodes} nodes, link one way", "bytes",
+        *(f"{'gloo' if way == 'backend' else way}, ms" for way in ways),
+        "direct: times as fast", "possible, ms", "fastest / possible",
+    ]  # fmt: skip
+    rows = []
     for link, by in found.items():
         for size in sizes:
             medians = [statistics.median(by[f"{way} {size}"]) for way in ways]
             ideal = ideal_of(size, nodes, link)
             least = ["", ""] if ideal is None else [_ms(ideal), f"{min(medians) / ideal:.2f}"]
             faster = ratios(by[f"backend {size}"], by[f"direct {size}"])
-            cells = [link, f"{size:,}", *map(_ms, medians), faster, *least]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            rows.append([link, f"{size:,}", *map(_ms, medians), faster, *least])
+    return markdown("l" + "r" * (len(heads) - 1), heads, rows)
 
 
-def floors(folder: Path) -> list[str]:
+def floors(folder: Path) -> str:
     """How far exchanges are from the ideal, by link and number of nodes: a folder of records."""
     by_nodes = sorted(_records_in(folder), key=_nodes_of)
-    lines = [
-        f"| link one way | nodes | {' | '.join(map(_size, SIZES))} |",
-        f"|---|--:|{'--:|' * len(SIZES)}",
-    ]
-    for link in dict.fromkeys(link for record in by_nodes for link in record["links"]):
-        for record in by_nodes:
-            cells = [_times_possible(record, link, size) for size in SIZES]
-            lines.append(f"| {link} | {_nodes_of(record)} | {' | '.join(cells)} |")
-    return lines
+    links = dict.fromkeys(link for record in by_nodes for link in record["links"])
+    rows = [
+        (link, str(_nodes_of(record)), *(_times_possible(record, link, size) for size in SIZES))
+        for link in links for record in by_nodes
+    ]  # fmt: skip
+    heads = ("link one way", "nodes", *map(_size, SIZES))
+    return markdown("lr" + "r" * len(SIZES), heads, rows)
 
 
 def _records_in(folder: Path) -> list[dict[str, Any]]:
@@ -189,7 +184,7 @@ def _times_possible(record: Mapping[str, Any], link: str, size: int) -> str:
     return f"{min(medians.values()) / ideal:.2f} ({medians['backend'] / ideal:.1f})"
 
 
-def simulated(folder: Path) -> list[str]:
+def simulated(folder: Path) -> str:
     """Simulated beside measured times: a folder of records of links with loss or jitter. The last
     line does not count fewer bytes than gloo's closed form is made for.
     """
@@ -202,9 +197,7 @@ def simulated(folder: Path) -> list[str]:
     )
     if not errors:
         raise UserError(f"{folder} has no link with loss or jitter")
-    first, *others = filter(None, map(simulated_table, records))
-    lines = [*first, *(line for table in others for line in table[2:])]
-    return [*lines, "", f"These {len(errors)} times are {off(errors)}."]
+    return f"{simulated_table(records)}\n\nThese {len(errors)} times are {off(errors)}."
 
 
 Compared = tuple[str, int, str, float, float, float]
@@ -233,16 +226,16 @@ def _control_of(record: Mapping[str, Any]) -> str:
     return control_of([tcp] if tcp else [])
 
 
-def simulated_table(record: Mapping[str, Any]) -> list[str]:
+def simulated_table(records: Sequence[Mapping[str, Any]]) -> str:
     """A table of what compared() gives; nothing where no link has loss or jitter."""
-    if not (rows := compared(record)):
-        return []
-    heads = "bytes | way | without, ms | simulated, ms | measured, ms | off"
-    lines = [f"| link, {_control_of(record)} | {heads} |", f"|---|--:|---|{'--:|' * 4}"]
-    for link, size, way, *seconds in rows:
-        cells = [link, f"{size:,}", way, *map(_ms, seconds), f"{seconds[1] / seconds[2] - 1:+.1%}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    controls, rows = [], []
+    for record in records:
+        for link, size, way, *seconds in compared(record):
+            off_by = f"{seconds[1] / seconds[2] - 1:+.1%}"
+            rows.append((link, f"{size:,}", way, *map(_ms, seconds), off_by))
+            controls.append(_control_of(record))
+    heads = ("bytes", "way", "without, ms", "simulated, ms", "measured, ms", "off")
+    return markdown("lrlrrrr", (f"link, {controls[0]}", *heads), rows) if rows else ""
 
 
 def exchange_s(plan: Scenario, size: int, control: str) -> tuple[float, float]:
@@ -253,9 +246,8 @@ def exchange_s(plan: Scenario, size: int, control: str) -> tuple[float, float]:
     return without_s, without_s + longer_over(form, plan.shape, plan.wire, control, to_all, True)
 
 
-def training_table(found: dict[str, Found]) -> list[str]:
-    lines = ["| link one way | bucket, MB | gloo, ms a step | direct, ms a step | times as fast |"]
-    lines.append("|---|--:|--:|--:|--:|")
+def training_table(found: dict[str, Found]) -> str:
+    rows = []
     for link, by in found.items():
         for name, ours in by.items():
             way, cap = name.split()
@@ -263,9 +255,9 @@ def training_table(found: dict[str, Found]) -> list[str]:
                 theirs = by[f"backend {cap}"]
                 medians = [_ms(statistics.median(of)) for of in (theirs, ours)]
                 shown = "DDP's own" if cap == "0" else cap
-                faster = ratios(theirs, ours)
-                lines.append(f"| {link} | {shown} | {medians[0]} | {medians[1]} | {faster} |")
-    return lines
+                rows.append([link, shown, *medians, ratios(theirs, ours)])
+    heads = ("link one way", "bucket, MB", "gloo, ms a step", "direct, ms a step", "times as fast")
+    return markdown("lrrrr", heads, rows)
 
 
 def _ms(seconds: float) -> str:

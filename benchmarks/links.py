@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.results import OUT_HELP, ROOT, show
+from benchmarks.results import OUT_HELP, ROOT, markdown, show
 from harness.core.links import link_of
 from harness.launch.netns.emulation import EmulatedNodes
 
@@ -37,6 +37,7 @@ LOSSES = ("loss0.1%", "loss1%", "5ms/loss5%")
 RATES_MBIT: tuple[int, ...] = (10, 100, 500, 1000, 2000)
 FAR_MS = 20
 PLACES = "3+3+2:within=0.5ms:between=40ms:a-b=10ms"  # eight nodes
+HEADINGS = ("what", "link, one way", "asked", "got, median", "lowest to highest", "off", "core")
 Row = dict[str, Any]
 
 
@@ -202,16 +203,11 @@ def processor_s(nodes: EmulatedNodes) -> float:
 
 
 def table(about: dict[str, Any], rows: list[Row]) -> str:
-    lines = [
+    return (
         f"Carried by the relay (priority {about['priority']}, TCP "
         f"{about['congestion_control']}) on {about['cores']} cores; load before "
-        f"{about['load_before']:.1f}.",
-        "",
-        "| what | link, one way | asked | got, median | lowest to highest | off | core |",
-        "|---|---|--:|--:|--:|--:|--:|",
-        *(_line(found) for found in rows),
-    ]
-    return "\n".join(lines)
+        f"{about['load_before']:.1f}.\n\n{markdown('llrrrrr', HEADINGS, map(_cells, rows))}"
+    )
 
 
 def digits(value: float) -> str:
@@ -219,7 +215,7 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _line(found: Row) -> str:
+def _cells(found: Row) -> tuple[str, ...]:
     middle = statistics.median(found["found"])
     low, high = found["found"][0], found["found"][-1]
     requested, unit = found["asked"], found["unit"]
@@ -231,8 +227,7 @@ def _line(found: Row) -> str:
         off += f" (expected ±{found['error']:.2g})"
     share = f"{found['share']:.2f}" if "share" in found else ""
     spread = f"{digits(low)} to {digits(high)}" if low != high else ""
-    return (f"| {found['what']} | {found['link']} | {target} | {digits(middle)} {unit} | {spread} "
-            f"| {off} | {share} |")  # fmt: skip
+    return found["what"], found["link"], target, f"{digits(middle)} {unit}", spread, off, share
 
 
 if __name__ == "__main__":

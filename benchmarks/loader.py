@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.prepared import prepared
-from benchmarks.results import OUT_HELP, show
+from benchmarks.results import OUT_HELP, markdown, show
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.environment import environment
 
@@ -44,6 +44,8 @@ CASES = {
     "bert-mini, 48 tokens": "bert --model bert-mini --train_size 256",
 }
 FLAGS = ("--tiny", "--epochs", "1", "--test_size", "8", "--dropout", "0", "--telemetry_hz", "0")
+HEADINGS = ("model and data", "loader samples/s", "of it collate us a sample", "model samples/s",
+            "loader / model")  # fmt: skip
 ENOUGH_S = 1.0  # the least time of a part of a round
 
 
@@ -92,19 +94,16 @@ def measure(case: str, rounds: int) -> dict[str, float]:
 
 def table(record: dict[str, Any]) -> str:
     facts = record["environment"]
-    lines = [
+    rows = [
+        (
+            name, f"{1 / of['loader_s']:,.0f}", f"{1e6 * of['collate_s']:.2f}",
+            f"{1 / of['model_s']:,.1f}", f"{of['model_s'] / of['loader_s']:.1f}",
+        ) for name, of in record["cases"].items()
+    ]  # fmt: skip
+    return (
         f"{facts['machine']}, {facts['threads']} thread(s), torch {facts['versions']['torch']}; "
-        f"median of {record['rounds']} rounds\n",
-        "| model and data | loader samples/s | of it collate us a sample | model samples/s "
-        "| loader / model |",
-        "|---|---|---|---|---|",
-    ]
-    for name, of in record["cases"].items():
-        rates = (f"{1 / of['loader_s']:,.0f}", f"{1e6 * of['collate_s']:.2f}")
-        times = of["model_s"] / of["loader_s"]
-        cells = (name, *rates, f"{1 / of['model_s']:,.1f}", f"{times:.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        f"median of {record['rounds']} rounds\n\n{markdown('lllll', HEADINGS, rows)}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks.results import markdown
 from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.command_line import parse, trainer_flags
@@ -26,6 +27,7 @@ from harness.core.settings import Settings, as_mapping
 from harness.read import load, load_runs
 
 EPOCHS, RANKS, TARGET_S = 5, 4, 3.0
+HEADINGS = ("function", "rows", "columns", "best s", "worst s", "target s")
 QUALITY = (
     "train_loss", "eval_loss", "accuracy", "top5_accuracy", "precision", "recall", "f1",
     "precision_macro", "recall_macro", "f1_macro",
@@ -112,9 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     count = 20 if options.quick else options.runs
     print(f"{count} runs of {EPOCHS} epochs, made anew; best and worst of 3\n")
-    print("| function | rows | columns | best s | worst s | target s |")
-    print("|---|---|---|---|---|---|")
-    slow = False
+    slow, rows = False, []
     with tempfile.TemporaryDirectory() as folder:
         # Waiting for the disk ten thousand times is not part of the measurement.
         with mock.patch("os.fsync"):
@@ -127,7 +127,8 @@ def main(argv: list[str] | None = None) -> int:
                 took.append(time.perf_counter() - began)
             slow |= max(took) > TARGET_S
             cells = (f"{min(took):.3f}", f"{max(took):.3f}", f"{TARGET_S:g}")
-            print(f"| {function.__name__} | {' | '.join(map(str, (*frame.shape, *cells)))} |")
+            rows.append((function.__name__, *map(str, frame.shape), *cells))
+    print(markdown("llllll", HEADINGS, rows))
     return int(slow and not options.quick)
 
 

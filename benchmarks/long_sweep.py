@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.results import OUT_HELP, ROOT, show
+from benchmarks.results import OUT_HELP, ROOT, markdown, show
 from harness.core.attempts import starts_of
 from harness.core.records import FINISHED, find_runs
 
@@ -145,14 +145,11 @@ def table(starts: Sequence[float], finished: int, processes: Sequence[Sequence[L
             each(lambda of: statistics.median(look.descriptors for look in of)), ".0f",
         ),
     }  # fmt: skip
-    return "\n".join(
-        [
-            f"{finished} of {len(starts)} runs finished; {len(processes)} processes stay",
-            "",
-            f"| | first {runs[0]} runs | last {runs[1]} runs |",
-            "|---|--:|--:|",
-            *(f"| {name} | {a:{form}} | {b:{form}} |" for name, ((a, b), form) in rows.items()),
-        ]
+    heads = ("", f"first {runs[0]} runs", f"last {runs[1]} runs")
+    cells = [(name, f"{a:{form}}", f"{b:{form}}") for name, ((a, b), form) in rows.items()]
+    return (
+        f"{finished} of {len(starts)} runs finished; {len(processes)} processes stay\n\n"
+        f"{markdown('lrr', heads, cells)}"
     )
 
 

@@ -6,19 +6,18 @@ import statistics
 from typing import Any
 
 from benchmarks import start_up
-from benchmarks.results import spread
+from benchmarks.results import markdown, spread
+
+HEADINGS = (
+    "model", "against", "step ms", "step time ratio", "all steps ratio", "thread time ratio",
+    "thread ms more a step", "train() without evaluation ratio", "first step ms later",
+)  # fmt: skip
 
 
 def table(record: dict[str, Any]) -> str:
     facts = record["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if v)
-    lines = [
-        f"{facts['machine']}, {record['threads']} thread(s), Python {facts['python']}, {versions}; "
-        f"{record['pairs']} pairs: median (smallest to largest)\n",
-        "| model | against | step ms | step time ratio | all steps ratio | thread time ratio "
-        "| thread ms more a step | train() without evaluation ratio | first step ms later |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows, written = [], []
     for name, pairs in record["cases"].items():
         for arm in ("bare", "stock", "loop"):
             both = [(pair["ours"], pair[arm]) for pair in pairs]
@@ -31,14 +30,16 @@ def table(record: dict[str, Any]) -> str:
                 for key, form in (("step_thread_s", "+.3f"), ("first_step_s", "+.0f"))
             )
             ms = f"{1000 * statistics.median(other['step_s'] for _, other in both):.2f}"
-            cells = (name, arm, ms, step, steps, thread, more, train, later)
-            lines.append(f"| {' | '.join(cells)} |")
-    lines.append("\n| model | row writing, first epoch, ms | later epochs, ms |\n|---|---|---|")
-    for name, pairs in record["cases"].items():
+            rows.append((name, arm, ms, step, steps, thread, more, train, later))
         writing = [[1000 * s for s in pair["ours"]["writing_s"]] for pair in pairs]
         first = spread([w[0] for w in writing], ".1f")
         later = spread([s for w in writing for s in w[1:]], ".1f")
-        lines.append(f"| {name} | {first} | {later} |")
-    if record["start_up"]:
-        lines.append("\n" + start_up.table(record["start_up"]))
-    return "\n".join(lines)
+        written.append((name, first, later))
+    parts = [
+        f"{facts['machine']}, {record['threads']} thread(s), Python {facts['python']}, {versions}; "
+        f"{record['pairs']} pairs: median (smallest to largest)",
+        markdown("lllllllll", HEADINGS, rows),
+        markdown("lll", ("model", "row writing, first epoch, ms", "later epochs, ms"), written),
+    ]
+    parts += [start_up.table(record["start_up"])] if record["start_up"] else []
+    return "\n\n".join(parts)

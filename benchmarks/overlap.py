@@ -17,7 +17,7 @@ import sys
 import tempfile
 from typing import Any
 
-from benchmarks.results import parser_of, ratios, result_of, send_result, show
+from benchmarks.results import markdown, parser_of, ratios, result_of, send_result, show
 
 
 def ways(every: int) -> dict[str, list[str]]:
@@ -55,10 +55,8 @@ def main(argv: list[str]) -> int:
 def table(found: dict[str, list[float]]) -> str:
     """A table of medians, and of the ratios in each round."""
     first = next(iter(found.values()))
-    lines = ["| diloco | updates take, s | times as fast, by round |", "|---|--:|--:|"]
-    for name, seconds in found.items():
-        lines.append(f"| {name} | {statistics.median(seconds):.2f} | {ratios(first, seconds)} |")
-    return "\n".join(lines)
+    rows = [(name, f"{statistics.median(of):.2f}", ratios(first, of)) for name, of in found.items()]
+    return markdown("lrr", ("diloco", "updates take, s", "times as fast, by round"), rows)
 
 
 def inside(options: argparse.Namespace) -> None:

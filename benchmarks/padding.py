@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.results import spread
+from benchmarks.results import markdown, spread
 from harness.core.command_line import parse
 from harness.train.data import models, text_layout
 from harness.train.data.texts import Layout, TextBatches, for_model, load_texts, parts_of
@@ -136,18 +136,18 @@ def table(
         + (statistics.median(evals[arm]) * test if evals[arm] else 0)
         for arm in steps
     }
-    lines = [
+    heads = ("layout", "step ms (lowest to highest)", "epoch with evaluation s",
+             f"{ours} is faster by")  # fmt: skip
+    rows = [
+        (
+            arm, spread([1000 * s for s in took], ".1f"), f"{epochs[arm]:.1f}",
+            f"{epochs[arm] / epochs[ours]:.2f}",
+        ) for arm, took in steps.items()
+    ]  # fmt: skip
+    return (
         f"{count} training and {test} test texts, batch {size}, {THREADS} thread(s), medians of "
-        f"{len(steps[ours])} steps\n",
-        f"| layout | step ms (lowest to highest) | epoch with evaluation s | {ours} is faster by |",
-        "|---|---|---|---|",
-    ]
-    for arm, took in steps.items():
-        lines.append(
-            f"| {arm} | {spread([1000 * s for s in took], '.1f')} | {epochs[arm]:.1f} "
-            f"| {epochs[arm] / epochs[ours]:.2f} |"
-        )
-    return "\n".join([*lines, ""])
+        f"{len(steps[ours])} steps\n\n{markdown('llll', heads, rows)}\n"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

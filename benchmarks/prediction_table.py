@@ -6,9 +6,13 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.results import markdown
 from harness.read.predict.model import Model, predict
 from harness.read.predict.scenario import Scenario
 
+HEADINGS = ("what", "set-up", "link, one way", "step, ms", "predicted", "off", "closed form",
+            "alpha-beta")  # fmt: skip
+WAYS = {"table": "with the link's probe", "form": "closed form alone", "alpha_beta": "alpha-beta"}
 Row = dict[str, Any]
 
 
@@ -27,19 +31,15 @@ def compared(what: str, link: str, measured_s: float, model: Model, plan: Scenar
 
 
 def table(rows: list[Row]) -> str:
-    lines = [
-        "| what | set-up | link, one way | step, ms | predicted | off | closed form | alpha-beta |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for row in rows:
-        off = " | ".join(f"{row['errors'][name]:+.1%}" for name in ("table", "form", "alpha_beta"))
-        lines.append(
-            f"| {row['what']} | {row['setup']} | {row['link']} | {row['measured_s'] * 1e3:,.1f} | "
-            f"{row['predicted_s']['table'] * 1e3:,.1f} | {off} |"
-        )
-    lines.append("")
-    for name, words in (("table", "with the link's probe"), ("form", "closed form alone"),
-                        ("alpha_beta", "alpha-beta")):  # fmt: skip
+    cells = [
+        (
+            row["what"], row["setup"], row["link"], f"{row['measured_s'] * 1e3:,.1f}",
+            f"{row['predicted_s']['table'] * 1e3:,.1f}",
+            *(f"{row['errors'][name]:+.1%}" for name in WAYS),
+        ) for row in rows
+    ]  # fmt: skip
+    lines = [markdown("lllrrrrr", HEADINGS, cells), ""]
+    for name, words in WAYS.items():
         sizes = [abs(row["errors"][name]) for row in rows]
         lines.append(f"{words}: {len(sizes)} cases, off by {statistics.median(sizes):.1%} in the "
                      f"median, by {max(sizes):.1%} at most  ")  # fmt: skip

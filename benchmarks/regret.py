@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from benchmarks.results import off
+from benchmarks.results import markdown, off
 from harness.core.collectives import Wire, wire_of
 from harness.core.links import plain_link
 from harness.core.settings import UserError
@@ -40,6 +40,8 @@ from harness.read.records.sweeps import read_results
 
 RECORDS = "outputs/published:script=vit,dataset=embedded:digits"
 TARGET = Target("accuracy", 0.9)
+HEADINGS = ("nodes", "link", "chosen", "predicted s (95 %)", "measured s", "best", "best s",
+            "regret")  # fmt: skip
 BATCH = 16  # of slow_links.yaml, whose links can be left out one by one
 
 
@@ -144,16 +146,18 @@ def main(argv: list[str]) -> int:
     ]  # fmt: skip
     found = list(cases([r for r in runs if r.identity["strategy"] in (*EXPOSED, "single")],
                        options.without == "delay"))  # fmt: skip
-    print(steps_text(), "\n")
-    print("| nodes | link | chosen | predicted s (95 %) | measured s | best | best s | regret |")
-    print("|--:|---|---|--:|--:|---|--:|--:|")
+    rows = []
     for case in found:
         best = min(case.measured_s, key=lambda way: case.measured_s[way])
         chosen, ends = case.chosen, case.chosen.interval or (float("nan"), float("nan"))
         took_s = case.measured_s.get(way_of(chosen.plan), math.inf)
-        print(f"| {case.nodes} | {case.link} | {chosen.plan.label} | {chosen.wall_s:.1f} "
-              f"({ends[0]:.1f} to {ends[1]:.1f}) | {took_s:.1f} "
-              f"| {best} | {case.measured_s[best]:.1f} | {case.regret:.1%} |")  # fmt: skip
+        rows.append((
+            str(case.nodes), case.link, chosen.plan.label,
+            f"{chosen.wall_s:.1f} ({ends[0]:.1f} to {ends[1]:.1f})", f"{took_s:.1f}",
+            best, f"{case.measured_s[best]:.1f}", f"{case.regret:.1%}",
+        ))  # fmt: skip
+    print(steps_text(), "\n")
+    print(markdown("rllrrlrr", HEADINGS, rows))
     near = sum(case.regret <= 0.1 for case in found)
     errors = sorted(abs(error) for case in found for error in case.errors)
     held = [each for case in found for each in case.held]

@@ -15,9 +15,11 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.loading import EPOCHS, make_runs
+from benchmarks.results import markdown
 from harness.read.report.report import make_report
 
 TARGET_S, TARGET_MB = 6.0, 10.0
+HEADINGS = ("figures", "best s", "worst s", "target s", "page MB", "target MB")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,8 +30,6 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     count, times = (20, 1) if options.quick else (options.runs, options.times)
     print(f"{count} runs of {EPOCHS} epochs, made anew; best and worst of {times}\n")
-    print("| figures | best s | worst s | target s | page MB | target MB |")
-    print("|---|---|---|---|---|---|")
     took = []
     with tempfile.TemporaryDirectory() as folder:
         records, out = Path(folder) / "outputs", Path(folder) / "report"
@@ -42,9 +42,9 @@ def main(argv: list[str] | None = None) -> int:
             took.append(time.perf_counter() - began)
         size = page.stat().st_size / 1e6
         figures = page.read_text("utf-8").count("<figure ")
-    cells = (figures, f"{min(took):.2f}", f"{max(took):.2f}", f"{TARGET_S:g}", f"{size:.2f}",
+    cells = (str(figures), f"{min(took):.2f}", f"{max(took):.2f}", f"{TARGET_S:g}", f"{size:.2f}",
              f"{TARGET_MB:g}")  # fmt: skip
-    print(f"| {' | '.join(map(str, cells))} |")
+    print(markdown("llllll", HEADINGS, [cells]))
     slow = max(took) > TARGET_S and not options.quick
     return int(slow or size > TARGET_MB)
 

@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,17 @@ def parser_of(name: str, rounds: int) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help=OUT_HELP)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def markdown(
+    align: str, headings: Sequence[str], rows: Iterable[Sequence[str]], as_is: bool = False
+) -> str:
+    """A table in Markdown; align: l or r of each column."""
+    # Here, because the processes that are measured import this module, and pandas takes time.
+    from harness.read.table import Table, markdown_lines
+
+    table = Table(headings, [*rows], numeric=[side == "r" for side in align])
+    return "\n".join(markdown_lines(table, as_is))
 
 
 def show(text: str, out: Path | None, record: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.results import spread
+from benchmarks.results import markdown, spread
 from benchmarks.speed_cases import ARMS, Case, is_exact
 
 WARMED_UP = 1  # epochs that are not timed
@@ -97,7 +97,7 @@ def table(record: dict[str, Any]) -> str:
         for processes in result["processes"]:
             lines += ["", *_section(name, result, processes)]
         if 1 in result["processes"] and len(result["processes"]) > 1:
-            lines += ["", f"## {name}, scaling", "", *_scaling(result)]
+            lines += ["", f"## {name}, scaling", "", _scaling(result)]
     if texts := list(complaints(record["cases"])):
         lines += ["", "**Not equal, or failed:**", "", *(f"- {text}" for text in texts)]
     if left := record.get("not_begun"):
@@ -128,12 +128,10 @@ def _section(name: str, result: dict[str, Any], processes: int) -> Iterator[str]
             f"{_optimizer_ms(facts, limit):.2g} ms of memory an update."
         )
     yield ""
-    yield f"| {' | '.join(HEAD)} |"
-    yield "|---|" + "--:|" * (len(HEAD) - 1)
-    for arm in result["arms"]:
-        own = [r for r in runs if r["arm"] == arm]
-        if own:
-            yield f"| {' | '.join(row(arm, own, runs, result, processes))} |"
+    yield markdown("l" + "r" * (len(HEAD) - 1), HEAD, (
+        row(arm, own, runs, result, processes)
+        for arm in result["arms"] if (own := [r for r in runs if r["arm"] == arm])
+    ))  # fmt: skip
 
 
 def _changed(case: Case) -> str:
@@ -195,11 +193,9 @@ def _ratio(own: Runs, ours: Runs, of: Callable[[dict[str, Any]], float]) -> str:
     return spread(ratios, ".2f") if ratios else ""
 
 
-def _scaling(result: dict[str, Any]) -> Iterator[str]:
+def _scaling(result: dict[str, Any]) -> str:
     """Training samples/s of N processes / (N x that of one process), in the same round."""
-    runs = _good(result["runs"])
-    yield "| arm | processes | scaling efficiency (weak, training alone) |"
-    yield "|---|--:|--:|"
+    runs, rows = _good(result["runs"]), []
     for arm in result["arms"]:
         one = {r["round"]: r for r in runs if r["arm"] == arm and r["processes"] == 1}
         for processes in result["processes"]:
@@ -209,4 +205,6 @@ def _scaling(result: dict[str, Any]) -> Iterator[str]:
                 for r in several if r["round"] in one
             ]  # fmt: skip
             if processes > 1 and shares:
-                yield f"| {arm} | {processes} | {spread(shares, '.3f')} |"
+                rows.append((arm, str(processes), spread(shares, ".3f")))
+    heads = ("arm", "processes", "scaling efficiency (weak, training alone)")
+    return markdown("lrr", heads, rows)

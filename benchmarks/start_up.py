@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.results import ROOT, markdown
+
 CACHES = ("empty", "filled")
 # Code that exits after the first step; it reads the command line before the timing, as a script.
 FIRST_STEP = """
@@ -47,11 +47,9 @@ def start_up(script: str, threads: int = 1) -> dict[str, float]:
 
 
 def table(took: dict[str, dict[str, float]]) -> str:
-    lines = ["| --tiny, main() through the first step | empty cache s | filled cache s |"]
-    lines.append("|---|---|---|")
-    for script, seconds in took.items():
-        lines.append(f"| {script}.py | {' | '.join(f'{seconds[c]:.2f}' for c in CACHES)} |")
-    return "\n".join(lines)
+    heads = ("--tiny, main() through the first step", *(f"{cache} cache s" for cache in CACHES))
+    rows = [(f"{name}.py", *(f"{of[cache]:.2f}" for cache in CACHES)) for name, of in took.items()]
+    return markdown("lll", heads, rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import harness.read
-from benchmarks.results import OUT_HELP, ROOT, show
+from benchmarks.results import OUT_HELP, ROOT, markdown, show
 
 FILE = """
 script: vit
@@ -102,19 +102,15 @@ def table(runs: int, processes: int, pairs: list[dict[str, Any]]) -> str:
              for arm in ("sweep", "loop")}  # fmt: skip
     speed = [a / b for a, b in zip(rates["sweep"], rates["loop"], strict=True)]
     equal = "equal in every digit" if all(p["equal"] for p in pairs) else "NOT EQUAL"
-    lines = [
-        f"{runs} runs of vit.py --tiny --epochs 1 on {processes} process(es), {len(pairs)} pair(s)",
-        "",
-        "| | sweep | shell loop of torchrun | ratio, median (all) |",
-        "|---|---|---|---|",
-        f"| wall s | {_middle(p['sweep_s'] for p in pairs):.1f} | "
-        f"{_middle(p['loop_s'] for p in pairs):.1f} | {_with_each(ratio)} |",
-        f"| samples/s of a run | {_middle(rates['sweep']):,.0f} | {_middle(rates['loop']):,.0f} | "
-        f"{_with_each(speed)} |",
-        "",
-        f"Losses and accuracies of all runs: {equal}.",
-    ]
-    return "\n".join(lines)
+    walls = (f"{_middle(p[name] for p in pairs):.1f}" for name in ("sweep_s", "loop_s"))
+    middle = (f"{_middle(of):,.0f}" for of in rates.values())
+    cells = markdown("llll", ("", "sweep", "shell loop of torchrun", "ratio, median (all)"), [
+        ("wall s", *walls, _with_each(ratio)), ("samples/s of a run", *middle, _with_each(speed)),
+    ])  # fmt: skip
+    return (
+        f"{runs} runs of vit.py --tiny --epochs 1 on {processes} process(es), {len(pairs)} pair(s)"
+        f"\n\n{cells}\n\nLosses and accuracies of all runs: {equal}."
+    )
 
 
 def _middle(values: Any) -> float:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks.prepared import load
+from benchmarks.results import markdown
 from harness.core.command_line import parse
 from harness.core.settings import Settings, UserError
 from harness.read import statistics
@@ -40,6 +41,8 @@ OF_A_RULE = {
     "test_size", "data_seed", "per_gpu_batch", "epochs", "lr", "seed", "text_column",
     "label_column", "image_column", "dataset_config", "test_split", "validation_split",
 }  # fmt: skip
+HEADINGS = ("rule", "exchanges", "accuracy", "of DDP", "accuracy, points to DDP (95 %)",
+            "loss, to DDP (95 %)", "seeds")  # fmt: skip
 CLIPPED = 1.0
 
 
@@ -231,8 +234,7 @@ def run(name: str, script: str, flags: list[str], seed: int, nodes: int) -> dict
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A table of the rules, each compared with DDP on the same seeds."""
-    lines = ["| rule | exchanges | accuracy | of DDP | accuracy, points to DDP (95 %) "
-             "| loss, to DDP (95 %) | seeds |", "|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    cells = []
     for name, rule in RULES.items():
         own, ddp = (of_seeds(rows, each, "accuracy") for each in (name, "ddp"))
         if not own:
@@ -249,9 +251,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                 in_words(statistics.difference(own, ddp).scaled(100), "+.2f"),
                 in_words(statistics.difference(*losses), "+.3f"),
             )
-        cells = (rule.says, str(exchanges), f"{accuracy:.4f}", *beside, str(len(own)))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells.append((rule.says, str(exchanges), f"{accuracy:.4f}", *beside, str(len(own))))
+    return markdown("lrrrrrr", HEADINGS, cells)
 
 
 def in_words(found: statistics.Estimate, form: str) -> str:

@@ -18,9 +18,12 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
+from benchmarks.results import markdown
 from harness.read.statistics import spread
 
 GOAL = 0.005  # share of a step, at 1 Hz
+HEADINGS = ("model", "pairs of turns", "step ms, unwatched", "step time ratio, mean (95 %)",
+            "smallest to largest", "sampler's share of a core")  # fmt: skip
 
 
 class Sampler:
@@ -94,20 +97,17 @@ def paired(watched: list[float], unwatched: list[float]) -> list[float]:
 
 
 def table(found: dict[str, dict[str, Any]], threads: int) -> str:
-    lines = [
-        f"Telemetry at 1 Hz, {threads} thread(s); the goal is a ratio of at most {1 + GOAL:.3f}.",
-        "",
-        "| model | pairs of turns | step ms, unwatched | step time ratio, mean (95 %) "
-        "| smallest to largest | sampler's share of a core |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     for name, case in found.items():
         ratios = paired(case["watched_s"], case["unwatched_s"])
         known = spread(ratios)  # of neighbours that share a turn, as if they did not
         ends = "" if known.low is None else f" ({known.low:.4f} to {known.high:.4f})"
-        lines.append(
-            f"| {name} | {len(ratios)} | {1000 * statistics.median(case['unwatched_s']):.2f} "
-            f"| {known.mean:.4f}{ends} | {min(ratios):.3f} to {max(ratios):.3f} "
-            f"| {100 * case['sampler_core_share']:.2f} % |"
-        )
-    return "\n".join(lines)
+        rows.append((
+            name, str(len(ratios)), f"{1000 * statistics.median(case['unwatched_s']):.2f}",
+            f"{known.mean:.4f}{ends}", f"{min(ratios):.3f} to {max(ratios):.3f}",
+            f"{100 * case['sampler_core_share']:.2f} %",
+        ))  # fmt: skip
+    return (
+        f"Telemetry at 1 Hz, {threads} thread(s); the goal is a ratio of at most {1 + GOAL:.3f}."
+        f"\n\n{markdown('lrrrrr', HEADINGS, rows)}"
+    )

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.results import parser_of, ratios, result_of, send_result, show, spread
+from benchmarks.results import markdown, parser_of, ratios, result_of, send_result, show, spread
 
 WAYS: dict[str, list[str]] = {"equal shares": [], "--balance measured": ["--balance", "measured"]}
 
@@ -55,12 +55,9 @@ def busy(core: int) -> Iterator[None]:
 
 
 def table(found: dict[str, list[float]]) -> str:
-    first = next(iter(WAYS))
-    lines = ["| | updates take, s | times as fast, by round |", "|---|--:|--:|"]
-    for name in WAYS:
-        seconds = found[name]
-        lines.append(f"| {name} | {spread(seconds)} | {ratios(found[first], seconds)} |")
-    return "\n".join(lines)
+    first, *_ = of_ways = [found[name] for name in WAYS]
+    rows = [(name, spread(of), ratios(first, of)) for name, of in zip(WAYS, of_ways, strict=True)]
+    return markdown("lrr", ("", "updates take, s", "times as fast, by round"), rows)
 
 
 def inside(options: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 
 from benchmarks.overhead import watch
 from benchmarks.prepared import prepared
+from benchmarks.results import markdown
 from harness.core.settings import UserError
 from harness.train.loop.progress import Console
 from logcallback import LogCallback
@@ -108,11 +109,10 @@ def _longest(averages: Any, column: str, rows: int) -> str:
     averages = [event for event in averages if event.device_type.name == "CPU"]
     whole = sum(getattr(event, column) for event in averages)
     ranked = sorted(averages, key=lambda event: -getattr(event, column))[:rows]
-    lines = [f"| {column} | share | calls an update |", "|---|--:|--:|"]
-    for event in ranked:
-        share = getattr(event, column) / whole if whole else 0.0
-        lines.append(f"| {event.key[:80]} | {share:.1%} | {event.count / PROFILED:.0f} |")
-    return "\n".join(lines)
+    shares = [getattr(event, column) / whole if whole else 0.0 for event in ranked]
+    rows = [(event.key[:80], f"{share:.1%}", f"{event.count / PROFILED:.0f}")
+            for event, share in zip(ranked, shares, strict=True)]  # fmt: skip
+    return markdown("lrr", (column, "share", "calls an update"), rows, as_is=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness.core.schema.checks import RECORDS, fields
 from harness.core.schema.fields import LARGEST, Field, Kind, fields_of
 from harness.core.schema.rows import OUTCOMES
 from harness.core.schema.telemetry import GpuTelemetry, NodeTelemetry
+from harness.read.table import Table, markdown_lines
 
 TEMPLATE = Path(__file__).with_name("README.template.md")
 OUTPUTS = Path(__file__).resolve().parents[2] / "outputs"
@@ -29,8 +31,8 @@ def readme() -> str:
     """The data dictionary: the template with a table in place of each name in double braces."""
     tables = {kind: table(fields(kind)) for kind in RECORDS}
     tables |= {of.__name__: table(fields_of(of)) for of in (GpuTelemetry, NodeTelemetry)}
-    rows = [f"| `{name}` | {meaning} |" for name, meaning in OUTCOMES.items()]
-    tables["outcomes"] = "\n".join(["| outcome | meaning |", "|---|---|", *rows])
+    outcomes = [(f"`{name}`", meaning) for name, meaning in OUTCOMES.items()]
+    tables["outcomes"] = _markdown(("outcome", "meaning"), outcomes)
     return re.sub(r"\{\{(\w+)\}\}", lambda match: tables[match[1]], TEMPLATE.read_text("utf-8"))
 
 
@@ -43,8 +45,12 @@ def table(known: dict[str, Field]) -> str:
             rows[-1][0].append(f"`{name}`")
         else:
             rows.append(([f"`{name}`"], kind, field.meaning))
-    lines = [f"| {' '.join(names)} | {kind} | {meaning} |" for names, kind, meaning in rows]
-    return "\n".join(["| field | type | meaning |", "|---|---|---|", *lines])
+    return _markdown(("field", "type", "meaning"), [(" ".join(row[0]), *row[1:]) for row in rows])
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    table = Table(headings, rows, numeric=[False] * len(headings))
+    return "\n".join(markdown_lines(table, as_is=True))
 
 
 def flat(known: dict[str, Field]) -> dict[str, Field]:

@@ -88,9 +88,9 @@ def _filled(place: re.Match[str], root: Path) -> str:
     elif place["kind"] == "verdicts":
         lines = _verdicts(read_sweep(folder))
     elif place["kind"] == "floors":
-        lines = iter(floors(folder))
+        return f"{floors(folder)}\n"
     elif place["kind"] == "simulated":
-        lines = iter(simulated(folder))
+        return f"{simulated(folder)}\n"
     else:
         lines = _sweeps(folder)
     return "\n".join(lines) + "\n"

@@ -173,14 +173,15 @@ def _width(table: Table, columns: Iterable[int]) -> int:
     return sum(width + GAP for width in widths) - GAP + 2
 
 
-def markdown_lines(table: Table) -> Iterator[str]:
-    yield _markdown_row(table.headings)
+def markdown_lines(table: Table, as_is: bool = False) -> Iterator[str]:
+    """as_is: the cells are Markdown already, and nothing in them is escaped."""
+    first, *rows = (
+        " | ".join(cells if as_is else map(escaped, cells))
+        for cells in (table.headings, *table.rows)
+    )
+    yield f"| {first} |"
     yield "|" + "|".join("--:" if right else "---" for right in table.right) + "|"
-    yield from map(_markdown_row, table.rows)
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(map(escaped, cells)) + " |"
+    yield from (f"| {row} |" for row in rows)
 
 
 def markdown_list(items: Iterable[Item]) -> Iterator[str]:
