@@ -415,7 +415,7 @@ VERBS = {
     "explain": Verb("read.explain.explain", "why N processes were not N times as fast", explain),
     "batches": Verb("read.compare.critical_batch",
                     "the batch beyond which larger ones do not pay", batches),
-    "predict": Verb("read.predict.command",
+    "predict": Verb("read.figures.prediction",
                     "time and cost of topologies that were not measured", predict),
     "plan": Verb("read.predict.plan", "what reaches a target soonest over a link", plan),
     "store": Verb("train.run.elastic", "a rendezvous for runs that may lose any node", store,

@@ -41,13 +41,14 @@ BLACK, WHITE = "#000000", "#ffffff"
 INK = "#333333"  # small text: lighter colours are hard to read
 FAINT = "#777777"  # references and ideals
 STRIP = "#f2f2f2"  # background of the strip beside an axis, for runs without a number
+NO_DIFFERENCE = "#eeeeee"  # differences too small to matter
 GRID = "#dddddd"
 FAILED = "#B00020"
 
 # Light -> dark. Hues that are readable on both backgrounds are not listed.
 DARK = {
     WHITE: "#0d1117", BLACK: "#e6edf3", INK: "#c9d1d9", FAINT: "#8b949e", GRID: "#30363d",
-    "#f2f2f2": "#1b2129", "#eeeeee": "#1f262e", "#262626": "#e6edf3", "#cccccc": "#484f58",
+    STRIP: "#1b2129", NO_DIFFERENCE: "#1f262e", "#262626": "#e6edf3", "#cccccc": "#484f58",
     "#c8c8c8": "#4a5159", "#9fb8c8": "#53758a", "#0072b2": "#3d8fe0", "#d55e00": "#f08040",
     "#009e73": "#2fc79a", "#56b4e9": "#b5e0ff", "#b00020": "#ff6b7d", "#882255": "#d977a8",
     "#8c510a": "#c98a45", "#332288": "#9b8cff", "#999933": "#c5c55a",
@@ -102,6 +103,9 @@ class Style(NamedTuple):
 
 
 BASE = Style(BLACK, "X", "-")  # stands out from the cycle below
+REFERENCE, IDEAL = Style(FAINT, "", "--"), Style(FAINT, "", ":")
+HOLLOW = Style(FAINT, "o", "-")  # the outline of a mark
+FAILURE = Style(FAILED, "X", "-")
 
 
 def cycle(number: int) -> Style:
@@ -193,11 +197,7 @@ def _signed(text: str) -> str:
 
 def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] = ()) -> None:
     """Draw a legend above all panels, if any style has a name."""
-    marks: list[Artist] = [
-        Line2D([], [], color=s.colour, marker=s.marker, linestyle=s.dash, markersize=5, label=name)
-        for name, s in styles.items() if name
-    ]  # fmt: skip
-    marks += more
+    marks = [*(legend_mark(style, name) for name, style in styles.items() if name), *more]
     if not marks:
         return
     letters = LETTERS * figure.get_figwidth()
@@ -209,6 +209,14 @@ def legend(figure: Figure, styles: Mapping[str, Style], more: Sequence[Artist] =
     figure.legend(
         marks, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=9
     )
+
+
+def legend_mark(style: Style, label: str, **more: Any) -> Artist:
+    return Line2D([], [], label=label, **_look(style, more, marker=style.marker, markersize=5))
+
+
+def _look(style: Style, more: dict[str, Any], **usual: Any) -> dict[str, Any]:
+    return {"color": style.colour, "linestyle": style.dash} | usual | more
 
 
 def make_room(figure: Figure, lines: float) -> None:
@@ -265,7 +273,7 @@ def value_with_interval(
         ends, middle = (ends[1], ends[0]), (middle[1], middle[0])
     if high > low:
         interval(axes, *ends, style)
-    axes.plot(*middle, color=style.colour, marker=style.marker, markersize=6, zorder=3)
+    marks(axes, *middle, style, markersize=6, zorder=3)
 
 
 INTERVAL = "_interval"  # label of interval lines; its underscore keeps them out of a legend
@@ -294,7 +302,37 @@ def aside(number: int, count: int) -> float:
 
 
 def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, **more: Any) -> None:
-    axes.plot(x, y, color=style.colour, linestyle=style.dash, linewidth=1.4, **more)
+    axes.plot(x, y, **_look(style, more, linewidth=1.4))
+
+
+def marks(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, **more: Any) -> None:
+    """Draw points without a line."""
+    axes.plot(x, y, **_look(style, more, marker=style.marker, linestyle="", markersize=5))
+
+
+def reference(
+    axes: Axes, at: float, style: Style = REFERENCE, upright: bool = False, **more: Any
+) -> Artist:
+    """Draw a line across the whole panel, or `upright`."""
+    return (axes.axvline if upright else axes.axhline)(at, **_look(style, more, linewidth=1.2))
+
+
+def strip(
+    axes: Axes, low: float, high: float, upright: bool = False, color: str = STRIP, **more: Any
+) -> None:
+    """Draw a background across the whole panel, or `upright`, between two values."""
+    look: dict[str, Any] = {"color": color, "linewidth": 0, "zorder": 0} | more
+    (axes.axvspan if upright else axes.axhspan)(low, high, **look)
+
+
+def band(
+    axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], style: Style,
+    alpha: float, bar: bool = False, **more: Any,
+) -> Artist:  # fmt: skip
+    """Fill the place between two lines; of a single point nothing is seen, or a `bar`."""
+    if bar and len(x) == 1:
+        return axes.vlines(x, low, high, color=style.colour, alpha=2 * alpha, linewidth=5, **more)
+    return axes.fill_between(x, low, high, color=style.colour, alpha=alpha, linewidth=0, **more)
 
 
 def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
@@ -311,8 +349,7 @@ def crosses(axes: Axes, failures: Sequence[tuple[float, str]]) -> None:
     for x, outcome in failures:
         height = 0.96 - 0.08 * stacked[x]
         stacked[x] += 1
-        axes.plot([x], [height], marker="X", color=FAILED, markersize=7, linestyle="",
-                  transform=across, zorder=4)  # fmt: skip
+        marks(axes, [x], [height], FAILURE, markersize=7, transform=across, zorder=4)
         small_text(axes, outcome, (x, height), (-6 if left else 6, 0), xycoords=across,
                    color=FAILED, ha="right" if left else "left")  # fmt: skip
 

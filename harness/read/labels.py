@@ -198,6 +198,11 @@ def unfinished(states: Collection[str]) -> list[str]:
     return [line] if others else []
 
 
+def digits(value: float) -> str:
+    """Four digits, or all of a larger number; never in scientific notation."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def duration(seconds: float) -> str:
     """A duration as people write it: 1 h 22 min, 12 min 30 s, 8.4 s."""
     if seconds < 60:

@@ -57,7 +57,7 @@ def where_time_went(sweep: SweepResults, _styles: Styles) -> Drawn:
         if any(widths):
             colour, hatch = LOOKS[name]
             axes.barh(range(len(rows)), widths, left=left, color=colour, height=0.72, label=name,
-                      hatch=hatch, edgecolor="white", linewidth=0.4)  # fmt: skip
+                      hatch=hatch, edgecolor=kit.WHITE, linewidth=0.4)  # fmt: skip
             left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, total in enumerate(left):
         kit.small_text(axes, duration(total), (total, row), (4, 0))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
@@ -242,7 +241,7 @@ def _beside(
     ]  # fmt: skip
 
 
-IDEAL = Line2D([], [], color=kit.FAINT, linestyle=":", label="in proportion to the devices")
+IDEAL = kit.legend_mark(kit.IDEAL, "in proportion to the devices")
 
 
 def _ideal(
@@ -351,10 +350,10 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
             for at, value, low, high, _ in points:
                 x = drawn_at[at]
                 kit.interval(cell, [x, x], [low, high], style)
-                cell.plot([x], [value], color=style.colour, marker=style.marker, markersize=6)
+                kit.marks(cell, [x], [value], style, markersize=6)
             values += best.values()
             reached += [f"{name or 'all'} {value:.2f} on {at:g}" for at, value, *_ in points[1:]]
-        cell.axhline(1.0, color=kit.FAINT, linestyle=":", linewidth=1.4)
+        kit.reference(cell, 1.0, kit.IDEAL, linewidth=1.4)
         kit.small_text(cell, "ideal", (0.98, 1.0), (0, 2), ha="right", va="bottom",
                    xycoords=cell.get_yaxis_transform())  # fmt: skip
         doubling_axis(cell, {_devices(g) for _, groups in panel.lines for g in groups})

@@ -126,7 +126,7 @@ def _mean(
         lows, highs = [max(low, 0.0) for low in lows], [min(high, 1.0) for high in highs]
     kit.line(axes, epochs, means, style, label=name, marker=style.marker, markersize=4, zorder=3)
     if lows != means:
-        axes.fill_between(epochs, lows, highs, color=style.colour, alpha=0.12, linewidth=0)
+        kit.band(axes, epochs, lows, highs, style, 0.12)
     return [*lows, *highs]
 
 
@@ -139,7 +139,7 @@ def _runs(
     for run, curve in curves:
         if run.state in FAILURES:
             end = max(curve)
-            axes.plot([end], [curve[end]], marker="X", color=kit.FAILED, markersize=8, zorder=5)
+            kit.marks(axes, [end], [curve[end]], kit.FAILURE, markersize=8, zorder=5)
             kit.small_text(
                 axes, run.state, (end, curve[end]), (5, 5), color=kit.FAILED, va="bottom"
             )

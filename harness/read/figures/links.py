@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from harness.core.links import Link, plain_link
 from harness.core.strategies import EACH_UPDATE
@@ -116,7 +115,7 @@ def propagation(sweep: SweepResults, _styles: Styles) -> Drawn:
             kit.line(place, [p.x for p in known], [p.mean for p in known], style, label=rate)
             texts += [f"{panel.title}, {point.text}" for point in known]
         for base, mean in _baselines(sweep, groups):
-            place.axhline(mean, color=kit.FAINT, linestyle="--", linewidth=1.2)
+            kit.reference(place, mean)
             over = axis_text(base, "link") or "no network"
             kit.small_text(place, f"{axis_text(base, 'setup')}, {over}", (1, mean), (-4, 3),
                        ha="right", va="bottom", xycoords=("axes fraction", "data"))  # fmt: skip
@@ -131,7 +130,7 @@ def propagation(sweep: SweepResults, _styles: Styles) -> Drawn:
     return drawn
 
 
-BOUND = Line2D([], [], color=kit.FAINT, linestyle=":", label="at most: one delay an update")
+BOUND = kit.legend_mark(kit.IDEAL, "at most: one delay an update")
 
 
 def _bound(axes: Axes, groups: Sequence[Group]) -> bool:
@@ -143,7 +142,7 @@ def _bound(axes: Axes, groups: Sequence[Group]) -> bool:
         return False
     scale, x = axes.get_ylim(), np.geomspace(min(delays), max(delays), 50)
     most = batches.pop() / (1e-3 * x)
-    axes.plot(x, most, color=kit.FAINT, linestyle=":", linewidth=1.4)
+    kit.line(axes, [*x], [*most], kit.IDEAL)
     axes.set_ylim(scale)
     return bool(min(most) < scale[1])
 
@@ -177,8 +176,8 @@ class Cell:
         return in_both(*sides) if all(sides) else None
 
 
-HOLLOW = Line2D([], [], color=kit.FAINT, marker="o", markerfacecolor=kit.WHITE, linestyle="",
-                markersize=5, label="hollow: all runs beside other programs")  # fmt: skip
+HOLLOW = kit.legend_mark(kit.HOLLOW, "hollow: all runs beside other programs",
+                         markerfacecolor=kit.WHITE, linestyle="")  # fmt: skip
 
 
 def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
@@ -285,9 +284,8 @@ def _times(
              markersize=5, label=name)  # fmt: skip
         hollow = [(c.delay * aside, median) for c, median in zip(mine, medians, strict=True)
                   if all_beside_others(c.group)]  # fmt: skip
-        axes.plot([x for x, _ in hollow], [y for _, y in hollow], color=style.colour,
-                  marker=style.marker, markersize=5, linestyle="",
-                  markerfacecolor=kit.WHITE)  # fmt: skip
+        x, y = [x for x, _ in hollow], [y for _, y in hollow]
+        kit.marks(axes, x, y, style, markerfacecolor=kit.WHITE)
         for cell in of_name:
             # Misses are shown even where too few other runs have a time that counts.
             if missed := len(cell.group.missed(measure)):
@@ -302,8 +300,7 @@ def _times(
 def _miss(axes: Axes, delay: float, number: int, text: str, style: Style, side: int) -> None:
     """Mark misses at the top edge, one below the other, as they exceed every time."""
     height, transform = 1 - MISS_ROW * (number + 0.5), axes.get_xaxis_transform()
-    axes.plot([delay], [height], marker=style.marker, color=style.colour, markersize=4.5,
-              linestyle="", transform=transform)  # fmt: skip
+    kit.marks(axes, [delay], [height], style, markersize=4.5, transform=transform)
     kit.small_text(axes, text, (delay, height), (6 * side, 0), fontsize=7.5, xycoords=transform,
                ha="left" if side > 0 else "right")  # fmt: skip
 
@@ -341,7 +338,7 @@ def _time_axis(axes: Axes, span: Span, labels: bool) -> None:
     axes.set_yticks(ticks, [f"{tick:,g}" if labels else "" for tick in ticks])
     axes.set_ylim(span.low, top)
     if span.missed:
-        axes.axhspan(span.high, top, color=kit.STRIP, zorder=0, linewidth=0)
+        kit.strip(axes, span.high, top)
         kit.small_text(axes, "missed", (1, 1 - MISS_ROW / 2), (4, 0), xycoords="axes fraction")
 
 
@@ -375,8 +372,8 @@ def _quality(
     with the same seed a point.
     """
     compared = {name: sides for name in styles if (sides := _accuracies(cells, name))}
-    axes.axvspan(-1, 1, color="#eeeeee", zorder=0)
-    axes.axvline(0, color=kit.FAINT, linestyle="--", linewidth=1.2)
+    kit.strip(axes, -1, 1, upright=True, color=kit.NO_DIFFERENCE, linewidth=1)
+    kit.reference(axes, 0, upright=True)
     for height, (name, sides) in enumerate(compared.items()):
         values = [100 * (ours[key] - theirs[key]) for ours, theirs in sides
                   for key in ours if key in theirs]  # fmt: skip

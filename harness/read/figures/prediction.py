@@ -1,12 +1,15 @@
-"""Prediction against measurement: groups of runs on several nodes, predicted from one machine."""
+"""Predictions from one machine against measurements of several nodes; and over more of them, by
+python -m harness predict --plot.
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.read import drawing as kit
@@ -19,10 +22,13 @@ from harness.read.figures.panels import (
     set_title,
     without_place,
 )
+from harness.read.files import save
 from harness.read.labels import STRATEGY, counted
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
+from harness.read.predict.command import answer
+from harness.read.predict.model import Prediction, below_half_efficiency
 from harness.read.records.sweeps import SweepResults
-from harness.read.scales import log_axis
+from harness.read.scales import doubling_axis, log_axis
 
 NO_NODES = (
     "no finished run is on several nodes, so there is nothing to predict: "
@@ -54,9 +60,8 @@ def prediction(sweep: SweepResults, styles: Styles) -> Drawn:
         _diagonal(place, workload)
         kit.mark_cut_intervals(drawn, place)
     kit.legend(figure, of_strategies, [
-        Line2D([], [], color=kit.FAINT, marker="o", markerfacecolor="none", linestyle="",
-               markersize=5, label="textbook's alpha-beta"),
-        Line2D([], [], color=kit.FAINT, linestyle="--", linewidth=1.2, label="as measured"),
+        kit.legend_mark(kit.HOLLOW, "textbook's alpha-beta", markerfacecolor="none", linestyle=""),
+        kit.legend_mark(kit.REFERENCE, "as measured", linewidth=1.2),
         Patch(color=kit.FAINT, alpha=0.15, linewidth=0, label=f"within {NEAR:.0%}"),
     ])  # fmt: skip
     set_title(figure, f"{_errors(cases)}. Predicted by this version, after the runs.")
@@ -80,8 +85,8 @@ def _mark(
     ]
     kit.run_points(drawn, axes, steps, [predicted_ms] * len(steps), style, tips)
     mean, *_ = kit.mean_with_interval(axes, predicted_ms, steps, style, across=True)
-    axes.plot([mean], [1e3 * predicted.baseline_s], color=kit.FAINT, marker="o", alpha=0.7,
-              markerfacecolor="none", markersize=5, linestyle="", zorder=2)  # fmt: skip
+    kit.marks(axes, [mean], [1e3 * predicted.baseline_s], kit.HOLLOW, alpha=0.7,
+              markerfacecolor="none", zorder=2)  # fmt: skip
     if predicted.low_s is not None and predicted.high_s is not None:
         kit.interval(axes, [mean, mean], [1e3 * predicted.low_s, 1e3 * predicted.high_s], style)
 
@@ -93,9 +98,9 @@ def _diagonal(axes: Axes, workload: Workload) -> None:
     times_s += [s for each in predictions for s in (each.step_s, each.baseline_s)]
     low, high = 1e3 * min(times_s) / 1.15, 1e3 * max(times_s) * 1.15
     ends = [low, high]
-    axes.plot(ends, ends, color=kit.FAINT, linestyle="--", linewidth=1.2, zorder=1)
-    axes.fill_between(ends, [(1 - NEAR) * e for e in ends], [(1 + NEAR) * e for e in ends],
-                      color=kit.FAINT, alpha=0.15, linewidth=0, zorder=0)  # fmt: skip
+    kit.line(axes, ends, ends, kit.REFERENCE, linewidth=1.2, zorder=1)
+    below, above = ([factor * end for end in ends] for factor in (1 - NEAR, 1 + NEAR))
+    kit.band(axes, ends, below, above, kit.REFERENCE, 0.15, zorder=0)
     if high > 4 * low:
         log_axis(axes, "x")
         log_axis(axes, "y")
@@ -137,3 +142,44 @@ def _fitted_on(workload: Workload) -> str:
         f"{workload.fitted.runs_text} and from all-reduces measured over links, from no step of "
         f"what is predicted{assumed}"
     )
+
+
+def run(options: argparse.Namespace) -> int:
+    curve, title = answer(options)
+    if options.plot:
+        kind = options.plot.suffix.removeprefix(".")
+        save(over_nodes(curve, title), options.plot.parent, options.plot.stem, [kind], dark=False)
+        if not options.json:
+            print(f"written: {options.plot}")
+    return 0
+
+
+def over_nodes(curve: list[Prediction], title: str) -> Drawn:
+    """Samples/s over nodes, with a line of no waiting, and the 95 % interval where it is known."""
+    figure, (axes,) = kit.grid([4.0])
+    nodes = [each.plan.shape.nodes for each in curve]
+    styles = {"no waiting": kit.REFERENCE, "predicted": kit.cycle(0)}
+    ideal, predicted = styles.values()
+    kit.line(axes, nodes, [each.samples / each.alone_s for each in curve], ideal)
+    rates = [each.samples_per_s for each in curve]
+    kit.line(axes, nodes, rates, predicted, marker=predicted.marker, markersize=5)
+    marks = list[Artist]()
+    if known := [
+        (each.plan.shape.nodes, each.samples / each.high_s, each.samples / each.low_s)
+        for each in curve
+        if each.low_s and each.high_s
+    ]:
+        at, low, high = zip(*known, strict=True)
+        band = kit.band(axes, at, low, high, predicted, 0.2, bar=True)
+        band.set_label("95 % interval")
+        marks.append(band)
+    if (below := below_half_efficiency(curve)) is not None:
+        first = below.plan.shape.nodes
+        text, style = f"efficiency below 0.5 from {first} on", kit.cycle(1)
+        marks.append(kit.reference(axes, first, style, upright=True, label=text))
+    doubling_axis(axes, nodes)
+    log_axis(axes, "y")
+    per_node = curve[0].plan.shape.per_node
+    kit.describe(axes, title, f"nodes of {per_node} process(es)", "training samples/s")
+    kit.legend(figure, styles, marks)
+    return Drawn(figure, f"{title}: predicted training samples/s over the number of nodes")

@@ -207,7 +207,7 @@ def _scale(axes: Axes, times: Sequence[float], wide: int) -> None:
             if len(ticks) < 2:
                 ticks = [m * 10.0**n for n in decades for m in (1, 2, 5)]
         axes.set_xticks([tick for tick in ticks if low <= tick <= high])
-        axes.axvspan(high, right, color=kit.STRIP, zorder=0, linewidth=0)
+        kit.strip(axes, high, right, upright=True)
 
 
 def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, style: Style) -> str:
@@ -218,8 +218,8 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
         kit.run_points(drawn, axes, [t for _, t in reached], [height] * len(reached), style, tips)
     median = statistics.median(repeats_of("tta_train_s", times).values()) if times else math.inf
     if math.isfinite(median):
-        axes.plot([median] * 2, [height - 0.3, height + 0.3], color=style.colour, linewidth=2,
-                  zorder=5)  # fmt: skip
+        ends, solid = [height - 0.3, height + 0.3], style._replace(dash="-")
+        kit.line(axes, [median] * 2, ends, solid, linewidth=2, zorder=5)
     texts = [*([f"{missed} of {len(times)} missed"] if missed else []), *failed]
     if texts:
         colour, edge = kit.FAILED if failed else kit.INK, ("axes fraction", "data")
@@ -389,8 +389,7 @@ def _point(
             for r, c, q in zip(runs, costs, qualities, strict=True)]  # fmt: skip
     kit.run_points(drawn, axes, costs, qualities, style, tips)
     point = TradeOff(group, (group.mean(measure) or 0.0) / unit, group.mean(ACCURACY) or 0.0)
-    axes.plot([point.cost], [point.quality], color=style.colour, marker=style.marker,
-              markersize=6, zorder=3)  # fmt: skip
+    kit.value_with_interval(axes, point.cost, (point.quality,) * 3, style)
     return point
 
 
@@ -401,8 +400,8 @@ def _best(axes: Axes, sweep: SweepResults, points: Sequence[TradeOff], title: st
         if all(_is_better(point, cheaper) for cheaper in cheaper_ones):
             best.append(point)
         cheaper_ones.append(point)
-    axes.step([p.cost for p in best], [p.quality for p in best], where="post", color=kit.FAINT,
-              linewidth=1.2, linestyle="--", zorder=1)  # fmt: skip
+    kit.line(axes, [p.cost for p in best], [p.quality for p in best], kit.REFERENCE,
+             drawstyle="steps-post", linewidth=1.2, zorder=1)  # fmt: skip
     texts, above, before = list[str](), False, best[0]
     width, height = (max(ends) - min(ends) for ends in zip(*(p[1:] for p in points), strict=True))
     for number, (group, cost, quality) in enumerate(best, 1):

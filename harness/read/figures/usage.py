@@ -82,7 +82,7 @@ def usage(sweep: SweepResults, _styles: Styles) -> Drawn:
                 continue
             means.append(_draw_quantity(panel, quantity, series[quantity], begin, by_gpu))
             for end in ends:
-                panel.axvline(end - begin, color=kit.FAINT, linestyle=":", linewidth=0.8)
+                kit.reference(panel, end - begin, kit.IDEAL, upright=True, linewidth=0.8)
             kit.describe(
                 panel,
                 name if quantity == next(iter(series)) else "",
@@ -186,9 +186,8 @@ def _draw_series(
         for part in _unbroken(np.array(readings, float)):
             count = max(step, len(part) - len(part) % step)
             means = [each.mean(axis=0) for each in np.array_split(part[:count], count // step)]
-            axes.plot([time - begin for time, _ in means], [value for _, value in means],
-                      color=style.colour, linestyle=style.dash, linewidth=1,
-                      alpha=0.85)  # fmt: skip
+            times, heights = [time - begin for time, _ in means], [value for _, value in means]
+            kit.line(axes, times, heights, style, linewidth=1, alpha=0.85)
             values += [float(value) for _, value in means]
         shown.append(values)
     return shown

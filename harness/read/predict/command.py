@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from matplotlib.artist import Artist
-
 from harness.core.collectives import BACKEND, MEANS, Shape, wire_of
 from harness.core.command_line import print_json
 from harness.core.links import Link, link_of
@@ -22,10 +20,7 @@ from harness.core.rules import FLAGS_OF_A_STRATEGY, OF_FRAGMENTS, Combination, r
 from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.topology import effective_batch
-from harness.read import drawing as kit
-from harness.read.drawing import Drawn, Style
-from harness.read.files import save
-from harness.read.labels import UNKNOWN, counted, duration
+from harness.read.labels import UNKNOWN, counted, digits, duration
 from harness.read.predict.cases import measured_as
 from harness.read.predict.facts import Overrides, shape_of
 from harness.read.predict.fitting import Fitted, fit_records
@@ -48,7 +43,6 @@ from harness.read.predict.scenario import (
     spread_of_form,
 )
 from harness.read.records.selection import start_on
-from harness.read.scales import doubling_axis, log_axis
 from harness.read.table import Table, screen, show
 
 NOT_KNOWN = "unknown"  # in a sentence; in tables it is UNKNOWN
@@ -154,41 +148,6 @@ def as_fields(result: Outcome) -> dict[str, Any]:
     }
 
 
-def curve_figure(curve: list[Prediction], title: str) -> Drawn:
-    """Samples/s over nodes, with a line of no waiting, and the 95 % interval where it is known."""
-    figure, (axes,) = kit.grid([4.0])
-    nodes = [each.plan.shape.nodes for each in curve]
-    styles = {"no waiting": Style(kit.FAINT, "", "--"), "predicted": kit.cycle(0)}
-    ideal, predicted = styles.values()
-    rates = [each.samples_per_s for each in curve]
-    kit.line(axes, nodes, [each.samples / each.alone_s for each in curve], ideal)
-    kit.line(axes, nodes, rates, predicted, marker=predicted.marker, markersize=5)
-    marks = list[Artist]()
-    if known := [
-        (each.plan.shape.nodes, each.samples / each.high_s, each.samples / each.low_s)
-        for each in curve
-        if each.low_s and each.high_s
-    ]:
-        at, low, high = zip(*known, strict=True)
-        shown: Artist
-        if len(known) > 1:
-            shown = axes.fill_between(at, low, high, color=predicted.colour, alpha=0.2, linewidth=0)
-        else:  # there is no band of one point
-            shown = axes.vlines(at, low, high, color=predicted.colour, alpha=0.4, linewidth=5)
-        shown.set_label("95 % interval")
-        marks.append(shown)
-    if (below := below_half_efficiency(curve)) is not None:
-        first = below.plan.shape.nodes
-        marks.append(axes.axvline(first, color=kit.cycle(1).colour, linewidth=1.2,
-                                  label=f"efficiency below 0.5 from {first} on"))  # fmt: skip
-    doubling_axis(axes, nodes)
-    log_axis(axes, "y")
-    per_node = curve[0].plan.shape.per_node
-    kit.describe(axes, title, f"nodes of {per_node} process(es)", "training samples/s")
-    kit.legend(figure, styles, marks)
-    return Drawn(figure, f"{title}: predicted training samples/s over the number of nodes")
-
-
 def fit_lines(fitted: Fitted) -> Iterator[str]:
     """What the prediction is based on, residuals included."""
     model, line = fitted.model, fitted.model.line
@@ -233,7 +192,7 @@ def prediction_lines(
         yield f"  measured     {_ms(mean_s)}, mean of {runs}: the prediction is off by {off}"
     parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.parts.items())
     yield f"  made of      {parts}; most: {each.dominating}"
-    yield f"  samples/s    {_digits(each.samples_per_s)}"
+    yield f"  samples/s    {digits(each.samples_per_s)}"
     yield f"  efficiency   {each.efficiency:.3f} of {plan.shape.ranks} x one process"
     evaluation = _duration(result.eval_s)
     yield f"  epoch        training {_duration(result.epoch_s)}, evaluation {evaluation}"
@@ -251,11 +210,11 @@ def prediction_lines(
     ]
     yield f"  beside steps {', '.join(beside) or NOT_KNOWN}"
     energy = (
-        NOT_KNOWN if result.energy_j is None else f"{_digits(epochs * result.energy_j / 3.6e6)} kWh"
+        NOT_KNOWN if result.energy_j is None else f"{digits(epochs * result.energy_j / 3.6e6)} kWh"
     )
     yield f"  energy       {energy} (of the devices, without processors and fans)"
     cost = result.run_cost(epochs, restarts)
-    known = NOT_KNOWN if cost is None else f"{_digits(cost)} (unit of --cost_per_gpu_hour)"
+    known = NOT_KNOWN if cost is None else f"{digits(cost)} (unit of --cost_per_gpu_hour)"
     yield f"  cost         {known}"
     if plan.shape.nodes > 1:
         yield f"  textbook     {_ms(each.baseline_s)} (a ring's delays and bytes, after computing)"
@@ -375,11 +334,11 @@ def curve_table(curve: list[Prediction]) -> Table:
     for each in curve:
         interval = (
             UNKNOWN if each.low_s is None or each.high_s is None
-            else f"{_digits(each.low_s * 1e3)} to {_digits(each.high_s * 1e3)}"
+            else f"{digits(each.low_s * 1e3)} to {digits(each.high_s * 1e3)}"
         )  # fmt: skip
         rows.append((
-            f"{each.plan.shape.nodes:,}", _digits(each.step_s * 1e3), interval,
-            _digits(each.samples_per_s), f"{each.efficiency:.3f}", each.dominating,
+            f"{each.plan.shape.nodes:,}", digits(each.step_s * 1e3), interval,
+            digits(each.samples_per_s), f"{each.efficiency:.3f}", each.dominating,
             *([each.plan.exchange] if differ else []),
         ))  # fmt: skip
     headings = ("nodes", "step ms", "95 % interval", "samples/s", "efficiency", "most")
@@ -402,20 +361,16 @@ def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
-def _digits(value: float) -> str:
-    """Four digits, or all of a larger number."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
 def _ms(seconds: float) -> str:
-    return f"{_digits(seconds * 1e3)} ms"
+    return f"{digits(seconds * 1e3)} ms"
 
 
 def _duration(seconds: float | None) -> str:
     return NOT_KNOWN if seconds is None else duration(seconds)
 
 
-def run(options: argparse.Namespace) -> int:
+def answer(options: argparse.Namespace) -> tuple[list[Prediction], str]:
+    """Print the prediction; return those over the numbers of nodes, with a title."""
     link = uniform(options.link)  # before the records, whose reading takes longer
     fitted = fit_records(options.records, Overrides.of(options))
     plan = _scenario(options, fitted, link)
@@ -423,9 +378,8 @@ def run(options: argparse.Namespace) -> int:
         fitted = replace(fitted, assumed=(*fitted.assumed, assumption(fitted.model.congestion)))
     result = outcome(fitted, predict(fitted.model, plan), options.cost_per_gpu_hour)
     measured_s = measured_as(fitted, result.prediction.plan)
-    curve = []
-    if plan.shape.nodes > 1:
-        curve = over_nodes(fitted.model, plan, plan.shape.nodes, fitted.updates_of)
+    nodes = plan.shape.nodes
+    curve = over_nodes(fitted.model, plan, nodes, fitted.updates_of) if nodes > 1 else []
     if options.json:
         print_json({
             **as_fields(result), "run_s": result.run_s(options.epochs, options.restarts),
@@ -441,13 +395,7 @@ def run(options: argparse.Namespace) -> int:
         if curve:
             show(curve_table(curve))
             console.print(half_efficiency_line(curve))
-    if options.plot:
-        drawn = curve_figure(curve or [result.prediction], f"{fitted.name} over {link}")
-        kind = options.plot.suffix.removeprefix(".")
-        save(drawn, options.plot.parent, options.plot.stem, [kind], dark=False)
-        if not options.json:
-            print(f"written: {options.plot}")
-    return 0
+    return curve or [result.prediction], f"{fitted.name} over {link}"
 
 
 def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenario:
