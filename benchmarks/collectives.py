@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.results import OUT_HELP, ROOT, markdown, show
+from benchmarks.results import ROOT, markdown, parser_of, show
 from harness.core.links import link_of
 
 START, EPOCH, END, UPDATES = "start", "each epoch", "end", "updates"
@@ -65,10 +65,9 @@ Found = dict[str, dict[str, float]]  # when and what for -> exchanges, bytes, se
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="collectives")
+    parser = parser_of("collectives", __doc__)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--link", default="80ms/50mbit")
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="of vit.py")
     options = parser.parse_args(argv)

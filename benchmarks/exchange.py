@@ -54,7 +54,7 @@ Once = Callable[[bool], None]  # argument: whether another repetition follows
 
 
 def main(argv: list[str]) -> int:
-    parser = parser_of("exchange", rounds=3)
+    parser = parser_of("exchange", __doc__, rounds=3)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--links", default=LINKS, help="with commas; loopback: one node")
     parser.add_argument("--training", action="store_true", help="time the steps of a training")

@@ -12,7 +12,6 @@ the two measuring programs wait for a core as well as for the link.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -22,14 +21,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.results import OUT_HELP, ROOT, markdown, show
+from benchmarks.results import ROOT, markdown, parser_of, show
 from harness.core.links import link_of
 from harness.launch.netns.emulation import EmulatedNodes
+from harness.read.labels import digits
 
 DELAYS_MS: tuple[int, ...] = (0, 1, 5, 20, 50, 100)  # one way
 JITTERS = ("20ms/jitter2ms", "50ms/jitter10ms")
@@ -42,10 +41,9 @@ Row = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="links")
+    parser = parser_of("links", __doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one of each kind, not to be quoted")
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     load = os.getloadavg()[0]
     few = slice(1, 2) if options.quick else slice(None)
@@ -208,11 +206,6 @@ def table(about: dict[str, Any], rows: list[Row]) -> str:
         f"{about['congestion_control']}) on {about['cores']} cores; load before "
         f"{about['load_before']:.1f}.\n\n{markdown('llrrrrr', HEADINGS, map(_cells, rows))}"
     )
-
-
-def digits(value: float) -> str:
-    """A number with four significant digits, never in scientific notation."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _cells(found: Row) -> tuple[str, ...]:

@@ -13,20 +13,18 @@ stand in the cases). Target: a loader that is at least twice as fast as its mode
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.prepared import prepared
-from benchmarks.results import OUT_HELP, markdown, show
+from benchmarks.results import markdown, parser_of, show
 from harness.train.loop.trainer import ExactTrainer
 from harness.train.measure.environment import environment
 
@@ -107,10 +105,9 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("loader", __doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of loader and model (3)")
     parser.add_argument("--quick", action="store_true", help="one small round: does it run?")
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     chosen, rounds = CASES, options.rounds
     if options.quick:

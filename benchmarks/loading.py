@@ -8,7 +8,6 @@ They have just been written: they are read from the system's memory, not from a 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.results import markdown
+from benchmarks.results import markdown, parser_of
 from harness.core import attempts
 from harness.core.attempts import write_summary
 from harness.core.command_line import parse, trainer_flags
@@ -88,6 +87,8 @@ def settings_of(seed: int) -> Settings:
     return parse("bert", ["--seed", str(seed), "--epochs", str(EPOCHS)], environ=world)
 
 
+# Waiting for the disk ten thousand times is not part of what is measured.
+@mock.patch("os.fsync", mock.Mock())
 def make_runs(root: Path, count: int) -> None:
     """Write `count` finished runs below a folder."""
     # All arguments of the Trainer, as LogCallback writes them.
@@ -108,7 +109,7 @@ def make_runs(root: Path, count: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("loading", __doc__, out=False)
     parser.add_argument("--runs", type=int, default=1000, help="run folders (1000)")
     parser.add_argument("--quick", action="store_true", help="20 run folders")
     options = parser.parse_args(argv)
@@ -116,9 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{count} runs of {EPOCHS} epochs, made anew; best and worst of 3\n")
     slow, rows = False, []
     with tempfile.TemporaryDirectory() as folder:
-        # Waiting for the disk ten thousand times is not part of the measurement.
-        with mock.patch("os.fsync"):
-            make_runs(Path(folder), count)
+        make_runs(Path(folder), count)
         for function in (load, load_runs):
             took = []
             for _ in range(3):

@@ -11,7 +11,6 @@ beside the time from start to start, because other programs disturb it less.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import os
@@ -28,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.results import OUT_HELP, ROOT, markdown, show
+from benchmarks.results import ROOT, markdown, parser_of, show
 from harness.core.attempts import starts_of
 from harness.core.records import FINISHED, find_runs
 
@@ -52,10 +51,9 @@ class Look:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="long_sweep")
+    parser = parser_of("long_sweep", __doc__)
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         looks = watched_sweep(Path(name), options.runs, options.minutes * 60)
@@ -132,21 +130,18 @@ def table(starts: Sequence[float], finished: int, processes: Sequence[Sequence[L
         return found
 
     apart = [[b - a for a, b in itertools.pairwise(part)] for part in parts]
-    rows: dict[str, tuple[list[float], str]] = {
-        "start to start, median s": ([statistics.median(a or [0.0]) for a in apart], ".2f"),
-        "processor time a run of the processes that stay, s": (
-            [s / n for s, n in zip(each(lambda of: of[-1].cpu_s - of[0].cpu_s), runs, strict=True)],
-            ".3f",
-        ),
-        "their memory, MiB": (
-            each(lambda of: statistics.median(look.memory_mib for look in of)), ".1f",
-        ),
-        "their descriptors": (
-            each(lambda of: statistics.median(look.descriptors for look in of)), ".0f",
-        ),
-    }  # fmt: skip
+    cpu_s = each(lambda of: of[-1].cpu_s - of[0].cpu_s)
+    memory_mib = each(lambda of: statistics.median(look.memory_mib for look in of))
+    descriptors = each(lambda of: statistics.median(look.descriptors for look in of))
+    rows = [
+        ("start to start, median s", ".2f", [statistics.median(a or [0.0]) for a in apart]),
+        ("processor time a run of the processes that stay, s", ".3f",
+         [seconds / count for seconds, count in zip(cpu_s, runs, strict=True)]),
+        ("their memory, MiB", ".1f", memory_mib),
+        ("their descriptors", ".0f", descriptors),
+    ]  # fmt: skip
     heads = ("", f"first {runs[0]} runs", f"last {runs[1]} runs")
-    cells = [(name, f"{a:{form}}", f"{b:{form}}") for name, ((a, b), form) in rows.items()]
+    cells = [(name, *(format(value, form) for value in values)) for name, form, values in rows]
     return (
         f"{finished} of {len(starts)} runs finished; {len(processes)} processes stay\n\n"
         f"{markdown('lrr', heads, cells)}"

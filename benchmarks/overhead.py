@@ -18,7 +18,6 @@ figures, nor is telemetry, whose process would disturb all arms alike. It is mea
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -39,7 +38,7 @@ from benchmarks.bare_loop import Loop
 from benchmarks.baton import Baton, Marks
 from benchmarks.overhead_table import table
 from benchmarks.prepared import Prepared, prepared
-from benchmarks.results import OUT_HELP, show
+from benchmarks.results import parser_of, show
 from harness.train.data.samples import EpochOrder
 from harness.train.loop.progress import Console
 from harness.train.measure.environment import environment
@@ -181,7 +180,7 @@ def measure_telemetry(case: str, turns: int, turn_s: float = TURN_S) -> dict[str
 
 def main(argv: list[str] | None = None) -> int:
     cases = GPU_CASES if torch.cuda.is_available() else CPU_CASES
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("overhead", __doc__)
     parser.add_argument("--pairs", type=int, default=8, help="rounds of each arm (8)")
     parser.add_argument("--cases", default=cases, help=f"of {', '.join(CASES)} ({cases})")
     parser.add_argument("--quick", action="store_true", help="one small pair: does it run?")
@@ -189,7 +188,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no_start_up", action="store_true", help="do not time the start")
     parser.add_argument("--telemetry", type=int, metavar="TURNS",
                         help="only telemetry against none, so many turns of each kind")  # fmt: skip
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     torch.set_num_threads(THREADS)
     chosen, pairs = {name: CASES[name] for name in options.cases.split(",")}, options.pairs

@@ -35,7 +35,7 @@ def ways(every: int) -> dict[str, list[str]]:
 
 
 def main(argv: list[str]) -> int:
-    parser = parser_of("overlap", rounds=3)
+    parser = parser_of("overlap", __doc__, rounds=3)
     parser.add_argument("--link", default="20ms/50mbit")
     parser.add_argument("--sync_every", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=6)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.results import markdown, spread
+from benchmarks.results import markdown, parser_of, spread
 from harness.core.command_line import parse
 from harness.train.data import models, text_layout
 from harness.train.data.texts import Layout, TextBatches, for_model, load_texts, parts_of
@@ -151,7 +151,7 @@ def table(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("padding", __doc__, out=False)
     parser.add_argument("--dataset", default="embedded:english", help="texts (embedded:english)")
     parser.add_argument("--model", default="bert-mini", help="an architecture (bert-mini)")
     parser.add_argument("--batches", default="16,32,64", help="samples a batch (16,32,64)")

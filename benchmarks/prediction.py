@@ -13,7 +13,6 @@ of one machine; with --real two nodes compute, one core each.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.prediction_real import real_rows
 from benchmarks.prediction_table import Row, compared, table
-from benchmarks.results import result_of, show
+from benchmarks.results import parser_of, result_of, show
 from harness.core.collectives import GLOO, Shape, wire_of
 from harness.core.links import plain_link
 from harness.core.records import read_json, write_json
@@ -38,7 +37,7 @@ PROBE_MB = "0.25,1,3"
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="prediction")
+    parser = parser_of("prediction", __doc__, out=False)
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--links", default=",".join(LINKS), help="one way, with commas")
     parser.add_argument("--mb", type=float, default=MB, help="of the stand-in's gradients")

@@ -13,7 +13,6 @@ again. --measured compares a table with the runs below DIR.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import statistics
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.results import off
+from benchmarks.results import off, parser_of
 from harness.core.collectives import Shape, wire_of
 from harness.core.links import Link
 from harness.core.settings import UserError
@@ -124,7 +123,7 @@ def compared(folder: str, file: Path) -> int:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="prediction_fresh")
+    parser = parser_of("prediction_fresh", __doc__, out=False)
     parser.add_argument("--sweep", default=SWEEP, help=f"name of a sweep file ({SWEEP})")
     parser.add_argument("--table", type=Path, help="of predictions (that beside the sweep file)")
     parser.add_argument("--basis", metavar="DIR", help="runs of one machine (published ones)")

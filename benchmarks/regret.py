@@ -14,7 +14,6 @@ compression and period. Errors are those of predictions with the exchange of the
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -23,7 +22,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from benchmarks.results import markdown, off
+from benchmarks.results import markdown, off, parser_of
 from harness.core.collectives import Wire, wire_of
 from harness.core.links import plain_link
 from harness.core.settings import UserError
@@ -135,7 +134,7 @@ def took(there: Sequence[Run], plan: Scenario) -> float | None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="regret")
+    parser = parser_of("regret", __doc__, out=False)
     parser.add_argument("--without", choices=("link", "delay"), default="link")
     options = parser.parse_args(argv)
     runs = [

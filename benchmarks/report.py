@@ -7,15 +7,13 @@ The folders are those of benchmarks/loading.py: two kinds of machine, a seed a r
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
 from pathlib import Path
-from unittest import mock
 
 from benchmarks.loading import EPOCHS, make_runs
-from benchmarks.results import markdown
+from benchmarks.results import markdown, parser_of
 from harness.read.report.report import make_report
 
 TARGET_S, TARGET_MB = 6.0, 10.0
@@ -23,7 +21,7 @@ HEADINGS = ("figures", "best s", "worst s", "target s", "page MB", "target MB")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("report", __doc__, out=False)
     parser.add_argument("--runs", type=int, default=1000, help="run folders (1000)")
     parser.add_argument("--times", type=int, default=3, help="reports, one after the other (3)")
     parser.add_argument("--quick", action="store_true", help="20 run folders, one report")
@@ -33,9 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     took = []
     with tempfile.TemporaryDirectory() as folder:
         records, out = Path(folder) / "outputs", Path(folder) / "report"
-        # Waiting for the disk ten thousand times is not part of the measurement.
-        with mock.patch("os.fsync"):
-            make_runs(records, count)
+        make_runs(records, count)
         for _ in range(times):
             began = time.perf_counter()
             page, *_ = make_report(records, out)

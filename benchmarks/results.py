@@ -7,23 +7,40 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from harness.cli import Parser
+from harness.core.command_line import integer
+from harness.core.process import complain
 from harness.core.records import write_json
+from harness.core.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "benchmark result: "  # before the line that send_result() prints
-OUT_HELP = "a JSON file; the table is written beside it"
 
 
-def parser_of(name: str, rounds: int) -> argparse.ArgumentParser:
-    """The flags of benchmarks that compare rounds in processes of their own (--inside)."""
-    parser = argparse.ArgumentParser(prog=name)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+class Flags(Parser):
+    """Flags of a benchmark: what is wrong is one line, as with harness."""
+
+    def error(self, message: str) -> NoReturn:
+        try:
+            super().error(message)
+        except UserError as error:
+            sys.exit(complain(self.prog.removeprefix("python -m "), error))
+
+
+def parser_of(name: str, doc: str | None, out: bool = True, rounds: int = 0) -> Flags:
+    """rounds: their usual number, where they are compared in processes of their own (--inside)."""
+    about = (doc or "").splitlines()[0]
+    parser = Flags(prog=f"python -m benchmarks.{name}", description=about, allow_abbrev=False)
+    if out:
+        parser.add_argument("--out", type=Path, help="a JSON file; the table is written beside it")
+    if rounds:
+        parser.add_argument("--rounds", type=integer, default=rounds)
+        parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import parser_of
 from benchmarks.speed_cases import (
     ARMS,
     CPU_CASES,
@@ -112,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="speed", description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("speed", __doc__, out=False)
     parser.add_argument("--out", type=Path, required=True, help="folder of speed.json and speed.md")
     parser.add_argument("--gpu", action="store_true", help="real models, bf16")
     parser.add_argument("--quick", action="store_true", help="smallest sizes: does it run?")

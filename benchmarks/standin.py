@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.results import send_result
+from benchmarks.results import parser_of, send_result
 from harness.core.topology import world_of
 from harness.train.measure.link import measure
 
@@ -56,7 +56,7 @@ class Model(nn.Module):
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="standin")
+    parser = parser_of("standin", __doc__, out=False)
     parser.add_argument("--mb", type=float, default=4.0, help="of all gradients")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=30)

@@ -10,19 +10,18 @@ themselves measured is compared too: the sweep must be sooner done, not the trai
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import harness.read
-from benchmarks.results import OUT_HELP, ROOT, markdown, show
+from benchmarks.results import ROOT, markdown, parser_of, show
 
 FILE = """
 script: vit
@@ -34,11 +33,10 @@ EXACT = ("seed", "epoch", "train_loss", "eval_loss", "accuracy", "updates", "sam
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="sweep_speed")
+    parser = parser_of("sweep_speed", __doc__)
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--out", type=Path, help=OUT_HELP)
     options = parser.parse_args(argv)
     pairs = [pair(options.runs, options.processes) for _ in range(options.pairs)]
     record = {"runs": options.runs, "processes": options.processes, "pairs": pairs}
@@ -98,12 +96,12 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 def table(runs: int, processes: int, pairs: list[dict[str, Any]]) -> str:
     ratio = [p["loop_s"] / p["sweep_s"] for p in pairs]
-    rates = {arm: [statistics.median(p[f"{arm}_samples_per_s"]) for p in pairs]
+    rates = {arm: [median(p[f"{arm}_samples_per_s"]) for p in pairs]
              for arm in ("sweep", "loop")}  # fmt: skip
     speed = [a / b for a, b in zip(rates["sweep"], rates["loop"], strict=True)]
     equal = "equal in every digit" if all(p["equal"] for p in pairs) else "NOT EQUAL"
-    walls = (f"{_middle(p[name] for p in pairs):.1f}" for name in ("sweep_s", "loop_s"))
-    middle = (f"{_middle(of):,.0f}" for of in rates.values())
+    walls = (f"{median(p[name] for p in pairs):.1f}" for name in ("sweep_s", "loop_s"))
+    middle = (f"{median(of):,.0f}" for of in rates.values())
     cells = markdown("llll", ("", "sweep", "shell loop of torchrun", "ratio, median (all)"), [
         ("wall s", *walls, _with_each(ratio)), ("samples/s of a run", *middle, _with_each(speed)),
     ])  # fmt: skip
@@ -113,13 +111,9 @@ def table(runs: int, processes: int, pairs: list[dict[str, Any]]) -> str:
     )
 
 
-def _middle(values: Any) -> float:
-    return float(statistics.median(list(values)))
-
-
 def _with_each(values: list[float]) -> str:
     every = ", ".join(f"{v:.2f}" for v in sorted(values))
-    return f"{statistics.median(values):.2f} ({every})"
+    return f"{median(values):.2f} ({every})"
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks.prepared import load
-from benchmarks.results import markdown
+from benchmarks.results import markdown, parser_of
 from harness.core.command_line import parse
 from harness.core.settings import Settings, UserError
 from harness.read import statistics
@@ -269,7 +269,7 @@ def of_seeds(rows: list[dict[str, Any]], name: str, measure: str) -> statistics.
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="sync_rules", description=(__doc__ or "").split("\n")[0])
+    parser = parser_of("sync_rules", __doc__, out=False)
     parser.add_argument("--out", type=Path, required=True, help="file of results, a line each")
     parser.add_argument("--rules", default=",".join(RULES), help=f"of {', '.join(RULES)} (all)")
     parser.add_argument("--seeds", default="2,4,42", help="with commas (2,4,42)")

@@ -25,7 +25,7 @@ WAYS: dict[str, list[str]] = {"equal shares": [], "--balance measured": ["--bala
 
 
 def main(argv: list[str]) -> int:
-    parser = parser_of("unequal", rounds=5)
+    parser = parser_of("unequal", __doc__, rounds=5)
     parser.add_argument("--flags", default="--tiny", help="of bert.py, as one word")
     options = parser.parse_args(argv)
     if options.inside:

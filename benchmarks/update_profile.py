@@ -11,7 +11,6 @@ not its times. Of the stages on the host training_step holds three others. Weigh
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from transformers import TrainerCallback
 
 from benchmarks.overhead import watch
 from benchmarks.prepared import prepared
-from benchmarks.results import markdown
+from benchmarks.results import markdown, parser_of
 from harness.core.settings import UserError
 from harness.train.loop.progress import Console
 from logcallback import LogCallback
@@ -110,13 +109,13 @@ def _longest(averages: Any, column: str, rows: int) -> str:
     whole = sum(getattr(event, column) for event in averages)
     ranked = sorted(averages, key=lambda event: -getattr(event, column))[:rows]
     shares = [getattr(event, column) / whole if whole else 0.0 for event in ranked]
-    rows = [(event.key[:80], f"{share:.1%}", f"{event.count / PROFILED:.0f}")
+    cells = [(event.key[:80], f"{share:.1%}", f"{event.count / PROFILED:.0f}")
             for event, share in zip(ranked, shares, strict=True)]  # fmt: skip
-    return markdown("lrr", (column, "share", "calls an update"), rows, as_is=True)
+    return markdown("lrr", (column, "share", "calls an update"), cells, as_is=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("update_profile", __doc__, out=False)
     parser.add_argument("script", choices=("bert", "vit"))
     parser.add_argument("--rows", type=int, default=25, help="operators in each table (25)")
     options, flags = parser.parse_known_args(argv)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import markdown
 from harness.core.schema.checks import RECORDS, fields
 from harness.core.schema.fields import LARGEST, Field, Kind, fields_of
 from harness.core.schema.rows import OUTCOMES
 from harness.core.schema.telemetry import GpuTelemetry, NodeTelemetry
-from harness.read.table import Table, markdown_lines
 
 TEMPLATE = Path(__file__).with_name("README.template.md")
 OUTPUTS = Path(__file__).resolve().parents[2] / "outputs"
@@ -32,7 +31,7 @@ def readme() -> str:
     tables = {kind: table(fields(kind)) for kind in RECORDS}
     tables |= {of.__name__: table(fields_of(of)) for of in (GpuTelemetry, NodeTelemetry)}
     outcomes = [(f"`{name}`", meaning) for name, meaning in OUTCOMES.items()]
-    tables["outcomes"] = _markdown(("outcome", "meaning"), outcomes)
+    tables["outcomes"] = markdown("ll", ("outcome", "meaning"), outcomes, as_is=True)
     return re.sub(r"\{\{(\w+)\}\}", lambda match: tables[match[1]], TEMPLATE.read_text("utf-8"))
 
 
@@ -45,12 +44,8 @@ def table(known: dict[str, Field]) -> str:
             rows[-1][0].append(f"`{name}`")
         else:
             rows.append(([f"`{name}`"], kind, field.meaning))
-    return _markdown(("field", "type", "meaning"), [(" ".join(row[0]), *row[1:]) for row in rows])
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    table = Table(headings, rows, numeric=[False] * len(headings))
-    return "\n".join(markdown_lines(table, as_is=True))
+    cells = [(" ".join(names), kind, meaning) for names, kind, meaning in rows]
+    return markdown("lll", ("field", "type", "meaning"), cells, as_is=True)
 
 
 def flat(known: dict[str, Field]) -> dict[str, Field]:

@@ -252,13 +252,24 @@ def test_the_files_of_a_record_are_named_in_one_table() -> None:
 
 def test_markdown_tables_are_written_by_one_function() -> None:
     files = [f for part in ("harness", "benchmarks", "docs") for f in (ROOT / part).rglob("*.py")]
-    by_hand = {
-        file.relative_to(ROOT).as_posix()
-        for file in files
-        if any("---|" in text or text == " | " for text in texts_of(file))
-    }
+    by_hand = {f.stem for f in files if any("---|" in t or t == " | " for t in texts_of(f))}
     # Training imports nothing of reading: its model card has a table of its own.
-    assert by_hand == {"harness/read/table.py", "harness/train/run/publish.py"}
+    assert by_hand == {"table", "publish"}
+
+
+def test_figures_draw_with_the_kit_alone() -> None:
+    own = r"\.(plot|step|scatter|fill_between|errorbar|vlines|hlines|ax[hv](line|span))\("
+    figures = [HARNESS / "read" / "drawing.py", *(HARNESS / "read" / "figures").glob("*.py")]
+    assert [f.name for f in figures if re.search(own, f.read_text("utf-8"))] == ["drawing.py"]
+
+
+def test_flags_are_read_by_one_parser() -> None:
+    files = [f for part in ("harness", "benchmarks") for f in (ROOT / part).rglob("*.py")]
+    own = re.compile(r"argparse\.ArgumentParser\)?[:(]")
+    parsers = {f.relative_to(ROOT).as_posix() for f in files if own.search(f.read_text("utf-8"))}
+    # A file of flags for SLURM, and the one flag that is looked for among torchrun's.
+    others = {"harness/launch/slurm/__init__.py", "harness/train/stopped.py"}
+    assert parsers == {"harness/cli.py", *others}
 
 
 def test_no_name_is_what_was_told_or_said() -> None:
