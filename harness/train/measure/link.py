@@ -32,6 +32,7 @@ from harness.train.rendezvous import OUTSIDE, address_towards
 from harness.train.session import barrier
 
 BUDGET_S = 10.0  # for everything; of the verb by default
+LATE = 1.5  # times the budget: exchanges that have begun are ended
 PAIRS_SHARE = 0.75  # of the budget at most; the all-reduces get the rest
 # A larger gradient is not exchanged as a whole, because there may be no memory for it.
 LARGEST = 2**29
@@ -86,8 +87,8 @@ def link_of_run(model: nn.Module, world: World, device: torch.device) -> LinkRec
         return None
     if result["warning"]:
         warn(result["warning"])
-    if line := without_rate(result, BUDGET_S):
-        warn(f"{line}: estimates count delays alone")
+    if line := not_measured(result, BUDGET_S):
+        warn(line)
     (allreduce,) = result["allreduce"]
     return {
         "asked": result["asked"],
@@ -234,6 +235,27 @@ def run(options: argparse.Namespace) -> int:
         if line := without_time(result["allreduce"], options.seconds):
             warn(line)
     return 0
+
+
+def not_measured(result: Mapping[str, Any], budget_s: float) -> str | None:
+    """What a run's time for measuring was too short for, and what follows; None if for nothing."""
+    unknown = sum(pair["rtt_min_ms"] is None for pair in result["pairs"])
+    reduced = all(row["bytes"] for row in result["allreduce"])
+    missing, follows = [], "--exchange auto takes the backend"
+    if unknown:
+        missing.append(f"round trips of {unknown} of {len(result['pairs'])} pairs of nodes")
+        follows = follows if not reduced else "estimates leave these pairs out"
+    elif without_rate(result, budget_s):
+        missing.append("a transfer that tells the rate of the link")
+        follows = follows if not reduced else "estimates count delays alone"
+    if not reduced:
+        missing.append("an all-reduce")
+    line = f"no time in {budget_s:g} s for {' and '.join(missing)}: {follows}" if missing else None
+    if result["took_s"] <= LATE * budget_s:
+        return line
+    trip = _text(result["rtt_min_ms"], "{:,.0f} ms")
+    late = f"measuring the links took {result['took_s']:.0f} s, as a round trip takes {trip}"
+    return f"{late}; {line}" if line else late
 
 
 def without_rate(result: Mapping[str, Any], budget_s: float) -> str | None:
