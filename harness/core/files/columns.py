@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TextIO, cast
 
 from harness.core.files.parquet import parquet_head
 from harness.core.settings import Settings, UserError, nearest
@@ -48,8 +49,7 @@ def check_columns(settings: Settings) -> None:
     heads = [head for file in files if (head := _head_of(file)) is not None]
     if not files or len(heads) < len(files):
         return
-    if all(head.empty for head in heads):
-        _refuse_empty(files[0], heads[0].columns)
+    _check_heads(dict(zip(files, heads, strict=True)))
     columns = [*dict.fromkeys(column for head in heads for column in head.columns)]
     by_kind = {"text": ("text_column", settings.text_column),
                "image": ("image_column", settings.image_column)}  # fmt: skip
@@ -59,6 +59,17 @@ def check_columns(settings: Settings) -> None:
         if column is None or column in columns or any(_may_have(file, column) for file in files):
             continue
         raise UserError(f"--{flag} {column}: {not_one_of(column, columns, path)}")
+
+
+def _check_heads(heads: dict[Path, Head]) -> None:
+    for file, head in heads.items():
+        if twice := [name for name in head.columns if head.columns.count(name) > 1]:
+            raise UserError(
+                f"--dataset {file} has several columns named {twice[0]}: rename all but one"
+            )
+    trained = {file: head for file, head in heads.items() if "train" in file.stem.lower()} or heads
+    if all(head.empty for head in trained.values()):
+        _refuse_empty(*next((file, head.columns) for file, head in trained.items()))
 
 
 def _refuse_empty(file: Path, columns: list[str]) -> NoReturn:
@@ -112,7 +123,7 @@ def _csv_head(file: Path) -> Head | None:
     is_clear = all(columns) and not any(set('"\ufffd\n\r\0') & {*name} for name in columns)
     if len({*columns}) < max(2, len(columns)) or not is_clear:
         return None
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
+    with open_text(file, errors="replace") as opened:
         next(csv.reader(opened, delimiter=sep))
         return Head(columns, not opened.read(HEAD).strip())
 
@@ -155,13 +166,33 @@ def _may_have(file: Path, column: str) -> bool:
     return False
 
 
+def kind_of(file: Path) -> str | None:
+    """The format of a data file, which may be compressed by gzip; None if it is of none."""
+    return DATA_FILES.get(_uncompressed(file).suffix)
+
+
+def is_tabbed(file: Path) -> bool:
+    return _uncompressed(file).suffix == ".tsv"
+
+
+def _uncompressed(file: Path) -> Path:
+    return file.with_suffix("") if file.suffix == ".gz" else file
+
+
+def open_text(file: Path, errors: str = "strict") -> TextIO:
+    """A file of text, which may be compressed by gzip."""
+    if file.suffix != ".gz":
+        return file.open(encoding="utf-8-sig", errors=errors, newline="")
+    return cast(TextIO, gzip.open(file, "rt", encoding="utf-8-sig", errors=errors, newline=""))
+
+
 def csv_header(file: Path) -> tuple[str, list[str]]:
     """The separator of a csv file and the names in its first line, both empty in an empty file."""
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as opened:
+    with open_text(file, errors="replace") as opened:
         text = opened.read(2**16)
     if not text.strip():
         return "", []
-    sep = "\t" if file.suffix == ".tsv" else _separator(text)
+    sep = "\t" if is_tabbed(file) else _separator(text)
     return sep, next(csv.reader(io.StringIO(text, newline=""), delimiter=sep), [])
 
 

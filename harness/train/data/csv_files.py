@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from typing import Any
 import datasets
 from datasets.packaged_modules.csv.csv import CsvConfig
 
-from harness.core.files.columns import DATA_FILES, SEPARATORS, csv_header
+from harness.core.files.columns import SEPARATORS, csv_header, is_tabbed, kind_of, open_text
 from harness.core.settings import UserError
 
 ANY = "commas, semicolons, tabs or |"
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # of a compressed file
 FEW_VALUES = 100  # of a column that may name classes
 
 
@@ -22,7 +25,7 @@ def is_csv(dataset: str) -> bool:
     """Whether a data set is a CSV file, or a folder with one."""
     path = Path(dataset).expanduser()
     files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
-    return any(DATA_FILES.get(file.suffix) == "csv" for file in files)
+    return any(kind_of(file) == "csv" for file in files)
 
 
 def csv_options(files: list[Path]) -> dict[str, Any]:
@@ -31,11 +34,14 @@ def csv_options(files: list[Path]) -> dict[str, Any]:
     """
     heads = {}
     for file in sorted(files):
-        sep, header = csv_header(file)
+        try:
+            sep, header = csv_header(file)
+        except DAMAGED as error:
+            raise UserError(f"--dataset {file} cannot be read: gzip: {error}") from None
         if not sep:
             raise UserError(f"--dataset {file} cannot be read: it is empty")
         heads[file] = sep, header
-        _check_rows(file, sep, "tabs" if file.suffix == ".tsv" else ANY)
+        _check_rows(file, sep, "tabs" if is_tabbed(file) else ANY)
     first = heads[min(files)]
     if any(head != first for head in heads.values()) or not all(first[1]):
         return {"sep": first[0]}  # columns that differ or have no name: as datasets reads them
@@ -55,7 +61,7 @@ def options_of_folder(path: Path, config: str | None) -> dict[str, Any]:
     if not isinstance(read, CsvConfig):
         return {}
     named = (Path(name) for names in (read.data_files or {}).values() for name in names)
-    files = [file for file in named if file.suffix in (".csv", ".tsv") and file.is_file()]
+    files = [file for file in named if kind_of(file) == "csv" and file.is_file()]
     if config is None and files:
         return csv_options(files)
     has_header = read.header == "infer" and not (read.names or read.skiprows)
@@ -75,7 +81,7 @@ def _check_rows(file: Path, sep: str, known: str) -> None:
     """
     csv.field_size_limit(sys.maxsize)
     try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
+        with open_text(file) as opened:
             lines = _Lines(opened)
             reader = csv.reader(lines, delimiter=sep)
             header = next(reader, [])
@@ -96,7 +102,7 @@ def _check_rows(file: Path, sep: str, known: str) -> None:
                 if len(row) > columns:
                     raise UserError(_too_many(file, sep, first, row, columns))
                 spans.add(first, row, lines.take())
-    except (UnicodeDecodeError, csv.Error):
+    except (UnicodeDecodeError, csv.Error, *DAMAGED):
         return  # loading them says what is wrong
     if swallowed := spans.swallowed():
         first, count = swallowed

@@ -243,7 +243,9 @@ class Resizer:
             decoded = Image().decode_example(stored)
             image = _eight_bits(decoded).convert("RGB")
         except UNREADABLE as error:
-            raise UserError(f"image {name} cannot be read: {error}") from None
+            empty = not stored or not (stored.get("bytes") or stored.get("path"))
+            reason = "it is empty: remove its row" if empty else str(error)
+            raise UserError(f"image {name} cannot be read: {reason}") from None
         if _has_sixteen_bits(decoded):
             with self.counting:
                 self.sixteen_bits += 1

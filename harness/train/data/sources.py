@@ -7,9 +7,8 @@ and for every set-up that is compared.
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,9 +18,9 @@ from typing import Any
 import datasets
 import numpy as np
 import xxhash
-from datasets.exceptions import DatasetGenerationError
 
 from harness.core.files.columns import DATA_FILES, not_one_of
+from harness.core.files.json_files import naming_broken_lines, refuse_null_first
 from harness.core.provenance import check_dataset
 from harness.core.records.redact import redacted
 from harness.core.schema.environment import DataRecord
@@ -47,8 +46,10 @@ EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.di
 LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
+TEXT_TYPES = ("string", "large_string", "string_view")
 MOST_ROWS = 10  # named at most, of rows that lack something
-NULL_FIRST = re.compile(rb"(\xef\xbb\xbf)?\s*\[?\s*null\b")
+GAPS = ("nan", "na", "n/a", "<na>", "null")  # among numbers, of programs that write no empty value
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 FEW = 50  # a column of text with at most so many values is one of classes
 
 
@@ -83,8 +84,13 @@ class Source:
 
 def load(settings: Settings) -> Source:
     """Load, choose columns and splits, draw the subset."""
+    with naming_broken_lines(Path(str(settings.dataset)).expanduser()):
+        return _load(settings)
+
+
+def _load(settings: Settings) -> Source:
     name = str(settings.dataset)
-    with explain("dataset", name):
+    with explain("dataset", name), naming_broken_lines(Path(name).expanduser()):
         splits = _read(settings)
     if "train" not in splits:
         first = next(iter(splits))
@@ -94,6 +100,8 @@ def load(settings: Settings) -> Source:
                 "name another dataset or configuration"
             )
         splits = datasets.DatasetDict({"train": splits[first]})
+    if task_of(settings.script).input == "image":
+        splits = _with_images(splits)
     _check_header(settings, splits["train"])
     label = _label_column(settings, splits["train"])
     _check_single(splits["train"], label)
@@ -129,22 +137,26 @@ def load(settings: Settings) -> Source:
     return Source(sets, inputs, labels, classes, facts)
 
 
+def _with_images(splits: datasets.DatasetDict) -> datasets.DatasetDict:
+    """Bytes of images, alone or with a path, as parquet files of other programs hold them."""
+    for column, feature in splits["train"].features.items():
+        with_path = isinstance(feature, dict) and {*feature} == {"bytes", "path"}
+        if with_path or getattr(feature, "dtype", "") in ("binary", "large_binary"):
+            splits = splits.cast_column(column, datasets.Image())
+    return splits
+
+
 def _read(settings: Settings) -> datasets.DatasetDict:
     check_dataset(settings)
     name = str(settings.dataset)
     if name in EMBEDDED:
         return _embedded(name)
     path = Path(name).expanduser()
-    _refuse_null_first(path)
+    refuse_null_first(path)
     if path.is_file():
         kind = DATA_FILES[path.suffix]
         more = csv_options([path]) if kind == "csv" else {}
-        try:
-            return datasets.load_dataset(kind, data_files=str(path), **more)
-        except DatasetGenerationError:
-            if path.suffix == ".jsonl":
-                _refuse_broken_line(path)
-            raise
+        return datasets.load_dataset(kind, data_files=str(path), **more)
     if (path / "dataset_dict.json").is_file():
         return datasets.DatasetDict.load_from_disk(str(path))
     if (path / "dataset_info.json").is_file() and (path / "state.json").is_file():
@@ -153,30 +165,6 @@ def _read(settings: Settings) -> datasets.DatasetDict:
         more = options_of_folder(path, settings.dataset_config) if is_csv(name) else {}
         return datasets.load_dataset(str(path), settings.dataset_config, **more)
     return datasets.load_dataset(name, settings.dataset_config)
-
-
-def _refuse_null_first(path: Path) -> None:
-    """Refuse JSON files whose first sample is null: pyarrow ends the process at it."""
-    for file in [path] if path.is_file() else path.rglob("*.json*"):
-        hidden = any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
-        if hidden or DATA_FILES.get(file.suffix) != "json" or not file.is_file():
-            continue
-        with file.open("rb") as opened:
-            if NULL_FIRST.match(opened.read(1 << 16)):
-                reason = "its first sample is null: remove it"
-                raise UserError(f"--dataset {file} cannot be read: {reason}")
-
-
-def _refuse_broken_line(file: Path) -> None:
-    """Name the broken line; datasets names the place of an error in the whole file."""
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                json.loads(line if line.strip() else "null")
-            except ValueError as error:
-                raise UserError(
-                    f"--dataset {file} cannot be read: line {number} is not JSON: {error}"
-                ) from None
 
 
 def _check_header(settings: Settings, data: datasets.Dataset) -> None:
@@ -211,6 +199,7 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
     named = [c for c in LABEL_NAMES if c in columns]
     candidates = classes or named or {*_few_valued(settings, data), *({"category"} & {*columns})}
     if not candidates and columns == ["image"]:
+        _refuse_beside_classes(settings)
         raise UserError(
             f"--dataset {settings.dataset}: its pictures have no classes: name the folder above, "
             "with a folder of pictures for each class, or add a metadata.csv"
@@ -226,6 +215,20 @@ def _label_column(settings: Settings, data: datasets.Dataset) -> str:
             f"({', '.join(c for c in columns if c in candidates)}): name one with --label_column"
         )
     return str(*candidates)
+
+
+def _refuse_beside_classes(settings: Settings) -> None:
+    """Refuse a picture beside folders of pictures: with it, datasets takes none for a class."""
+    path = Path(str(settings.dataset)).expanduser()
+    pictures = [p.relative_to(path) for p in path.rglob("*") if p.suffix.lower() in PICTURES]
+    depths = Counter(len(picture.parts) for picture in pictures)
+    if len(depths) > 1:
+        usual = depths.most_common(1)[0][0]
+        other = min(picture for picture in pictures if len(picture.parts) != usual)
+        raise UserError(
+            f"--dataset {settings.dataset}: {other} is in no folder of a class, as the other "
+            "pictures are: move it into that of its class, or remove it"
+        )
 
 
 def _distinct(data: datasets.Dataset) -> str:
@@ -342,7 +345,7 @@ def _other_script(kind: str, data: datasets.Dataset, label: str) -> str:
 
 
 def _is_text(feature: Any) -> bool:
-    return isinstance(feature, datasets.Value) and feature.dtype in ("string", "large_string")
+    return isinstance(feature, datasets.Value) and feature.dtype in TEXT_TYPES
 
 
 def _check_single(data: datasets.Dataset, label: str) -> None:
@@ -377,10 +380,10 @@ def _check_complete(
     problems, needed = list[str](), list[str]()
     for column, what in ((label, "class"), *((column, "text") for column in texts)):
         for data in sets.values():
-            if missing := _without(data, column):
+            if missing := _without(data, column, what):
                 value = data.with_format(None)[column][missing[0]]
-                why = "empty" if value is None else f"value {value}"
-                where = _where(splits, column)
+                why = f"value {value}" if value is not None and str(value).strip() else "empty"
+                where = _where(splits, column, what)
                 problems.append(f"column {column} has no {what} ({why}) in {where}")
                 needed.append(f"a {what}")
                 break
@@ -391,9 +394,9 @@ def _check_complete(
         )
 
 
-def _where(splits: datasets.DatasetDict, column: str) -> str:
+def _where(splits: datasets.DatasetDict, column: str, what: str) -> str:
     """How many rows of each split have no value, and which are the first."""
-    rows = {name: _without(split, column) for name, split in splits.items()
+    rows = {name: _without(split, column, what) for name, split in splits.items()
             if column in split.column_names}  # fmt: skip
     return "; ".join(_numbered(name, splits[name], of) for name, of in rows.items() if of)
 
@@ -422,16 +425,24 @@ def _blank(
     return [_numbered(name, split, of) for name, split in full.items() if (of := rows_of(split))]
 
 
-def _without(data: datasets.Dataset, column: str) -> list[int]:
-    """The rows without a value, or with one that is no class."""
-    feature = data.features[column]
-    classes = len(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-    values = data.with_format(None)[column][:]
-    return [
-        row
-        for row, value in enumerate(values)
-        if value is None or (classes is not None and not 0 <= value < classes)
-    ]
+def _without(data: datasets.Dataset, column: str, what: str) -> list[int]:
+    """The rows without a value (what: a text or a class), or with one that is no class."""
+    feature, values = data.features[column], data.with_format(None)[column][:]
+    if what == "text":
+        return [row for row, value in enumerate(values) if value is None]
+    if isinstance(feature, datasets.ClassLabel):
+        known = range(len(feature.names))
+        return [row for row, value in enumerate(values) if value not in known]
+    gaps = {None, *_gaps({value for value in values if isinstance(value, str)})}
+    return [row for row, value in enumerate(values) if value in gaps or value != value]
+
+
+def _gaps(texts: set[str]) -> set[str]:
+    """Those that name no class: blanks, and among numbers those that stand for no value."""
+    blank = {text for text in texts if not text.strip()}
+    named = {text for text in texts if text.strip().lower() in GAPS}
+    others = texts - blank - named
+    return blank | named if others and all(map(is_number, others)) else blank
 
 
 def checksum(
@@ -467,5 +478,10 @@ def _contents(data: datasets.Dataset, inputs: list[str]) -> Iterator[list[bytes]
 
 def _bytes(value: Any) -> bytes:
     if isinstance(value, dict):
-        return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+        try:
+            if value["bytes"] is None and value["path"]:
+                return Path(value["path"]).read_bytes()
+        except OSError as error:
+            raise UserError(f"image {value['path']} cannot be read: {error.strerror}") from None
+        return value["bytes"] or b""
     return str(value).encode("utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
 import datasets
@@ -172,11 +173,13 @@ def classes_of(sets: dict[str, datasets.Dataset], label: str) -> tuple[list[str]
     """(names, classes of each set) from ClassLabel, text, whole numbers or bools."""
     columns = {which: data.with_format(None)[label][:] for which, data in sets.items()}
     for which, values in columns.items():
-        if all(isinstance(v, float) and v.is_integer() for v in values):  # pandas' whole numbers
+        # Whole numbers of pandas, and of data bases.
+        if all(isinstance(v, (float, Decimal)) and float(v).is_integer() for v in values):
             columns[which] = values = [int(v) for v in values]
         wrong = [v for v in values if is_fraction(v) or not isinstance(v, (int, str))]
         if wrong:
-            shown = wrong[0] if is_number(wrong[0]) else type(wrong[0]).__name__
+            first = next((v for v in wrong if not is_number(v) or is_fraction(v)), wrong[0])
+            shown = first if isinstance(first, float) or is_number(first) else type(first).__name__
             raise UserError(
                 f"column {label} holds {shown}, which is no class (a word or a whole number): "
                 "name another with --label_column"
