@@ -118,8 +118,6 @@ def _parquet_head(file: Path) -> Head | None:
 
 def _csv_head(file: Path) -> Head | None:
     sep, columns = csv_header(file)
-    if not sep:
-        return Head([], True)
     is_clear = all(columns) and not any(set('"\ufffd\n\r\0') & {*name} for name in columns)
     if len({*columns}) < max(2, len(columns)) or not is_clear:
         return None

@@ -48,7 +48,7 @@ TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
 TEXT_TYPES = ("string", "large_string", "string_view")
 MOST_ROWS = 10  # named at most, of rows that lack something
-GAPS = ("nan", "na", "n/a", "<na>", "null")  # among numbers, of programs that write no empty value
+NOT_A_NUMBER = "nan"  # among numbers, of programs that write no empty value
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 FEW = 50  # a column of text with at most so many values is one of classes
 
@@ -438,9 +438,9 @@ def _without(data: datasets.Dataset, column: str, what: str) -> list[int]:
 
 
 def _gaps(texts: set[str]) -> set[str]:
-    """Those that name no class: blanks, and among numbers those that stand for no value."""
+    """Those that name no class: blanks, and among numbers nan."""
     blank = {text for text in texts if not text.strip()}
-    named = {text for text in texts if text.strip().lower() in GAPS}
+    named = {text for text in texts if text.strip().lower() == NOT_A_NUMBER}
     others = texts - blank - named
     return blank | named if others and all(map(is_number, others)) else blank
 
