@@ -92,7 +92,10 @@ BY_TEXT = (
     ),
     (("is not a local folder", "not a valid model identifier"), MISSING),
     (("corresponds to no data",), "--{kind} {name} is empty: {text}"),
-    (("infer the same data file format",), "--{kind} {name} has files of several formats: take one"),
+    (
+        ("infer the same data file format",),
+        "--{kind} {name} has files of several formats: take one",
+    ),
     (
         ("scripts are no longer supported",),
         "--{kind} {name} is a loading script; convert it to parquet or csv first",
