@@ -27,7 +27,7 @@ from harness.core.links import FURTHER, OPENED_BYTES, tells_rate
 from harness.core.schema.environment import LinkPair
 from harness.core.topology import World
 from harness.train.channel import TensorChannel
-from harness.train.session import broadcast, gather
+from harness.train.session import barrier, broadcast, gather
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
 SAMPLES, SAMPLES_S = 3, 0.5  # the median of so many counts; of slow exchanges fewer are made
@@ -161,8 +161,8 @@ def _allreduce_row(
 class Reductions:
     """All-reduces of as many bytes as rank 0 announces, and as often, timed on all ranks.
 
-    The ranks leave an announcement, and each all-reduce, up to a round trip apart. A rank that
-    begins before others waits for them, so the least time of all ranks counts.
+    The ranks leave an announcement, or a barrier, up to a round trip apart. A rank that begins
+    before others waits for them, so the least time of all ranks counts.
     """
 
     def __init__(self, channel: TensorChannel) -> None:
@@ -177,7 +177,9 @@ class Reductions:
         if not count:
             return False
         tensor, own = channel.elements(count), []
-        for _ in range(times):
+        for number in range(times):
+            if number:
+                barrier()  # one right after the other takes up to a quarter longer
             began_s = time.perf_counter()
             dist.all_reduce(tensor)
             channel.finish()
