@@ -173,7 +173,7 @@ class LogCallback(Recorder):
         return MEASURING.total_s - self.measured_s
 
     def _measured_before(self) -> float:
-        """Lower bound for earlier attempts: older versions wrote measuring_s into rows alone."""
+        """Lower bound for earlier attempts: the end of a killed one may lack measuring_s."""
         ends = attempts.ends_of(attempts.believed(self.folder))
         earlier, _ = self.folder.read_epochs()
         of_rows = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0

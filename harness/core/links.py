@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from string import ascii_lowercase as LETTERS
 from typing import Any
@@ -40,9 +40,9 @@ EXPECTED = (
 
 # TCP opens its window during a transfer, which costs up to two more round trips than the single
 # one that is subtracted from its time; so the rest must take CLOSED_TRIPS round trips. Before a
-# probe counts OPENED_BYTES, another transfer has opened the window: OPENED_TRIPS suffice. Older
-# probes also counted the first transfer of that size: their rate was within 5 % in 609 of the 640
-# published transfers over links of limited rate, and within a factor of 3 in all; shorter
+# probe counts OPENED_BYTES, another transfer has opened the window: OPENED_TRIPS suffice. Where the
+# first transfer of that size was counted as well, rates were within 5 % in 609 of the 640
+# published transfers over links of limited rate, and within a factor of 3 in all; those of shorter
 # transfers were wrong by a factor of 10 to 1000.
 OPENED_BYTES, OPENED_TRIPS, CLOSED_TRIPS = 2**20, 1, 6
 # An emulated link is handed as many whole packets at a time as pass within MOMENT_S, at most
@@ -112,17 +112,12 @@ def packets_at_once(bytes_per_s: float) -> int:
     return max(1, handover_bytes(bytes_per_s) // PACKET)
 
 
-def rate_of(link: Mapping[str, Any]) -> float | None:
-    """Mbit/s of a recorded link: of its slowest pair of nodes; None if a pair of unknown rate is
-    much more distant. Older records also hold rates of transfers that were too short to tell one.
-    """
-    if not (pairs := link.get("pairs")):
-        return link.get("bandwidth_mbit")
+def slowest_rate(pairs: Iterable[Mapping[str, Any]]) -> float | None:
+    """Mbit/s of the slowest pair of nodes; None if a pair of unknown rate is much more distant."""
     known, trips_s, others_s = [], [0.0], [0.0]
     for pair in pairs:
-        mbit, size = pair.get("bandwidth_mbit"), pair.get("transfer_bytes")
-        round_trip_s = (pair.get("rtt_min_ms") or 0.0) / 1e3
-        if mbit and size and tells_rate(size, size * 8e-6 / mbit, round_trip_s):
+        mbit, round_trip_s = pair.get("bandwidth_mbit"), (pair.get("rtt_min_ms") or 0.0) / 1e3
+        if mbit:
             known.append(float(mbit))
             trips_s.append(round_trip_s)
         else:

@@ -148,20 +148,21 @@ def test_padding_that_a_model_reads_is_told(tmp_path: Path, compared: Verb) -> N
     assert "quality: comparable" in compared.in_one_line(base, other)
 
 
-def test_padding_that_a_model_reads_is_told_of_older_records(
+def test_padding_that_a_model_reads_is_told_where_it_was_tried(
     tmp_path: Path, compared: Verb
 ) -> None:
-    """They have the reason for padded batches alone."""
-
-    def side(name: str, reason: str, *flags: str) -> Path:
-        observed = {"padding": "batch", "padding_reason": reason}
+    def side(name: str, reason: str, *flags: str, reads: tuple[int, int] | None = None) -> Path:
+        observed: dict[str, Any] = {"padding": "batch", "padding_reason": reason}
+        if reads is not None:
+            observed["reads_padding"] = dict(zip(("train_batch", "eval_batch"), reads, strict=True))
         more: dict[str, Any] = {"environment": {"observed": observed}}
         return pairs(tmp_path / name, [0.7, 0.8], *flags, **more)
 
     reason = "the scores of xlnet depend on padding"
-    one, other = side("one", reason, "--b", "32"), side("other", reason, "--b", "8")
+    one = side("one", reason, "--b", "32", reads=(32, 64))
+    other = side("other", reason, "--b", "8", reads=(8, 64))
     assert "texts padded together: A has 32, B has 8" in compared.in_one_line(one, other)
-    small = side("small", reason, "--b", "32", "--eval_batch", "1")
+    small = side("small", reason, "--b", "32", "--eval_batch", "1", reads=(32, 1))
     text = compared.in_one_line(one, small)
     assert "padded batches of 1 and padded batches of 64" in text
     unknown = f"whether {reason} cannot be tried: RuntimeError: x"

@@ -20,6 +20,7 @@ from harness.read.tables.columns import number_text
 from harness.read.tables.results import fairness
 from tests.support.paired import Verb
 from tests.support.records import STARTED, TARGET, Plan, epochs, lines, record, row_of, timed_epochs
+from tests.support.settings import whole_settings
 
 
 def test_runs_that_differ_in_seed_or_repeat_are_one_group(plan: Plan) -> None:
@@ -53,7 +54,7 @@ def test_a_mean_over_different_exchanges_is_named(plan: Plan, table: Verb) -> No
     for seed, way in ((1, "direct"), (2, "backend"), (3, "direct")):
         row = epochs(0.7, 0.8, seconds=15.0)
         path = plan.run(seed=seed, environment={"observed": {"exchange": way}}, epochs=row)
-        lines(path / "settings.json", [{"schema": 1, "script": "bert", "exchange": "auto"}])
+        lines(path / "settings.json", [whole_settings(exchange="auto", per_gpu_batch=4, seed=seed)])
         lines(path / "attempts.jsonl", STARTED)
         text = "1 of 1 groups: --exchange auto chose different ways for runs that are averaged here"
         assert (text in table(plan.write())) == (seed > 1)
@@ -360,11 +361,10 @@ def test_failed_skipped_and_waiting_runs_are_rows(plan: Plan, table: Verb) -> No
     assert text.count("needs 2 nodes") == 1 and "skipped: needs 2 nodes (2 runs)" in text
     assert "waiting: not begun (1 run)" in text
     # What a cluster's queue has; a damaged line of it is no reason to show no table.
-    jobs = plan.folder / "jobs.jsonl"
-    row = {"event": "submitting", "name": "x", "runs": [f"bert/{to_go.name}"], "unix": 1.0}
-    lines(jobs, [row])
+    row = dict(event="submitting", name="x", runs=[f"bert/{to_go.name}"], unix=1.0, command="x")
+    lines(plan.folder / "jobs.jsonl", [row])
     assert "waiting: submitted to the cluster (1 run)" in table(plan.folder)
-    lines(jobs, [row, {"event": "submitted"}])
+    lines(plan.folder / "jobs.jsonl", [row, {"event": "submitted"}])
     assert "waiting: not begun (1 run)" in table(plan.folder)
     assert "interrupted: 0 epochs recorded (setup 1_4, seed 1)" in text
 

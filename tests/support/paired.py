@@ -89,7 +89,7 @@ def timed(
         "gpus": ["NVIDIA H200"] * per_node if machine.startswith("h200") else [],
         "command": f"vit.py --tiny --per_gpu_batch {batch}",
         "observed": {"backend": backend, "device": "cpu" if backend else None,
-                     "parameter_bytes": GRADIENT},
+                     "trained_bytes": GRADIENT},
         "data": {"train_samples": 1408, "left_out_samples": 29},
     }  # fmt: skip
     rate = samples / (step_s or planted_s(batch, per_node))

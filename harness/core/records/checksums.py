@@ -43,8 +43,8 @@ def _first_none(rows: Iterable[Mapping[str, Any] | None]) -> int | None:
 
 
 def _as_written(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | None]:
-    """Each row, or None in place of a changed one. Rows of earlier versions have no checksum; a row
-    without one after a row with one was changed.
+    """Each row, or None in place of a changed one. Imported rows have no checksum; a row without
+    one after a row with one was changed.
     """
     vouching = False
     for row in rows:

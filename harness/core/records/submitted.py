@@ -22,8 +22,8 @@ class Entry:
     index: int  # in its array
     array_size: int  # in runs; 1: no array
     unix: float
+    command: str  # of the sweep that submitted it
     job: str | None = None  # the job's number; None if the runner was killed before it knew
-    command: str | None = None  # of the sweep that submitted it; older entries have none
 
     @property
     def id(self) -> str | None:
@@ -53,9 +53,7 @@ def _followed(
     if row["event"] == "submitting":
         runs = row["runs"]
         return entries | {
-            (name, path): Entry(
-                path, name, index, len(runs), row["unix"], command=row.get("command")
-            )
+            (name, path): Entry(path, name, index, len(runs), row["unix"], row["command"])
             for index, path in enumerate(runs)
         }
     if row["event"] == "submitted":

@@ -119,7 +119,7 @@ def _requested_links(requested: object) -> list[Mapping[str, Any]]:
 
 
 def _could_balance(run: Run) -> bool:
-    """Whether --balance is possible, as far as recorded: old records lack BatchNorm layers."""
+    """Whether --balance is possible, as far as recorded."""
     settings = run.settings
     if run.observed.get("batchnorm_layers"):
         return False

@@ -163,7 +163,7 @@ def _in_step(run: Run, step_s: float, steps: float) -> tuple[Parts, SlowestRank 
 
 def _takes_delays_for_waiting(run: Run) -> bool:
     """Whether delays of a direct exchange count as waiting. What is sent directly is on its
-    way while the receiver computes; older records count that as waiting for slower ranks.
+    way while the receiver computes: without the round trip, that is waiting for slower ranks.
     """
     directly = run.identity["exchange"] in SENT_DIRECTLY and (run.nodes or 1) > 1
     return directly and not run.observed.get("exchange_early_s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
@@ -79,7 +79,7 @@ def effective_batch_of(run: Run) -> int | None:
 
 
 def setting_of(run: Run, name: str) -> Any:
-    """A setting; older records that lack settings of a strategy ran with its defaults."""
+    """A setting; where it is null, as in imported records, that of the strategy."""
     value, strategy = run.identity[name], run.identity["strategy"]
     own = STRATEGIES[strategy].own if strategy in STRATEGIES else {}
     return own.get(name) if value is None else value
@@ -121,18 +121,13 @@ def gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> int
         return round(overrides.gradient_mb * 1e6)
     alike = [run for run in runs if model_of(run) == model_of(first)]
     of_links = (size for run in alike if (size := run.measured_link.get("gradient_bytes")))
-    return next(chain(of_links, trained_bytes(alike)), None)
+    trained = (held for run in alike if (held := run.observed.get("trained_bytes")))
+    return next(chain(of_links, trained), None)
 
 
 def model_of(run: Run) -> list[Any]:
     """What a step computes: the model, the rank of its adapters, and whether Muon trains it."""
     return [run.identity.get(name) or None for name in ("model", "lora", "muon")]
-
-
-def trained_bytes(runs: Sequence[Run]) -> Iterator[int]:
-    """The bytes of trained parameters; older records have only those of all parameters."""
-    yield from (size for run in runs if (size := run.observed.get("trained_bytes")))
-    yield from (size for run in runs if (size := run.observed.get("parameter_bytes")))
 
 
 def train_samples_of(run: Run) -> int | None:

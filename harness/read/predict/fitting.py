@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.collectives import Shape, Wire, ring_share, wire_of
-from harness.core.links import Link, rate_of
+from harness.core.links import Link
 from harness.core.records import DISTURBING_SHARE, FINISHED, read_json
 from harness.core.records.archives import parsed
 from harness.core.schema.checks import check_fields
@@ -36,7 +36,6 @@ from harness.read.predict.facts import (
     step_s,
     test_samples_of,
     train_samples_of,
-    trained_bytes,
 )
 from harness.read.predict.lossy.tcp import control_of
 from harness.read.predict.model import Model
@@ -182,7 +181,7 @@ def wire_between(link: Mapping[str, Any]) -> Wire | None:
             delay_ms=requested.get("delay_ms") or 0.0, rate_mbit=requested.get("rate_mbit"),
             jitter_ms=requested.get("jitter_ms") or 0.0, loss=requested.get("loss") or 0.0,
         ))  # fmt: skip
-    rtt_ms, mbit = link.get("rtt_min_ms"), rate_of(link)
+    rtt_ms, mbit = link.get("rtt_min_ms"), link.get("bandwidth_mbit")
     if link.get("asked") or not is_number(rtt_ms) or not is_number(mbit):
         return None  # unequal links, or nothing is known
     return Wire(rtt_ms / 2000, mbit * 1e6 / 8)
@@ -388,7 +387,7 @@ def _payloads(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
     """(strategy, compress) -> bytes of a unit per exchange / bytes that are trained."""
     shares: dict[tuple[str, str], list[float]] = {}
     for run in runs:
-        trained, ranks = next(trained_bytes([run]), None), run.processes
+        trained, ranks = run.observed.get("trained_bytes"), run.processes
         strategy, compress = str(run.identity.get("strategy")), run.identity.get("compress")
         updates, payload = run.measures.get("updates"), run.measures.get("payload_bytes")
         sent: float | None = None

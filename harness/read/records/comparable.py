@@ -13,7 +13,6 @@ from typing import Any
 
 from harness.core.identity import number
 from harness.core.records import DISTURBING_SHARE, FINISHED
-from harness.core.schema.environment import PaddingRead
 from harness.read.labels import counted, counts_of, duration, listed
 from harness.read.measures import TO_TARGET
 from harness.read.records import processors
@@ -101,18 +100,8 @@ def _with_others(run: Run, batch: int) -> str:
     return " and ".join(map(str, sorted({batch, *run.other_batches}, reverse=True)))
 
 
-def _reads_padding(run: Run) -> PaddingRead | None:
-    """The texts padded together, where scores depend on padding; older records say why alone."""
-    reason = run.observed.get("padding_reason") or ""
-    reads = run.observed.get("reads_padding")
-    if reads or not (reason.startswith("the scores of ") and reason.endswith("depend on padding")):
-        return reads
-    of = run.identity
-    return {"train_batch": of["per_gpu_batch"], "eval_batch": of["eval_batch"]}
-
-
 def _padded(run: Run) -> str:
-    reads = _reads_padding(run)
+    reads = run.observed.get("reads_padding")
     return _with_others(run, reads["train_batch"]) if reads else "any"
 
 
@@ -253,7 +242,7 @@ def _apply_evaluation(groups: tuple[Group, Group], verdicts: dict[str, Verdict])
     """Refuse quality where one model reads padding and had other texts padded together."""
     batches: dict[str, set[str]] = {}
     for run in (run for group in groups for run in group.finished):
-        if (reads := _reads_padding(run)) is not None:
+        if reads := run.observed.get("reads_padding"):
             ways = batches.setdefault(str(run.settings.get("model")), set())
             ways.add(_way_of_evaluation(run, reads["eval_batch"]))
     for name, ways in batches.items():

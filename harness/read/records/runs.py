@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from harness.core.collectives import BACKEND
 from harness.core.identity import EVAL_BATCH, REPETITIONS, SHOWN_ONLY
-from harness.core.links import rate_of
 from harness.core.records import (
     FAILURES,
     FINISHED,
@@ -494,5 +493,4 @@ def _known(value: Any) -> float:
 def link_numbers(environment: Mapping[str, Any]) -> dict[str, float]:
     """The measured figures of the link that are known; none for a run on one node."""
     link = environment.get("link") or {}
-    link = {**link, "bandwidth_mbit": rate_of(link)}
     return {name: link[at] for name, at in FIELDS.items() if is_number(link.get(at))}

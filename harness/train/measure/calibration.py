@@ -73,7 +73,7 @@ def _read(file: Path) -> dict[str, Any] | None:
         known = json.loads(file.read_text())
         if isinstance(known, dict) and OWN in known and not is_changed(known):
             return {name: known[name] for name in known if name != OWN}
-    return None  # damaged, or of a version that had no checksum
+    return None  # damaged
 
 
 def _measured() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from harness.core import collectives
 from harness.core.collectives import GLOO, NCCL
 from harness.core.command_line import print_json
 from harness.core.identity import UNKNOWN
-from harness.core.links import least_rate_of, rate_of, tells_rate
+from harness.core.links import least_rate_of, slowest_rate, tells_rate
 from harness.core.process import end_with_parent, warn
 from harness.core.schema.environment import LinkPair, LinkRecord, MeasuredLinks
 from harness.core.settings import UserError
@@ -128,7 +128,7 @@ def measure(
         "pairs": pairs,
         "rtt_min_ms": _longest(pairs, "rtt_min_ms"),
         "rtt_median_ms": _longest(pairs, "rtt_median_ms"),
-        "bandwidth_mbit": rate_of({"pairs": pairs}),
+        "bandwidth_mbit": slowest_rate(pairs),
         "allreduce": allreduce,
         "took_s": time.perf_counter() - began_s,
         "warning": warning(asked, pairs),
@@ -139,7 +139,7 @@ def allreduce_s(pairs: list[LinkPair], world: World, size: int) -> float | None:
     """The predicted seconds of an all-reduce over these links; None if their rate is not known. A
     single byte needs no rate.
     """
-    rate = rate_of({"pairs": pairs}) if size > 1 else math.inf
+    rate = slowest_rate(pairs) if size > 1 else math.inf
     if not pairs or rate is None:
         return None
     delay_s = (_longest(pairs, "rtt_min_ms") or 0.0) / 2000

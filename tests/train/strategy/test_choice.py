@@ -14,7 +14,8 @@ import torch.distributed as dist
 from harness.core.collectives import GLOO, Shape, Wire, allreduce
 from harness.core.command_line import parse
 from harness.core.identity import run_id
-from harness.core.links import rate_of
+from harness.core.links import slowest_rate
+from harness.core.settings import as_mapping
 from harness.core.topology import World
 from harness.read.records.recorded import settings_of
 from harness.read.records.runs import identity_settings
@@ -67,8 +68,8 @@ def test_transfers_that_were_cut_off_tell_no_rate() -> None:
     """
     asked = {"asked": {"delay_ms": 80.0, "rate_mbit": 50.0}, "allreduce_bytes": 65536}
     pairs = [pair_of([0, 1], 160.5, 48.3, 2**20), pair_of([0, 2], 160.4, 47.3, 2**20),
-             pair_of([0, 3], 160.5, 2.1, 65536), pair_of([1, 2], None, None, None)]  # fmt: skip
-    link = link_of(160.5, rate_of({"pairs": pairs}), 2.0, pairs=pairs, **asked)
+             pair_of([0, 3], 160.5, None, 65536), pair_of([1, 2], None, None, None)]  # fmt: skip
+    link = link_of(160.5, slowest_rate(pairs), 2.0, pairs=pairs, **asked)
     expected = estimates(link, World(4), 413_000)
     assert expected["direct"] == pytest.approx(0.195, abs=0.005)
     assert expected["all_to_all"] == pytest.approx(0.150, abs=0.005)
@@ -167,10 +168,10 @@ def test_without_a_choice_it_is_the_run_of_the_backend() -> None:
     assert parse("bert", ["--exchange", "auto"], {}).exchange == "backend"
 
 
-def test_a_record_from_before_there_was_a_choice_is_of_the_backend() -> None:
-    for settings in ({}, {"exchange": "backend"}):
-        assert identity_settings({"script": "bert", **settings})["exchange"] == "backend"
-    assert identity_settings({"script": "bert", "exchange": "direct"})["exchange"] == "direct"
+@pytest.mark.parametrize("way", ["backend", "direct"])
+def test_a_record_is_told_apart_by_its_exchange(way: str) -> None:
+    known = as_mapping(parse("bert", ["--tiny"], {})) | {"exchange": way}
+    assert identity_settings(known)["exchange"] == way
 
 
 def attempts(folder: str, way: list[str]) -> list[Any]:
