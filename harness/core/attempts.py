@@ -267,9 +267,7 @@ def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
     for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
         other = RunFolder(file.parent)
         known = other.read_settings() or {}
-        # A flag that is newer than a record was off.
-        differing = {n for n in own if (known[n] != own[n] if n in known else own[n])}
-        differing -= AS_MUCH_MEMORY
+        differing = {n for n in own if known.get(n) != own[n]} - AS_MUCH_MEMORY
         is_alike = not differing and machine is not None and recorded(other, "machine") == machine
         if is_alike and other.outcome() == FINISHED:
             fitting.append(last_batch(other, settings))  # at least the limit if unrecorded

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from harness.core.settings import Settings, flag_fields
+from harness.core.settings import IF_SET, Settings, flag_fields
 
 # Trainer flags that decide how a run is shown, published, saved or given up, not what it measures.
 SHOWN_ONLY = (
@@ -23,8 +23,6 @@ SHOWN_ONLY = (
 EVAL_BATCH = 64
 # Settings that distinguish repetitions of a measurement: they are no axis of a sweep or table.
 REPETITIONS = ("seed", "repeat")
-# Flags that are newer than published records: a run without them keeps its earlier name.
-SINCE_RECORDS = ("lora", "balance", "sync_first", "muon")
 UNKNOWN = "-"  # a value that is not known, in tables
 
 
@@ -37,25 +35,27 @@ def number(value: Any) -> str:
 
 
 def identity(settings: Settings) -> dict[str, Any]:
-    """Everything that can change the result, and nothing else.
+    """Everything that can change the result, and nothing else. An option that is declared IF_SET
+    is part of it only where it is set.
 
     --tiny is not part of it, as it only chooses defaults; the chosen values are part of it.
     """
     named = {
-        name: getattr(settings, name)
+        name: value
         for name, f in flag_fields().items()
-        if f.metadata["identity"] and name != "tiny"
+        if name != "tiny" and _enters(f.metadata["identity"], value := getattr(settings, name))
     }
     named["eval_batch"] = settings.eval_batch or EVAL_BATCH
     named["augment"] = settings.augment or "none"
     if settings.validation_split is not None:
         # The final test depends on which weights are kept until then.
         named["tested"] = settings.best_metric if settings.save == "best" else "last epoch"
-    for name in SINCE_RECORDS:
-        if not named[name]:
-            del named[name]
     passed = {name: value for name, value in settings.trainer if name not in SHOWN_ONLY}
     return {"script": settings.script, **named, "trainer": passed}
+
+
+def _enters(when: bool | str, value: Any) -> bool:
+    return bool(value) if when == IF_SET else bool(when)
 
 
 def _how(settings: Settings) -> str:

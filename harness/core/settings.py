@@ -38,6 +38,11 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None, mark:
     return f"there are {', '.join(mark + n for n in names)}" if otherwise is None else otherwise
 
 
+# Of an option that is off by default: it is in the name of a run only where it is set, so that a
+# new option leaves the names of all runs without it as they are.
+IF_SET = "if set"
+
+
 def flag(
     default: Any,
     kind: str,
@@ -47,11 +52,12 @@ def flag(
     names: tuple[str, ...] = (),
     choices: tuple[str, ...] = (),
     input: str = "",
-    identity: bool = True,
+    identity: bool | str = True,
 ) -> Any:
     """A dataclass field with what its flag needs: kind of value, group in --help, other names.
 
     input: the kind of samples ("text", "image") whose tasks have the flag; empty: all tasks.
+    identity: whether it can change the result, and so is in the name of a run: always, or IF_SET.
     """
     return field(default=default, metadata={
         "kind": kind, "group": group, "help": help, "names": names, "choices": choices,
@@ -76,7 +82,7 @@ class Settings:
         "set every dropout rate of the model, 0 to below 1 (the model's own)")
     lora: int = flag(0, "natural", "Model",
         "train low-rank adapters of this rank and the head, by peft, instead of all weights; what "
-        "is saved has them merged; 0 trains all weights")
+        "is saved has them merged; 0 trains all weights", identity=IF_SET)
     max_length: int | None = flag(None, "count", "Model",
         "longest text, in tokens; longer ones are cut (512)", input="text")
     image_size: int | None = flag(None, "count", "Model",
@@ -134,7 +140,7 @@ class Settings:
         "peak learning rate (2e-05)", names=("learning_rate",))
     muon: bool = flag(False, "bool", "Training",
         "Muon for the matrices between embeddings and head, at the learning rate of AdamW, which "
-        "trains the rest")
+        "trains the rest", identity=IF_SET)
     seed: int = flag(42, "seed", "Training", "weights of the head, order of the samples, dropout")
     precision: str = flag("fp32", "text", "Training",
         "number format of the computation", choices=("fp32", "tf32", "bf16", "fp16"))
@@ -166,7 +172,7 @@ class Settings:
         choices=("hold", "scale"))
     balance: str | None = flag(None, "text", "Distribution",
         "shares of the effective batch by rank: measured, by their speed in a second before "
-        "training, or given, such as 2,1 (equal shares)")
+        "training, or given, such as 2,1 (equal shares)", identity=IF_SET)
     compress: str = flag("none", "text", "Slow links",
         "compress what is sent: bf16, fp16, int8, int4 or powersgd[:rank] (rank 1) for ddp, bf16, "
         "int8 or int4 for local_sgd and diloco, fp16 or int8 for hivemind")
@@ -178,7 +184,8 @@ class Settings:
     sync_every: int | None = flag(None, "count", "Slow links",
         "updates between two exchanges of local_sgd and diloco (10)")
     sync_first: int | None = flag(None, "natural", "Slow links",
-        "updates that local_sgd and diloco make together, as ddp does, before they train apart (0)")
+        "updates that local_sgd and diloco make together, as ddp does, before they train apart (0)",
+        identity=IF_SET)
     sync_scope: str | None = flag(None, "text", "Slow links",
         "what trains apart between two exchanges: every node, whose processes share gradients at "
         "each update, or every rank (node; rank on one node)", choices=("node", "rank"))

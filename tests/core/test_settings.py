@@ -14,9 +14,10 @@ import pytest
 from transformers import TrainingArguments
 
 from harness.core.command_line import command_line, help_text, parse, to_argv, trainer_flags
-from harness.core.identity import SHOWN_ONLY, number, run_id
+from harness.core.identity import SHOWN_ONLY, identity, number, run_id
 from harness.core.refused import REFUSED
 from harness.core.settings import (
+    IF_SET,
     Settings,
     UserError,
     as_mapping,
@@ -190,6 +191,19 @@ def test_run_id_is_stable() -> None:
     spellings = ["--lr 2e-5", "--lr=0.00002", "--lr 2E-05", "--learning_rate=2.0e-5"]
     names = {run_id(parse("bert", words.split(), ALONE)) for words in spellings}
     assert len(names) == 1
+
+
+def test_an_option_that_is_declared_so_is_named_only_where_it_is_set() -> None:
+    """A new option then leaves the names of all runs without it as they are."""
+    flags = {name: flag for name, flag in flag_fields().items() if flag.metadata["identity"]}
+    where_set = {name for name, flag in flags.items() if flag.metadata["identity"] == IF_SET}
+    assert where_set == {"lora", "balance", "sync_first", "muon"}
+    assert not any(flags[name].default for name in where_set)
+    assert {*flags} - {"tiny"} - where_set == {*identity(PINNED)} - {"script", "trainer"}
+    for name in where_set:
+        assert identity(replace(PINNED, **{name: 0})) == identity(PINNED), name
+        told = replace(PINNED, **{name: another(name)})
+        assert identity(told) == {**identity(PINNED), name: another(name)}, name
 
 
 def test_run_id_tells_apart_what_changes_the_result() -> None:

@@ -20,6 +20,7 @@ from harness.read.records.sweeps import read_all, read_results
 from harness.read.report.report import make_report
 from tests.support.drawn import failed_at, measured, scaled, texts
 from tests.support.records import STARTED, Plan, epochs, lines
+from tests.support.settings import whole_settings
 
 
 def test_curves_have_a_mean_an_interval_and_their_runs(plan: Plan) -> None:
@@ -189,9 +190,9 @@ def test_a_page_has_the_finding_as_text_and_not_above_its_figures(plan: Plan) ->
 def test_runs_of_no_sweep_are_put_together_by_what_varies(plan: Plan) -> None:
     for setup, batch, seed in (("1_1", 4, 1), ("1_1", 4, 2), ("1_1", 8, 1), ("1_2", 4, 1)):
         folder = plan.run(setup, batch, seed)
-        settings = {"schema": 1, "script": "bert", "model": "a/b", "setup": setup, "seed": seed,
-                    "per_gpu_batch": batch, "repeat": 1, "trainer": {"warmup_steps": batch},
-                    "output_dir": str(seed)}  # fmt: skip
+        settings = whole_settings(model="a/b", setup=setup, seed=seed, per_gpu_batch=batch,
+                                  trainer={"warmup_steps": batch},
+                                  output_dir=str(seed))  # fmt: skip
         (folder / "settings.json").write_text(json.dumps(settings))
         lines(folder / "attempts.jsonl", STARTED)
     (part,), problems = read_all(plan.output_dir)

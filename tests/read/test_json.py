@@ -56,7 +56,7 @@ def test_integers_stay_integers_where_a_run_does_not_have_them(
         write_folder(tmp_path / name, texts(run))
     settings = tmp_path / "one" / "settings.json"
     known = json.loads(settings.read_text())
-    settings.write_text(json.dumps({k: v for k, v in known.items() if k != "seed"}))
+    settings.write_text(json.dumps(known | {"seed": None}))
     assert main(["table", str(tmp_path), "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["runs"]
     assert first["seed"] is None and type(second["seed"]) is int

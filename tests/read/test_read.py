@@ -155,20 +155,28 @@ def test_half_of_a_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert main(["table", str(tmp_path)]) == 0
 
 
+LACKING = ("muon", "balance", "exchange", "repeat")
+
+
 @pytest.mark.parametrize(
     ("changes", "exchange", "strategy"),
     [
-        ({}, "backend", "ddp"),
         ({"imported": {"source": "a file"}}, None, "ddp"),
         ({"script": None}, None, None),
     ],
 )
-def test_a_flag_that_is_newer_than_the_record_had_its_default(
+def test_a_record_that_lacks_a_flag_is_refused(
     tmp_path: Path, changes: dict[str, Any], exchange: str | None, strategy: str | None
 ) -> None:
-    """Not so for imported records, and for those of LogCallback, which knows no flags."""
+    """Not so imported records, and those of LogCallback, which knows no flags."""
     file = record(tmp_path / "run").settings
-    settings = json.loads(file.read_text()) | changes
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({n: v for n, v in settings.items() if n not in LACKING}))
+    reason = read_run(RunFolder(file.parent), {}, "run", None).reason
+    assert reason == "settings.json lacks muon, balance, exchange, and 1 more: " + (
+        "read it with the version of this project that wrote it (commit in environment.json)"
+    )
+    settings |= changes
     for name in ("exchange", *(name for name, value in changes.items() if value is None)):
         del settings[name]
     if strategy is None:

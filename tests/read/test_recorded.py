@@ -150,8 +150,8 @@ DAMAGED: dict[str, tuple[Change, str]] = {
 
 
 def whole(tmp_path: Path, name: str) -> Path:
-    """A real run, whose folder has the name that training gave it; its rows as of a version that
-    wrote no checksums, so that it is checked by what belongs together.
+    """A real run, whose folder has the name that training gave it; without checksums, so that it is
+    checked by what belongs together.
     """
     run = next(run for run in find_runs(PUBLISHED / "vit" / "1_1") if "_e4_" in run.path.name)
     target = tmp_path / name / run.path.relative_to(PUBLISHED)
@@ -160,6 +160,9 @@ def whole(tmp_path: Path, name: str) -> Path:
         rows = map(json.loads, (target / file).read_text().splitlines())
         bare = ({name: row[name] for name in row if name != OWN} for row in rows)
         (target / file).write_text("".join(f"{json.dumps(row)}\n" for row in bare))
+    summary = json.loads((target / "summary.json").read_text())
+    summary.pop(OWN)
+    (target / "summary.json").write_text(json.dumps(summary))
     return target
 
 
@@ -191,7 +194,7 @@ def test_attempts_with_an_odd_value_are_not_lost(tmp_path: Path) -> None:
 
 
 def test_the_rate_of_a_device_where_devices_come_and_go(tmp_path: Path) -> None:
-    """Older programs divided by the number in the last row; their records stay readable."""
+    """It is samples by the seconds of each device, not by the devices of the last row."""
     rows = [
         row | {"timed_samples": 2000, "timed_s": seconds, "train_samples_per_s": 2000 / seconds,
                "train_samples_per_s_per_gpu": 100.0}
@@ -203,8 +206,11 @@ def test_the_rate_of_a_device_where_devices_come_and_go(tmp_path: Path) -> None:
     assert of_rows(rows[1:])["train_samples_per_s_per_gpu"] == pytest.approx(100.0)
     plan = Plan(tmp_path)
     folder = plan.run(epochs=rows)
-    edit("summary.json", train_samples_per_s_per_gpu=4000 / 30)(folder)
+    edit("summary.json", train_samples_per_s_per_gpu=100.0)(folder)
     assert recorded(RunFolder(folder)).problem is None
+    edit("summary.json", train_samples_per_s_per_gpu=4000 / 30)(folder)
+    problem = recorded(RunFolder(folder)).problem
+    assert problem is not None and "train_samples_per_s_per_gpu is 100.0 by the rows" in problem
 
 
 def test_a_bad_record_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from harness.core.identity import SINCE_RECORDS
 from harness.core.schema.fields import (
     Amount,
     Bytes,
@@ -102,8 +101,8 @@ class ObservedRecord(TypedDict, total=False):
         "with `--exchange auto` over a link of 1 ms or more there and back: what it was chosen by"]
     exchange_early_s: Annotated[Seconds,
         "of sums sent directly over a link: the round trip by which ranks may differ at an update "
-        "for the delay alone, and which `comm_wait_s` leaves out; of older records, "
-        "without it, readers do not know how long ranks waited for slower ones"]
+        "for the delay alone, and which `comm_wait_s` leaves out; where it is absent, as the round "
+        "trip is not known, readers do not know how long ranks waited for slower ones"]
     padding: Annotated[str,
         "of texts, the layout of a batch: `packed`, all tokens in one row, with attention by "
         "`runs` of equal length (CPU; in half precision the row is filled up to a multiple of 32 "
@@ -160,8 +159,9 @@ class CalibrationRecord(TypedDict):
     bf16_tflops: Annotated[TflopPerSecond | None, "likewise"]
     memory_gb_per_s: Annotated[GigabytePerSecond, "read and written by a large copy"]
     threads: Annotated[Positive, "torch's threads"]
-    unix: NotRequired[Annotated[Unix,
-        "when the products and the copy were measured, at most six hours before the run"]]
+    unix: Annotated[Unix | None,
+        "when the products and the copy were measured, at most six hours before the run; null "
+        "where that is not known"]
     bf16_gain: Annotated[Amount | None,
         "how many times as fast the passes of one batch of this run's model are with `--precision "
         "bf16`, in a few passes before training; null for another precision than fp32, where "
@@ -225,9 +225,8 @@ class MeasuredLinks(TypedDict):
     rtt_median_ms: Annotated[Milliseconds | None, "of the slowest pair"]
     bandwidth_mbit: Annotated[Mbit | None,
         "of the slowest pair whose rate is known; null where none is, or where a much more distant "
-        "pair's is not; tables and predictions leave out what older records hold of transfers too "
-        "short to tell, but not that on more than two distant nodes some of them counted a first "
-        "transfer, which waited for TCP's window, and so recorded too low a rate"]
+        "pair's is not. On more than two distant nodes, records from before 2026-11-27 may count a "
+        "first transfer, which waited for TCP's window, and so hold too low a rate"]
     took_s: Annotated[Seconds, "total time of measuring; part of `wall_s` and of no other time"]
     warning: Annotated[str | None, "how a link differs from the one asked for (below)"]
 
@@ -442,8 +441,7 @@ def setting_fields() -> dict[str, Field]:
                 kind = FLAG_KINDS["positive"]
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, choices)
             meaning = about["help"].replace("|", "or")
-            required = name not in SINCE_RECORDS
-            declared[name] = Field(name, Kind(kind.base, value, True), meaning, required)
+            declared[name] = Field(name, Kind(kind.base, value, True), meaning, required=True)
     return declared
 
 
@@ -473,10 +471,9 @@ class SweepRecord(TypedDict):
     schema: Annotated[Literal[1], "version of these definitions"]
     name: Annotated[str, "of the sweep"]
     question: Annotated[str | None, "what it answers"]
-    hypothesis: NotRequired[Annotated[str | None,
-        "what was expected, written down before the runs"]]
-    expect: NotRequired[Annotated[list[ExpectedRecord],
-        "what it says in numbers: for each `of`, `against`, `measure`, `at_least`, `at_most`"]]
+    hypothesis: Annotated[str | None, "what was expected, written down before the runs"]
+    expect: Annotated[list[ExpectedRecord],
+        "what it says in numbers: for each `of`, `against`, `measure`, `at_least`, `at_most`"]
     changed_after: NotRequired[Annotated[str | None,
         "how many runs had finished when `hypothesis` or `expect` was first changed"]]
     file: Annotated[str, "the file that plans it"]

@@ -180,11 +180,11 @@ class EpochRow(TypedDict):
     wall_s: Annotated[Seconds | None,
         "time since the run began, everything included, summed over all attempts; null where it "
         "went on from an attempt that is not recorded here, as with LogCallback in a new folder"]
-    measuring_s: NotRequired[Annotated[Seconds,
+    measuring_s: Annotated[Seconds | None,
         "what of it the record itself took so far: to measure links, what the exchange adds, the "
         "processor, passes that are not compiled, and to count FLOPs; of earlier attempts as far "
-        "as they say. In no other time. Older rows lack it: readers take `took_s` of "
-        "environment.json"]]
+        "as they say. In no other time. Null where it is not known, as in records from before "
+        "2026-11-28: readers take `took_s` of environment.json"]
     unix: Annotated[Unix, "when the row was written"]
 
 
@@ -264,18 +264,18 @@ class AttemptStart(TypedDict):
     from_update: Annotated[Count, "the update from which it continued"]
     processes: Annotated[Positive, "how many took part"]
     effective_batch: Annotated[Positive | None, "samples of one update"]
-    per_gpu_batch: NotRequired[Annotated[Positive | None,
+    per_gpu_batch: Annotated[Positive | None,
         "samples per process and forward pass, as they were run: fewer than the setting says "
-        "after `--auto_batch`, or while nodes are missing"]]
+        "after `--auto_batch`, or while nodes are missing"]
     restarts: Annotated[Count,
         "how often torchrun's agent on rank 0's node had restarted its processes; nodes that join "
         "are not counted"]
     gap_s: Annotated[Seconds | None,
         "from the last sign of life of the attempt before to the opening of the run, where the "
         "same launcher started both; null elsewhere"]
-    counted_unix: NotRequired[Annotated[Unix | None,
+    counted_unix: Annotated[Unix | None,
         "when the checkpoint from which it continued was complete; null without one, and where "
-        "that is not known, as of LogCallback alone"]]
+        "that is not known, as of LogCallback alone"]
     lost_s: Annotated[Seconds | None,
         "what the interruption of the attempt before cost: its time after the checkpoint from "
         "which this one continued (or all of it), `gap_s`, and the time from opening the run until "
@@ -304,14 +304,14 @@ class AttemptEnd(TypedDict):
     as_reported: NotRequired[Annotated[bool,
         "true where it was killed: `update` and the times are those that it had last reported, up "
         "to a second before"]]
-    per_gpu_batch: NotRequired[Annotated[Positive | None,
-        "samples per process and forward pass, as they were run; null where that is not known"]]
-    in_step: NotRequired[Annotated[bool | None,
-        "whether that was at a training step, not loading, evaluating or saving; null: unknown"]]
+    per_gpu_batch: Annotated[Positive | None,
+        "samples per process and forward pass, as they were run; null where that is not known"]
+    in_step: Annotated[bool | None,
+        "whether that was at a training step, not loading, evaluating or saving; null: unknown"]
     wall_s: Annotated[Seconds | None,
         "how long it took; null where a killed process had reported nothing"]
-    measuring_s: NotRequired[Annotated[Seconds | None,
-        "what of it the record itself took, as in epochs.jsonl; null where that is not known"]]
+    measuring_s: Annotated[Seconds | None,
+        "what of it the record itself took, as in epochs.jsonl; null where that is not known"]
     user_s_per_rank: CPU_OF_ATTEMPT
     system_s_per_rank: CPU_OF_ATTEMPT
     checksum: NotRequired[Annotated[str, "as in epochs.jsonl"]]
@@ -431,7 +431,7 @@ class ReportedProgress(TypedDict):
     updates: Annotated[Count, "updates planned"]
     loss: Annotated[float | None, "the last that was logged"]
     wall_s: Annotated[Seconds, "since this attempt opened the run"]
-    measuring_s: NotRequired[Annotated[Seconds, "what of it the record itself took"]]
+    measuring_s: Annotated[Seconds, "what of it the record itself took"]
     user_s_per_rank: CPU_OF_ATTEMPT
     system_s_per_rank: CPU_OF_ATTEMPT
 

@@ -69,8 +69,9 @@ class ProcessorTime(TypedDict):
     """The time of a node's cores over an epoch's training, and how much of it was this run's."""
 
     machine: Annotated[str, "a hash that tells machines apart: emulated nodes share one"]
-    network: NotRequired[Annotated[str,
-        "a hash that tells network namespaces apart: nodes that share one count the same bytes"]]
+    network: Annotated[str | None,
+        "a hash that tells network namespaces apart: nodes that share one count the same bytes; "
+        "null where that is not known"]
     core_s: Annotated[Seconds, "cores x `seconds`"]
     busy_s: Annotated[Seconds, "processor time of all that ran, over all cores"]
     own_s: Annotated[Seconds,

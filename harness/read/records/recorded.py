@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,14 +34,14 @@ from harness.core.records import (
 )
 from harness.core.records.archives import is_archived
 from harness.core.records.checksums import OWN, changed_row, is_changed
-from harness.core.records.summary import best_of, device_counts, of_rows, own_metrics, rate_of
+from harness.core.records.summary import best_of, of_rows, own_metrics, rate_of
 from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import is_number as is_number
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
-from harness.core.settings import SETUP, Settings, UserError, flag_fields, nearest
+from harness.core.settings import SETUP, Settings, UserError, nearest
 from harness.core.strategies import SENT_DIRECTLY, recorded_strategy
-from harness.read.labels import counted
+from harness.read.labels import counted, listed
 from harness.read.records.per_cent import as_shares
 
 # The outcome of a record that is not believed; no file holds this value.
@@ -52,6 +51,8 @@ UNFINISHED = "unfinished"
 MOST_NAMED = 10  # records, in the warnings
 # The first row of attempts.jsonl, torn after the time of the start was written.
 TORN_START = re.compile(r'\{"event": "start", "attempt": 1, "unix": (?P<unix>\d+\.\d+),.*[^}]')
+# What to do with a record of another version.
+READ_IT = "read it with the version of this project that wrote it (commit in environment.json)"
 NEARLY = 1 - 1e-6  # factor that allows for the rounding of sums
 
 
@@ -171,6 +172,7 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
                 raise UserError(f"{SETTINGS} is missing beside {file.name}: restore the file")
         return {}
     del settings["schema"]
+    _check_settings(settings)
     _check_place(folder.path, settings)
     if settings.get("exchange") == "auto":  # the way that auto chose is what was measured
         environment = folder.read_json(folder.environment)
@@ -192,7 +194,7 @@ def _object(
     if kind != "environment":
         check_schema(content.get("schema"), file.name)
     check_fields(kind, content, file.name, _has_own_metrics(settings))
-    if kind == "summary" and OWN in content:  # summaries of earlier versions have none
+    if kind == "summary" and OWN in content:
         if is_changed(content):
             raise UserError(f"{file.name} is not as it was written: restore the file")
         del content[OWN]
@@ -216,20 +218,16 @@ def _has_own_metrics(settings: Mapping[str, Any]) -> bool:
 
 def check_schema(schema: object, name: str) -> None:
     if type(schema) is not int or schema != SCHEMA:
-        raise UserError(
-            f"{name} was written with schema {schema!s:.20}, this reads {SCHEMA}: "
-            "read it with the version of this project that wrote it"
-        )
+        written = f"{name} was written with schema {schema!s:.20}, this reads {SCHEMA}"
+        raise UserError(f"{written}: {READ_IT}")
 
 
 def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
     """UserError where a folder that has the name of a run holds the settings of another run."""
-    if not is_ours(settings) or not RUN_FOLDER.fullmatch(path.name):
+    if not (is_ours(settings) and RUN_FOLDER.fullmatch(path.name)):
         return
-    # A record that lacks a flag is older than it, and was made with its default.
-    known = {name: value for name, value in settings.items() if value is not None}
     try:
-        expected = stem(cast(Settings, SimpleNamespace(**_defaults() | known)))
+        expected = stem(cast(Settings, SimpleNamespace(**settings)))
     except TypeError:
         raise UserError(f"{SETTINGS} lacks settings that the name of the folder has") from None
     setup = (path if len(path.parts) > 1 else path.absolute()).parent.name
@@ -239,9 +237,11 @@ def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
         raise UserError(f"{SETTINGS} is that of another run: {named}_...")
 
 
-@cache
-def _defaults() -> dict[str, Any]:
-    return {name: flag.default for name, flag in flag_fields().items()}
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """UserError where a run of this project lacks a setting that runs record today."""
+    lacking = [n for n, f in fields("settings").items() if f.required and n not in settings]
+    if lacking and is_ours(settings):
+        raise UserError(f"{SETTINGS} lacks {listed(lacking, ', ', 3)}: {READ_IT}")
 
 
 def uniform_link(requested: object) -> dict[str, Any] | None:
@@ -319,8 +319,8 @@ def _is_next(epoch: float, number: int, last: bool) -> bool:
 
 
 def measuring_s(row: Mapping[str, Any], environment: Mapping[str, Any]) -> float:
-    """Seconds of a row's wall time that measuring itself took. Older rows do not say: for them, the
-    time in which the last attempt measured the link and what the exchange adds.
+    """Seconds of a row's wall time that measuring itself took. Where a row does not say, the time
+    in which the last attempt measured the link and what the exchange adds.
     """
     if is_number(row.get("measuring_s")):
         return float(row["measuring_s"])
@@ -367,8 +367,6 @@ def _check_values(
     """UserError where the summary differs from its rows, in what both hold."""
     own = {name: rows[-1].get(name) for name in {*own_metrics(rows[-1])} - {*fields("summary")}}
     known = {**by_rows, **own}
-    if len({*device_counts(rows)}) > 1:
-        del known["train_samples_per_s_per_gpu"]  # older versions used the last row's count
     if not known["eval_time_s"]:
         del known["eval_time_s"]  # no row holds the time of an evaluation
     _check_equal(known, summary, EPOCHS)

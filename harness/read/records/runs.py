@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from harness.core.collectives import BACKEND
 from harness.core.identity import EVAL_BATCH, REPETITIONS, SHOWN_ONLY
 from harness.core.records import (
     FAILURES,
@@ -359,23 +358,16 @@ def own_metrics_of(runs: Iterable[Run]) -> list[str]:
 
 
 def identity_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that can change a result, without those that repeat a measurement.
-
-    A record of this project that lacks a flag is older than it, and was made with its default.
-    """
-    ours = is_ours(settings)
-    fields = {n: f for n, f in flag_fields().items() if f.metadata["identity"] and n != "tiny"}
+    """The settings that can change a result, without those that repeat a measurement."""
     passed = settings.get("trainer") or {}
     named = {
-        name: settings.get(name, flag.default if ours else None)
-        for name, flag in fields.items()
-        if name not in REPETITIONS
+        name: settings.get(name)
+        for name, flag in flag_fields().items()
+        if flag.metadata["identity"] and name not in ("tiny", *REPETITIONS)
     }
-    if ours:  # as in the run id: a record that names the default is not another run
+    if is_ours(settings):  # as in the run id: a record that names the default is not another run
         named["eval_batch"] = named["eval_batch"] or EVAL_BATCH
         named["augment"] = named["augment"] or "none"
-        if named["exchange"] == "auto":  # an older record, or a run that has not begun
-            named["exchange"] = BACKEND
         if named["validation_split"] is not None:  # which weights the test set was measured on
             best = settings.get("best_metric") or flag_fields()["best_metric"].default
             named["tested"] = best if settings.get("save") == "best" else "last epoch"
