@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 # What a flag that is true or false takes, as the Trainer's own flags do.
@@ -38,8 +39,8 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None, mark:
     return f"there are {', '.join(mark + n for n in names)}" if otherwise is None else otherwise
 
 
-# Of an option that is off by default: it is in the name of a run only where it is set, so that a
-# new option leaves the names of all runs without it as they are.
+# Of an option that is off by default: it is in the name of a run only where it is set, and a record
+# that lacks it is older and had it off. A new option so leaves all records as they are.
 IF_SET = "if set"
 
 
@@ -262,6 +263,12 @@ LEFT_OPEN = ("while parsing a flow", "while scanning a quoted")
 def flag_fields() -> dict[str, Any]:
     """The fields that are flags, by name, in order of definition."""
     return {f.name: f for f in fields(Settings) if "kind" in f.metadata}
+
+
+@cache
+def options_off() -> dict[str, Any]:
+    """The options that a record may lack, each with its default."""
+    return {n: f.default for n, f in flag_fields().items() if f.metadata["identity"] == IF_SET}
 
 
 def as_mapping(settings: Settings) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from harness.core.records import ASIDE, SCHEMA, RunFolder
 from harness.core.records.summary import disturbance
 from harness.core.settings import UserError
 from harness.read import load, load_runs
+from harness.read.records.recorded import settings_of
 from harness.read.records.runs import read_run
 from harness.read.records.sweeps import read_all
 from harness.read.tables.columns import DISTURBED
@@ -155,7 +156,8 @@ def test_half_of_a_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert main(["table", str(tmp_path)]) == 0
 
 
-LACKING = ("muon", "balance", "exchange", "repeat")
+OFF = {"muon": False, "balance": None}
+LACKING = ("seed", "lr", "exchange", "repeat")
 
 
 @pytest.mark.parametrize(
@@ -168,12 +170,16 @@ LACKING = ("muon", "balance", "exchange", "repeat")
 def test_a_record_that_lacks_a_flag_is_refused(
     tmp_path: Path, changes: dict[str, Any], exchange: str | None, strategy: str | None
 ) -> None:
-    """Not so imported records, and those of LogCallback, which knows no flags."""
+    """Not so imported records, those of LogCallback, which knows no flags, and newer options."""
     file = record(tmp_path / "run").settings
     settings = json.loads(file.read_text())
+    file.write_text(json.dumps({n: v for n, v in settings.items() if n not in OFF}))
+    run = read_run(RunFolder(file.parent), {}, "run", None)
+    assert run.reason is None and run.settings == settings_of(RunFolder(file.parent))
+    assert {name: run.settings[name] for name in OFF} == OFF
     file.write_text(json.dumps({n: v for n, v in settings.items() if n not in LACKING}))
     reason = read_run(RunFolder(file.parent), {}, "run", None).reason
-    assert reason == "settings.json lacks muon, balance, exchange, and 1 more: " + (
+    assert reason == "settings.json lacks lr, seed, exchange, and 1 more: " + (
         "read it with the version of this project that wrote it (commit in environment.json)"
     )
     settings |= changes

@@ -28,7 +28,7 @@ from harness.core.schema.fields import (
     Watts,
 )
 from harness.core.schema.machine import MachineRecord
-from harness.core.settings import UNRECORDED, flag_fields
+from harness.core.settings import UNRECORDED, flag_fields, options_off
 from harness.core.tasks import names
 
 
@@ -441,7 +441,8 @@ def setting_fields() -> dict[str, Field]:
                 kind = FLAG_KINDS["positive"]
             value = Value(kind.value.unit, kind.value.minimum, kind.value.maximum, choices)
             meaning = about["help"].replace("|", "or")
-            declared[name] = Field(name, Kind(kind.base, value, True), meaning, required=True)
+            required = name not in options_off()
+            declared[name] = Field(name, Kind(kind.base, value, True), meaning, required)
     return declared
 
 

@@ -39,7 +39,7 @@ from harness.core.schema.checks import check_fields, fields
 from harness.core.schema.fields import is_number as is_number
 from harness.core.schema.rows import AttemptEnd, AttemptStart, EpochRow, RankRow, SummaryRecord
 from harness.core.schema.telemetry import TelemetryRow
-from harness.core.settings import SETUP, Settings, UserError, nearest
+from harness.core.settings import SETUP, Settings, UserError, nearest, options_off
 from harness.core.strategies import SENT_DIRECTLY, recorded_strategy
 from harness.read.labels import counted, listed
 from harness.read.records.per_cent import as_shares
@@ -172,7 +172,9 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
                 raise UserError(f"{SETTINGS} is missing beside {file.name}: restore the file")
         return {}
     del settings["schema"]
-    _check_settings(settings)
+    if is_ours(settings):
+        settings = {**options_off(), **settings}
+        _check_settings(settings)
     _check_place(folder.path, settings)
     if settings.get("exchange") == "auto":  # the way that auto chose is what was measured
         environment = folder.read_json(folder.environment)
@@ -240,7 +242,7 @@ def _check_place(path: Path, settings: Mapping[str, Any]) -> None:
 def _check_settings(settings: Mapping[str, Any]) -> None:
     """UserError where a run of this project lacks a setting that runs record today."""
     lacking = [n for n, f in fields("settings").items() if f.required and n not in settings]
-    if lacking and is_ours(settings):
+    if lacking:
         raise UserError(f"{SETTINGS} lacks {listed(lacking, ', ', 3)}: {READ_IT}")
 
 
