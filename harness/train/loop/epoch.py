@@ -66,6 +66,8 @@ class EpochEvents(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the Trainer's count of updates and epochs, just raised, to that of the run."""
         trainer, elastic = self.trainer, self.trainer.elastic
+        for norm in trainer.exchange.take_norms():
+            trainer.sums.add_norm(norm, args.max_grad_norm)
         if not trainer.exchange.count_step(state, control) and elastic is not None:
             elastic.count_step(state)
 

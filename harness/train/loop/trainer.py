@@ -220,11 +220,8 @@ class ExactTrainer(Trainer):
             return self.exchange.update_norm
         norm = host_overhead.clip_gradients(self)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self._record_norm(norm)
-        return norm
-
-    def _record_norm(self, norm: torch.Tensor) -> None:
         self.sums.add_norm(norm, self.args.max_grad_norm)
+        return norm
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # Where nothing is clipped, the norm is not computed for the log alone.
@@ -252,12 +249,12 @@ class ExactTrainer(Trainer):
         return self.exchange.wrap(self.model, wrapped) if training else wrapped
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        skips_layers = False
         if is_wrapped(self.settings):
             with untouched_random_state(), autocast(self.settings, self.args.device):
                 count = self.args.per_device_train_batch_size if self.is_apart else 1
                 handler, sample = self.accelerator.ddp_handler, self._samples(count)
-                if settle_unused(handler, self.model, sample, self.settings):
-                    self.comm_probe.missing = "layers are skipped at random: passes differ"
+                skips_layers = settle_unused(handler, self.model, sample, self.settings)
             arrange_ddp(self.accelerator, self.model, self.context.world)
         # From here on the model is as it will be trained: the strategy attaches; all is verified.
         model, loader = super()._prepare_for_training(*args, **kwargs)
@@ -268,18 +265,16 @@ class ExactTrainer(Trainer):
             **self.context.session.observed,
             **self.balance.observed,
         }
-        self.exchange.states = {
-            "optimizer": self.optimizer, "schedule": self.lr_scheduler,
-            "scaler": self.accelerator.scaler,
-        }  # fmt: skip
-        self.exchange.record_norm = self._record_norm
+        self.exchange.prepare(
+            optimizer=self.optimizer, schedule=self.lr_scheduler, scaler=self.accelerator.scaler
+        )
         self.link = link_of_run(self.model, self.context.world, self.args.device)
         way = choice.set_way(self.exchange, self.link)
         self.exchange.attach(model, self.optimizer)
         hook = verify.observe_hook(model, self.settings, self.exchange.way, self.context.world)
         self.built = {**checked, **way, **hook}
         self.exposure.watch(model, choice.early_s(self.exchange, self.link))
-        self.comm_probe.use(model)
+        self.comm_probe.use(model, skips_layers)
         if self.context.checkpoint is not None:
             self.exchange.load(self.context.checkpoint)
         self.parameters = host_overhead.settle(model, self.model)

@@ -195,9 +195,11 @@ class CommProbe(EpochMeasure, TrainerCallback):
         self.batch: Any = None
         self.updates = 0  # of this process
 
-    def use(self, model: nn.Module) -> None:
-        """The model as training uses it, wrapped."""
+    def use(self, model: nn.Module, skips_layers: bool = False) -> None:
+        """The model as training uses it, wrapped, and whether it skips layers at random."""
         self.model = model
+        if skips_layers:
+            self.missing = "layers are skipped at random: passes differ"
         if self.missing is None:
             self.missing = NOT_YET
         self.updates = 0

@@ -46,18 +46,6 @@ from harness.train.strategy import verify
 DEAF_S = 3.0  # within which the main thread must handle a signal
 
 
-def _forget_signals() -> None:
-    """In a forked process, such as a user's pool of workers: a signal to it is none to the run."""
-    if Lifecycle.entered is not None:
-        signal.set_wakeup_fd(-1)
-        for number in Lifecycle.entered.previous_handlers:
-            signal.signal(number, signal.SIG_DFL)
-        Lifecycle.entered = None
-
-
-os.register_at_fork(after_in_child=_forget_signals)
-
-
 @dataclass
 class Lifecycle:
     """A context manager: whatever ends the run is recorded, and the run's lock is released."""
@@ -184,6 +172,17 @@ class Lifecycle:
         for number in self.previous_handlers:
             signal.signal(number, signal.SIG_IGN)
 
+    @classmethod
+    def forget_signals(cls) -> None:
+        """In a forked process, such as a user's pool of workers: a signal to it is none to the
+        run.
+        """
+        if cls.entered is not None:
+            signal.set_wakeup_fd(-1)
+            for number in cls.entered.previous_handlers:
+                signal.signal(number, signal.SIG_DFL)
+            cls.entered = None
+
     def _restore_signals(self) -> None:
         Lifecycle.entered = None
         for number, handler in self.previous_handlers.items():
@@ -254,3 +253,6 @@ class Lifecycle:
             # torchrun stops the others as soon as one has left.
             barrier()
             end_group()
+
+
+os.register_at_fork(after_in_child=Lifecycle.forget_signals)

@@ -46,10 +46,8 @@ class Exchange:
         # How many devices trained in the epoch that has ended; None: all ranks.
         self.devices: int | None = None
         # Norm of the last update's gradient where the exchange itself clips the average gradient of
-        # all processes; each norm is then handed to record_norm.
+        # all processes; take_norms() then returns all of them.
         self.update_norm: torch.Tensor | None = None
-        self.record_norm: Callable[[torch.Tensor], None] = lambda norm: None
-        # What each replica has of its own and a checkpoint must hold: optimizer, schedule ...
         self.states: dict[str, Any] = {}
 
     def count_sent(self, count: int) -> None:
@@ -74,6 +72,12 @@ class Exchange:
     def observe(self, model: nn.Module) -> ObservedRecord:
         """What the model that training uses really is; raises if it is not what was asked for."""
         return verify.observe(model, self.context.settings, self.context.world)
+
+    def prepare(self, **states: Any) -> None:
+        """Called before attach(), with what each replica has of its own and a checkpoint must hold:
+        optimizer, schedule, scaler.
+        """
+        self.states = states
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         """Called before the first step, with the model as training uses it (wrapped in DDP) and the
@@ -106,6 +110,10 @@ class Exchange:
     def resume_at(self, update: int) -> tuple[int, int] | None:
         """(epochs completed, batches to skip) of a checkpoint; None: the Trainer's own count."""
         return None
+
+    def take_norms(self) -> Sequence[torch.Tensor]:
+        """The norms of the gradients that the exchange itself has clipped since the last call."""
+        return ()
 
     def count_step(self, state: Any, control: Any) -> bool:
         """After a step of the Trainer: set its count to the run's; False: it is right already."""

@@ -178,6 +178,14 @@ def test_what_an_earlier_start_of_the_run_has_found_stays(tmp_path: Path) -> Non
     assert probe.facts()["comm_probe"] == {"comm_share": 0.5}
 
 
+def test_a_model_that_skips_layers_is_not_probed(tmp_path: Path) -> None:
+    probe = CommProbe(SimpleNamespace(context=run_of(tmp_path)))
+    probe.use(torch.nn.Linear(1, 1), skips_layers=True)
+    assert str(probe.facts()["comm_probe_missing"]).startswith("layers are skipped at random")
+    probe.use(torch.nn.Linear(1, 1))  # a second training of the same model
+    assert not probe.due and str(probe.missing).startswith("layers are skipped at random")
+
+
 @pytest.mark.parametrize(("strategy", "passes"), [("ddp", 1), ("fsdp", 3)])
 def test_all_passes_of_an_update_that_exchange_are_measured(
     strategy: str, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -410,7 +410,9 @@ def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPat
             patch()
 
 
-def test_what_fails_while_a_peer_closes_keeps_none_of_its_processes(tmp_path: Path) -> None:
+def test_what_fails_while_a_peer_closes_keeps_none_of_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     closed: list[str] = []
 
     def broken() -> None:
@@ -418,7 +420,7 @@ def test_what_fails_while_a_peer_closes_keeps_none_of_its_processes(tmp_path: Pa
 
     peer = object.__new__(Peers)
     peer.optimizer = SimpleNamespace(shutdown=broken)
-    peer.release_threads = lambda: closed.append("threads")
+    monkeypatch.setattr(session.Progress, "release_threads", lambda: closed.append("threads"))
     dht = SimpleNamespace(shutdown=lambda: closed.append("dht"))
     peer._state = SimpleNamespace(close=broken, dht=dht)  # type: ignore[assignment]
     peer.sockets = SimpleNamespace(cleanup=lambda: closed.append("sockets"))  # type: ignore[assignment]

@@ -170,6 +170,16 @@ def test_what_no_row_has_counted_is_in_the_next_one(
     assert again.epoch_fields["fed_samples"] == 8 + 20  # nothing is counted twice
 
 
+def test_each_norm_of_a_gradient_that_the_exchange_clips_is_taken_once(tmp_path: Path) -> None:
+    exchange, weight = recorder(tmp_path), torch.nn.Parameter(torch.zeros(2))
+    for norm in (5.0, 10.0):
+        weight.grad = torch.tensor([0.6, 0.8]) * norm
+        exchange._clip([weight], 1.0)
+        assert weight.grad.norm() == pytest.approx(1.0)
+    assert [float(norm) for norm in exchange.take_norms()] == pytest.approx([5.0, 10.0])
+    assert exchange.take_norms() == [] and exchange.update_norm == pytest.approx(10.0)
+
+
 class Answers:
     """A DHT that answers, or does not."""
 

@@ -33,7 +33,7 @@ from harness.train.measure.telemetry import node_fields
 from harness.train.strategy import verify
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.hivemind import forking
-from harness.train.strategy.hivemind.optimizer import PeerOptimizer, Progress
+from harness.train.strategy.hivemind.optimizer import PeerOptimizer
 from harness.train.strategy.hivemind.session import Peers
 
 ENDLESS = 10**12  # batches in the Trainer's epoch: a peer contributes what it can
@@ -111,6 +111,7 @@ class PeersExchange(Exchange):
         self.gone: dict[str, Any] = {}  # what peers of an earlier attempt did that no row counts
         self.all_reported = True  # whether all peers of that epoch reported its end
         self.optimizer: Any = None
+        self.norms: list[torch.Tensor] = []  # of gradients that were clipped, not yet taken
 
     @property
     def _samples_of_data(self) -> int:
@@ -130,7 +131,6 @@ class PeersExchange(Exchange):
     def attach(self, model: nn.Module, optimizer: Any) -> None:
         context, bare = self.context, optimizer.optimizer
         self.payload_bytes, self.sent_before = 0, interfaces_sent()
-        self.peers.release_threads = Progress.release_threads
         with self.peers.state.quiet, forking():
             self.optimizer = PeerOptimizer(
                 self.peers.state.dht,
@@ -160,7 +160,11 @@ class PeersExchange(Exchange):
     def _clip(self, parameters: list[torch.Tensor], bound: float) -> None:
         """Clip the average gradient that the step uses, not one peer's part."""
         self.update_norm = nn.utils.clip_grad_norm_(parameters, bound)
-        self.record_norm(self.update_norm)
+        self.norms.append(self.update_norm)
+
+    def take_norms(self) -> Sequence[torch.Tensor]:
+        taken, self.norms = self.norms, []
+        return taken
 
     def _step(self, wrapper: Any) -> None:
         optimizer: PeerOptimizer = self.optimizer

@@ -11,7 +11,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -45,6 +44,7 @@ from harness.train.strategy.hivemind.network import (
     own_address,
     requirements,
 )
+from harness.train.strategy.hivemind.optimizer import Progress
 
 START_S = 120.0  # for all processes that a launcher has started to arrive
 DATA_S = 600.0  # for the recorder to have read its data
@@ -64,7 +64,6 @@ class Peers(Session):
         self._state: DhtState | None = None
         self.own: dict[str, Any] = {}  # what this peer publishes of itself
         self.optimizer: Any = None  # hivemind's, once training begins
-        self.release_threads: Callable[[], None] = lambda: None  # those that would wait for ever
         self.store: Any = None  # where a launcher's ranks meet
         join = addresses_to_join(settings, os.environ)
         if world.launched:
@@ -292,7 +291,7 @@ class Peers(Session):
         state, optimizer = self._state, self.optimizer
         parts = [
             *([optimizer.shutdown] if optimizer is not None else []),
-            self.release_threads,
+            Progress.release_threads,  # those that would wait for ever
             *([state.close, state.dht.shutdown, self.sockets.cleanup] if state is not None else []),
         ]
         for part in parts:
