@@ -16,14 +16,13 @@ from transformers import TrainingArguments
 
 from harness.core.attempts import Opened
 from harness.core.identity import identity
-from harness.core.records import COMPLETE, RunFolder, read_json
+from harness.core.records import RunFolder
+from harness.core.records.manifests import CHECKPOINT_FORMAT, read_checkpoint
 from harness.core.schema.environment import DataRecord, InputsRecord
 from harness.core.settings import Settings
 from harness.core.topology import World, asked_processes, batch_of_trainer, batch_of_update
 from harness.train.session import Session
 
-COMPLETE_UNIX = "complete_unix"  # when a checkpoint was completed; copies have other times
-CHECKPOINT_FORMAT = 2  # of what the harness writes into a checkpoint beside the Trainer's files
 # Of --precision and --compress.
 HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,11 +33,6 @@ def autocast(settings: Settings, device: torch.device) -> torch.autocast:
     """
     dtype = HALF_PRECISION.get(settings.precision)
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-def mark_of(checkpoint: Path) -> dict[str, Any]:
-    """The manifest that marks a checkpoint as complete; empty if there is none."""
-    return read_json(checkpoint / COMPLETE) or {}
 
 
 @dataclass(frozen=True)
@@ -115,10 +109,10 @@ class Context:
     @property
     def opened(self) -> Opened:
         """What the record keeps of how this process came to start or resume the run."""
-        mark = mark_of(self.checkpoint) if self.checkpoint else {}
+        manifest = read_checkpoint(self.checkpoint) if self.checkpoint else None
         return Opened(
             unix=time.time() - self.wall_s,
-            counted_unix=mark.get(COMPLETE_UNIX),
+            counted_unix=manifest.get("complete_unix") if manifest else None,
             launcher_unix=self.launch.unix if self.launch else None,
         )
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from harness.core.records import plain, read_json, write_json
 from harness.core.records.checksums import OWN, is_changed, vouched
 from harness.core.records.disk import sync
+from harness.core.records.manifests import problem_of
 
-FILES = "files"  # by name
 PIECE = 2**20  # bytes that are read at once: as many as stay in the processor's cache
 
 
@@ -32,7 +31,7 @@ def checksum(file: Path) -> str:
     return digest.hexdigest()
 
 
-def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
+def write_manifest(manifest: Path, facts: Mapping[str, object]) -> None:
     """Vouch for a folder: all of it is on disk before the manifest, with these facts, is."""
     folder = manifest.parent
     paths = [path for path in sorted(folder.rglob("*")) if path != manifest]
@@ -44,7 +43,7 @@ def write_manifest(manifest: Path, facts: Mapping[str, Any]) -> None:
             if path.is_file()
         }
         synced.result()  # raises what the disk refused
-    write_json(manifest, vouched(plain({**facts, FILES: files})))
+    write_json(manifest, vouched(plain({**facts, "files": files})))
 
 
 def damage(manifest: Path, contents: bool = True) -> str | None:
@@ -59,7 +58,9 @@ def damage(manifest: Path, contents: bool = True) -> str | None:
         return f"{manifest.name} has no checksum"
     if is_changed(content):
         return f"{manifest.name} has changed since it was written"
-    for name, (length, written) in content[FILES].items():
+    if problem := problem_of(manifest.name, content):
+        return f"{manifest.name} of another version: {problem}"
+    for name, (length, written) in content["files"].items():
         file = manifest.parent / name
         try:
             if file.stat().st_size != length:

@@ -74,6 +74,23 @@ def check_fields(
         raise UserError(f"{where}: {wrong.removeprefix('.')}")
 
 
+def unfit(declared: type, value: Mapping[str, Any]) -> str | None:
+    """The first thing in an object that is missing or violates its declaration; None if all fits.
+
+    A field that need not be there, or may be null, may be missing.
+    """
+    known = fields_of(declared)
+    for name, field in known.items():
+        content = value.get(name)
+        if content is None and field.required and not field.kind.nullable:
+            return f"{name} is missing"
+        inner = field.kind.record
+        if inner is not None and isinstance(content, Mapping) and (wrong := unfit(inner, content)):
+            return f"{name}.{wrong}"
+    wrong = _of_fields(known)(value)
+    return None if wrong is None else wrong.removeprefix(".")
+
+
 class NotAsDeclaredError(UserError):
     """What is about to be written is not as its record is declared."""
 

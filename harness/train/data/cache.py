@@ -25,6 +25,7 @@ import torch.distributed as dist
 from harness.core.process import warn
 from harness.core.provenance import cache_root
 from harness.core.records.disk import DiskError, sync, writing_to
+from harness.core.records.manifests import KEY
 from harness.core.records.redact import redacted
 from harness.core.settings import NodeError, UserError
 from harness.core.topology import World, world_of
@@ -33,7 +34,6 @@ from harness.train.session import OtherFailed, gather
 
 FORMAT = 7  # raised when the prepared files change
 DAY_S = 86_400
-KEY = "key.json"  # the manifest of an entry: what was prepared, and the checksums of its files
 
 
 def cached(key: dict[str, Any], build: Callable[[Path], object]) -> Path:

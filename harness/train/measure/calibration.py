@@ -21,9 +21,8 @@ import torch
 from torch import nn
 
 from harness.core.provenance import cache_root
-from harness.core.records import write_json
-from harness.core.records.checksums import OWN, is_changed, vouched
 from harness.core.records.locks import Lock
+from harness.core.records.manifests import Calibration, read_calibration, write_calibration
 from harness.core.settings import UserError
 from harness.train.data import probes
 from harness.train.measure.environment import cpu_name
@@ -42,7 +41,7 @@ APART = 1.25  # times as large as the gain in processor time: other programs dis
 FRESH_S = 6 * 3600.0  # what is older is measured again: what a shared machine gives changes
 
 
-def calibration() -> dict[str, Any]:
+def calibration() -> Calibration:
     """What this process reaches with its threads, from the cache or measured now (a second).
 
     What was measured beside other programs is not cached.
@@ -60,23 +59,20 @@ def calibration() -> dict[str, Any]:
         known = _read(file) or _measured()
         if None not in known.values():
             with suppress(OSError):
-                write_json(file, vouched(known), durable=False)
+                write_calibration(file, known)
     finally:
         lock.release()
     return known
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        if abs(time.time() - file.stat().st_mtime) > FRESH_S:  # the clock may have been set back
-            return None
-        known = json.loads(file.read_text())
-        if isinstance(known, dict) and OWN in known and not is_changed(known):
-            return {name: known[name] for name in known if name != OWN}
-    return None  # damaged
+def _read(file: Path) -> Calibration | None:
+    with suppress(OSError):
+        if abs(time.time() - file.stat().st_mtime) <= FRESH_S:  # the clock may have been set back
+            return read_calibration(file)
+    return None
 
 
-def _measured() -> dict[str, Any]:
+def _measured() -> Calibration:
     """Measure; a peak is None if other programs took processor time in each repetition.
 
     Such a peak would be too low, and what is compared with it too high.
@@ -88,13 +84,19 @@ def _measured() -> dict[str, Any]:
             one = torch.randn(SIDE, SIDE).to(dtype)
         times = _times_s(partial(torch.mm, one, one))
         quiet = [took_s for took_s, share in times if share >= OWN_SHARE]
-        peaks[f"{name}_tflops"] = 2 * len(one) ** 3 / min(quiet) / 1e12 if quiet else None
+        peaks[name] = 2 * len(one) ** 3 / min(quiet) / 1e12 if quiet else None
     source = torch.ones(COPIED, dtype=torch.uint8)
     target = torch.zeros_like(source)
     # Read once and written once.
     rate = 2 * COPIED / min(_times_s(lambda: target.copy_(source)))[0] / 1e9
     threads = torch.get_num_threads()
-    return {**peaks, "memory_gb_per_s": rate, "threads": threads, "unix": time.time()}
+    return {
+        "fp32_tflops": peaks["fp32"],
+        "bf16_tflops": peaks["bf16"],
+        "memory_gb_per_s": rate,
+        "threads": threads,
+        "unix": time.time(),
+    }
 
 
 def _times_s(work: Callable[[], Any], seconds: float | None = None) -> list[tuple[float, float]]:

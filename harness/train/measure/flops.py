@@ -330,11 +330,13 @@ def _processors(
     """The peak of each node's processor, if processors train."""
     if context.args.device.type != "cpu":
         return []
-    is_single, first = context.world.size == 1, None
+    is_single = context.world.size == 1
+    first: CalibrationRecord | None = None
     if context.world.local_rank == 0 or is_single:  # the others wait for it
-        first = calibration()
+        known = calibration()
         fp32 = context.settings.precision == "fp32" and (context.is_rank0 or is_single)
-        first = {**first, "bf16_gain": bf16_gain(model, one_batch, first) if fp32 else None}
+        gain = bf16_gain(model, one_batch, known) if fp32 else None
+        first = {**known, "bf16_gain": gain}
     return [of_node for of_node in gather(first) if of_node is not None]
 
 

@@ -26,17 +26,16 @@ from harness.core.process import warn
 from harness.core.records import COMPLETE, EPOCHS, RunFolder, update_of
 from harness.core.records.checksums import OWN, changed_row
 from harness.core.records.disk import DiskError, draft_of, sync
+from harness.core.records.manifests import CheckpointFacts, PositionRecord, read_checkpoint
 from harness.core.settings import UserError
 from harness.core.topology import World
-from harness.train.context import COMPLETE_UNIX, Context, mark_of
-from harness.train.manifest import FILES, checksum, damage, write_manifest
+from harness.train.context import Context
+from harness.train.manifest import checksum, damage, write_manifest
 from harness.train.session import barrier, broadcast, broadcast_object, gather
 
 PIECE = 64 * 2**20  # bytes that are in memory at once
 RANDOM = "rng_state_{}.pth"  # random state of a rank, written by the Trainer
-ROWS = "row_checksums"  # in a checkpoint: checksums of the rows recorded before it
 FIX = "restore the file, or use --rerun to start afresh; the old record is kept aside"
-ELSEWHERE = "files_elsewhere"  # in a checkpoint: files that only the disks of other nodes hold
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -52,18 +51,20 @@ def sound_checkpoints(folder: Path) -> list[Path]:
     require_unchanged(RunFolder(folder))
     checkpoints, rows = complete_checkpoints(folder), _recorded(folder)
     damaged = {path.name: damage(path / COMPLETE) for path in checkpoints}
-    marks = {path: mark_of(path) for path in checkpoints if not damaged[path.name]}
-    for path, mark in marks.items():
-        _refuse_changed(RunFolder(folder).epochs, path.name, mark.get(ROWS, []), rows)
+    read = {path: read_checkpoint(path) for path in checkpoints if not damaged[path.name]}
+    manifests = {path: manifest for path, manifest in read.items() if manifest is not None}
+    for path, manifest in manifests.items():
+        before = manifest.get("row_checksums", [])
+        _refuse_changed(RunFolder(folder).epochs, path.name, before, rows)
     sound = []
     for path in checkpoints:
-        name, best = path.name, marks.get(path, {}).get("best")
-        if damaged[name]:
+        name = path.name
+        if path not in manifests:
             problem = f"{name} is damaged and not used ({damaged[name]})"
-        elif len(rows) < len(marks[path].get(ROWS, [])):
+        elif len(rows) < len(manifests[path].get("row_checksums", [])):
             # A run that resumed from there would end without these rows.
             problem = f"{name} is not used: {EPOCHS} lacks rows that were written before it"
-        elif best is not None and folder / best not in sound and best != name:
+        elif (best := manifests[path].get("best")) and folder / best not in sound and best != name:
             problem = f"{name} is not used: its best epoch is {best}, which is not used either"
         else:
             sound.append(path)
@@ -132,7 +133,9 @@ def _damaged_here(checkpoint: Path, world: World) -> str | None:
     """
     if world.nodes == 1 or world.local_rank or not world.rank:
         return None
-    for name, (length, written) in mark_of(checkpoint).get(ELSEWHERE, {}).items():
+    manifest = read_checkpoint(checkpoint)
+    elsewhere = manifest.get("files_elsewhere", {}) if manifest is not None else {}
+    for name, (length, written) in elsewhere.items():
         file = checkpoint / name
         if file.is_file() and (file.stat().st_size, checksum(file)) != (length, written):
             return str(name)
@@ -231,20 +234,22 @@ def complete(
             if rank["random"] is not None:
                 content = base64.b64decode(rank["random"])
                 (folder / RANDOM.format(number)).write_bytes(content)
-        position = {
+        position: PositionRecord = {
             "update": state.global_step,
             "epoch": int((state.epoch or 0) + 1e-6),
             "samples": epoch_so_far.get("samples", 0),
         }
-        facts = {
+        facts: CheckpointFacts = {
             "fingerprint": context.fingerprint,
             "processes": args.world_size,
             "best": _best(state),
-            ELSEWHERE: {name: of for rank in everyone for name, of in rank["files"].items()},
+            "files_elsewhere": {
+                name: of for rank in everyone for name, of in rank["files"].items()
+            },
             "position": position,
             "epoch": epoch_so_far,
-            ROWS: _recorded(folder.parent),
-            COMPLETE_UNIX: time.time(),
+            "row_checksums": _recorded(folder.parent),
+            "complete_unix": time.time(),
         }
         write_manifest(folder / COMPLETE, facts)
         sync(folder.parent)
@@ -281,7 +286,8 @@ def _keep(last: Path, count: int, best: str | None) -> None:
     """
     others = RunFolder(last.parent).checkpoints()
     kept = [path for path in others if update_of(path) <= update_of(last)][-count:]
-    bests = [best, *(mark_of(path).get("best") for path in kept)]
+    manifests = filter(None, map(read_checkpoint, kept))
+    bests = [best, *(manifest.get("best") for manifest in manifests)]
     for other in others:
         if other not in kept and other.name not in bests:
             shutil.rmtree(other, ignore_errors=True)
@@ -313,8 +319,9 @@ def hand_out(checkpoints: list[Path], world: World) -> None:
         return
     files: list[tuple[Path, str]] = []
     for checkpoint in checkpoints if world.rank == 0 else ():
-        content = mark_of(checkpoint)[FILES].items()
-        files += [(checkpoint / name, written) for name, (_, written) in content]
+        manifest = read_checkpoint(checkpoint)
+        listed = manifest["files"] if manifest is not None else {}
+        files += [(checkpoint / name, written) for name, (_, written) in listed.items()]
     manifests = [each / COMPLETE for each in checkpoints if world.rank == 0]
     files += [(manifest, checksum(manifest)) for manifest in manifests]
     written = broadcast([(str(file), file.stat().st_mtime, of) for file, of in files])

@@ -27,10 +27,11 @@ from harness.core.process import (
 )
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
+from harness.core.records.manifests import read_checkpoint
 from harness.core.records.walking import as_typed
 from harness.core.schema.environment import DataRecord
 from harness.core.settings import UserError
-from harness.train.context import Context, Position, mark_of
+from harness.train.context import Context, Position
 from harness.train.data.models import loading
 from harness.train.measure.environment import launch
 from harness.train.run.checkpoints import remove_broken, usable_checkpoint
@@ -72,8 +73,9 @@ class Lifecycle:
         checkpoint = usable_checkpoint(context.folder.path, context.world)
         if checkpoint is None:
             return context
-        mark = mark_of(checkpoint)
-        saved = mark["fingerprint"]
+        manifest = read_checkpoint(checkpoint)
+        assert manifest is not None  # it was found sound
+        saved = manifest["fingerprint"]
         differing = [k for k, v in context.fingerprint.items() if saved.get(k) != v]
         if differing:
             raise UserError(
@@ -83,9 +85,9 @@ class Lifecycle:
         self.context = replace(
             context,
             checkpoint=checkpoint,
-            position=Position(**mark["position"]),
-            epoch_so_far=mark["epoch"],
-            other_processes=mark["processes"] != context.world.size,
+            position=Position(**manifest["position"]),
+            epoch_so_far=manifest["epoch"],
+            other_processes=manifest["processes"] != context.world.size,
         )
         return self.context
 

@@ -16,11 +16,12 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, constants, get_tok
 from harness.core.process import complain
 from harness.core.records import COMPLETE, RunFolder, update_of
 from harness.core.records.archives import SUFFIX, files_of, write_archive
+from harness.core.records.manifests import read_checkpoint
 from harness.core.records.places import HUB_NAME, without_places
 from harness.core.records.redact import first_line
 from harness.core.settings import Settings, UserError
 from harness.core.tasks import TASKS, task_of
-from harness.train.context import Context, mark_of
+from harness.train.context import Context
 from harness.train.data.models import from_hub
 from harness.train.manifest import damage
 from harness.train.run.checkpoints import complete_checkpoints
@@ -120,7 +121,8 @@ def _upload(settings: Settings, folder: RunFolder) -> str:
 def _kept(folder: Path) -> Path:
     """The best checkpoint where one was asked for, else the last."""
     for last in reversed(complete_checkpoints(folder)):
-        model = last.with_name(mark_of(last).get("best") or last.name)
+        manifest = read_checkpoint(last)
+        model = last.with_name((manifest and manifest.get("best")) or last.name)
         if problem := damage(model / COMPLETE):
             raise UserError(f"{model.name} is damaged: {problem}")
         return model

@@ -20,9 +20,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from harness.core.collectives import BACKEND, GLOO
+from harness.core.records.manifests import read_checkpoint
 from harness.core.settings import UserError
 from harness.core.strategies import GRADIENT_CODES
-from harness.train.context import HALF_PRECISION, Context, mark_of
+from harness.train.context import HALF_PRECISION, Context
 from harness.train.measure.communication import uncompiled
 from harness.train.session import broadcast_object, gather
 from harness.train.strategy.base import Exchange
@@ -130,7 +131,9 @@ def _mean_state(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     evenly, so that their mean over ranks, which is what the weights lack, stays the same. The
     residual of a node that is gone with its disk is lost.
     """
-    files = [folder / memory_file(kind, rank) for rank in range(mark_of(folder)["processes"])]
+    manifest = read_checkpoint(folder)
+    assert manifest is not None  # a checkpoint without one is not resumed from
+    files = [folder / memory_file(kind, rank) for rank in range(manifest["processes"])]
     read = {file: safetensors.torch.load_file(file) for file in files if file.is_file()}
     states = list(read.values())
     result = {

@@ -19,7 +19,7 @@ from harness.core.settings import NodeError, UserError
 from harness.core.topology import World
 from harness.train.data import cache
 from harness.train.data.cache import cached, reserve
-from harness.train.manifest import damage
+from harness.train.manifest import damage, write_manifest
 from harness.train.session import OtherFailed
 from tests.support.broken_runs import only_run, own_node
 from tests.support.damage import KINDS, plant
@@ -73,6 +73,16 @@ def test_a_damaged_entry_is_made_again(
         raise AssertionError("it was whole")
 
     assert cached({"kind": kind}, unused) == folder and capsys.readouterr().err == ""
+
+
+def test_an_entry_whose_manifest_is_not_as_declared_is_made_again(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cached({"kind": "old"}, build)
+    write_manifest(folder / "key.json", {"format": "seven"})
+    assert cached({"kind": "old"}, build) == folder and damage(folder / "key.json") is None
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "key.json of another version: format is 'seven'" in told
 
 
 def test_many_processes_meet_a_damaged_entry(root: Path) -> None:

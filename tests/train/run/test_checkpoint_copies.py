@@ -26,6 +26,7 @@ from harness.train.run.checkpoints import (
 )
 from tests.support.broken_runs import own_node, trained_on_own_disk
 from tests.support.damage import plant
+from tests.support.manifests import facts_of
 from tests.support.ranks import Done, ran, ranks
 from tests.support.sweeps import untimed_rows
 
@@ -51,7 +52,7 @@ def hand_around(folder: str) -> tuple[dict[str, str], list[bool], bool]:
     if world.rank == 0:
         (checkpoint / "inner").mkdir()
         (checkpoint / "inner" / "weights").write_text("w" * 100)
-        write_manifest(checkpoint / COMPLETE, {})
+        write_manifest(checkpoint / COMPLETE, facts_of())
     own = [on_own_disk(checkpoint / COMPLETE, world)]
     follow_rank0(run, world, gone=False)  # it is there: nothing is set aside
     for _ in range(2):  # the second time all is there

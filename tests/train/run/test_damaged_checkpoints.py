@@ -28,6 +28,7 @@ from harness.train.run.checkpoints import (
 )
 from tests.support.broken_runs import SHORT, Whole, assert_same_training, broken_off, only_run
 from tests.support.damage import KINDS, plant
+from tests.support.manifests import facts_of
 from tests.support.ranks import ranks, script
 from tests.support.toys import CPU, Net, Points, ours
 
@@ -42,7 +43,7 @@ def checkpoints(folder: Path, bests: dict[int, str | None]) -> list[Path]:
         checkpoint.mkdir()
         (checkpoint / "model.safetensors").write_bytes(b"weights" * 100)
         (checkpoint / "trainer_state.json").write_text(f'{{"step": {update}}}')
-        write_manifest(checkpoint / "complete.json", {"position": {"update": update}, "best": best})
+        write_manifest(checkpoint / "complete.json", facts_of(update, best=best))
         made.append(checkpoint)
     return made
 
@@ -64,6 +65,21 @@ def test_damage_of_any_file_is_found(
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and f"checkpoint-20 is damaged and not used ({name}" in told
         assert not last.exists()
+
+
+def test_a_checkpoint_of_another_version_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its manifest has a checksum that is right, and lacks what a run goes on with."""
+    before, last = checkpoints(tmp_path, {10: None, 20: None})
+    facts: dict[str, Any] = {**facts_of(20)}
+    del facts["position"]
+    write_manifest(last / "complete.json", facts)
+    assert sound_checkpoints(tmp_path) == [before]
+    assert capsys.readouterr().err == (
+        "warning: checkpoint-20 is damaged and not used (complete.json of another version: "
+        "position is missing)\n"
+    )
 
 
 def test_a_checkpoint_needs_the_best_one(

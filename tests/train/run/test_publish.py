@@ -35,6 +35,7 @@ from harness.train.run.publish import (
 from tests.support.broken_runs import only_run
 from tests.support.clients import Client
 from tests.support.hub import TOKEN, Hub
+from tests.support.manifests import facts_of
 
 CLIENT = """
 from tests.support.ranks import script
@@ -134,7 +135,7 @@ def test_the_archive_names_no_place_of_this_machine(
     of_text = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     for file in (*of_text, "optimizer.pt"):
         (model / file).write_text("{}")
-    write_manifest(model / COMPLETE, {})
+    write_manifest(model / COMPLETE, facts_of())
     calls: dict[str, Any] = {}
 
     class Api:
@@ -202,7 +203,7 @@ def test_the_best_weights_go_and_no_damaged_ones(tmp_path: Path) -> None:
         folder = tmp_path / f"checkpoint-{update}"
         folder.mkdir()
         (folder / "model.safetensors").write_text("weights")
-        write_manifest(folder / COMPLETE, {"best": "checkpoint-2"})
+        write_manifest(folder / COMPLETE, facts_of(update, best="checkpoint-2"))
     assert _kept(tmp_path).name == "checkpoint-2"
     (tmp_path / "checkpoint-2" / "model.safetensors").write_text("other")
     with pytest.raises(UserError, match="checkpoint-2 is damaged"):

@@ -12,14 +12,16 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from harness.core.command_line import parse
-from harness.core.records import COMPLETE, write_json
+from harness.core.records import COMPLETE
 from harness.core.settings import UserError
+from harness.train.manifest import write_manifest
 from harness.train.strategy.coded import CODECS, Coded, coded_bytes
 from harness.train.strategy.compress import _mean_state, memory_file
 from harness.train.strategy.direct_allreduce import coded_mean
 from tests.support import toys
 from tests.support.broken_runs import assert_same_training, broken_off, only_run
 from tests.support.exchanges import Arm, drawn, exact, flat, group
+from tests.support.manifests import facts_of
 from tests.support.ranks import ranks, script
 from tests.support.replicas import BY_RANK, SGD, arms, run_arm
 from tests.support.settings import launched
@@ -209,7 +211,7 @@ def test_gradients_do_not_depend_on_buckets_and_what_is_owed_outlives_a_process(
 
 def test_what_is_owed_stays_when_processes_come_or_go(tmp_path: Path) -> None:
     """As of rows, so of sums, of which each rank has its own part."""
-    write_json(tmp_path / COMPLETE, {"processes": 2})
+    write_manifest(tmp_path / COMPLETE, facts_of(processes=2))
     rows, sums = torch.randn(2, 512), torch.randn(2, 256)
     for rank in range(2):
         content = {"owed 0": rows[rank], "sum 0": sums[rank]}

@@ -12,11 +12,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.core.records import COMPLETE, read_json, read_rows, write_json
+from harness.core.records import COMPLETE, read_json, read_rows
 from harness.core.settings import UserError
+from harness.train.manifest import write_manifest
 from harness.train.strategy.compress import PowerSGD, _mean_state, memory_file
 from tests.support.broken_runs import alone, assert_same_training, broken_off, only_run
 from tests.support.exchanges import SHAPES, Arm, Given, drawn, exact, flat, group
+from tests.support.manifests import facts_of
 from tests.support.ranks import ranks, script
 from tests.support.sweeps import untimed_rows
 from tests.support.toys import Net, Points, apart, ours
@@ -166,7 +168,7 @@ def test_a_run_with_powersgd_that_is_broken_off_goes_on_exactly(tmp_path: Path) 
 
 
 def test_what_was_owed_is_mean_state_when_processes_come_or_go(tmp_path: Path) -> None:
-    write_json(tmp_path / COMPLETE, {"processes": 3})
+    write_manifest(tmp_path / COMPLETE, facts_of(processes=3))
     owed = {rank: torch.randn(5, generator=torch.Generator().manual_seed(rank)) for rank in (0, 2)}
     for rank, value in owed.items():  # what rank 1 had is lost with its disk
         content = {"updates": torch.tensor(9), "owed w": value, "right w": torch.ones(2, 1)}
@@ -204,7 +206,7 @@ def of_lost_memory(folder: str) -> dict[str, Any]:
 
 @pytest.mark.process
 def test_a_memory_that_is_lost_is_never_taken_for_none(tmp_path: Path) -> None:
-    write_json(tmp_path / COMPLETE, {"processes": 2})
+    write_manifest(tmp_path / COMPLETE, facts_of(processes=2))
     for results in ranks(2, of_lost_memory, str(tmp_path)):
         assert results["mean"]
         refusal = results["refusal"]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from harness.core.identity import run_id
-from harness.core.records import read_json, write_json
+from harness.core.records.manifests import read_peer_position, write_peer_position
 from harness.core.schema.environment import ObservedRecord
 from harness.core.topology import World, own_batch
 from harness.train.context import Context
@@ -338,13 +338,12 @@ class PeersExchange(Exchange):
         return [row, *self.other_rows]
 
     def save(self, folder: Path) -> Sequence[Path]:
-        write_json(folder / OF_PEER, {"position": self.order_began_at + self.fed})
+        write_peer_position(folder / OF_PEER, self.order_began_at + self.fed)
         return ()  # each peer keeps a folder of its own
 
     def load(self, folder: Path) -> None:
         """Restore the position in the order of samples; counts are those of a new peer."""
-        saved = read_json(folder / OF_PEER) or {}
-        self.order_began_at = int(saved.get("position", 0))
+        self.order_began_at = read_peer_position(folder / OF_PEER)
 
 
 def _counts_at(epoch: float, peer: dict[str, Any]) -> list[float] | None:
