@@ -1,6 +1,10 @@
 """The versions of libraries of which private parts are replaced or overridden, all in one place.
 
-Whatever replaces such a part calls check_patched() before.
+Whatever replaces, overrides or sets such a part calls check_patched() before. By library:
+torch: rendezvous.py, agent.py, loop/host_overhead.py
+transformers: loop/host_overhead.py (for ExactTrainer), run/start.py
+accelerate: loop/host_overhead.py, strategy/hivemind/exchange.py
+hivemind: strategy/hivemind/__init__.py (for all modules of that strategy)
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ def check_patched(library: ModuleType, purpose: str, parts: Iterable[tuple[Any, 
     """Refuse a version of a library with which its replaced parts were not checked.
 
     purpose: for what, or so that what, they are replaced. parts: (owner, name) of those that are
-    looked for, because a later version that is accepted may not have them.
+    looked for, because a later version that is accepted may not have them; an owner is a module, a
+    class or an object.
     """
     name, installed = library.__name__, str(library.__version__)
     checked = CHECKED[name]
@@ -50,6 +55,10 @@ def check_patched(library: ModuleType, purpose: str, parts: Iterable[tuple[Any, 
     for owner, part in parts:
         if not hasattr(owner, part):
             raise UserError(
-                f"{name} {installed}: {owner.__name__} has no {part}, which must be replaced "
+                f"{name} {installed}: {_name_of(owner)} has no {part}, which must be replaced "
                 f"{purpose}, as checked with {checked.version}: {fix}"
             )
+
+
+def _name_of(owner: Any) -> str:
+    return str(getattr(owner, "__name__", type(owner).__name__))

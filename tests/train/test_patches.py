@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import accelerate
 import pytest
 import torch
+import transformers
 
+from harness.core.command_line import parse
 from harness.core.settings import UserError
+from harness.core.topology import World
 from harness.train.agent import ending_stopped_ranks
+from harness.train.loop.host_overhead import OVERRIDDEN, patch_libraries
+from harness.train.loop.trainer import ExactTrainer
 from harness.train.patches import CHECKED, check_patched
 from harness.train.rendezvous import harden
+from harness.train.run import start
 
 
 def library(name: str, version: str) -> ModuleType:
@@ -53,6 +62,46 @@ def test_a_part_that_is_not_there_is_named() -> None:
         "torch 2.14.0: torch.of has no gone, which must be replaced for a test, as checked with "
         "2.13: pip install 'torch==2.13.*'"
     )
+
+
+def test_a_part_of_an_object_is_named_by_its_class() -> None:
+    with pytest.raises(UserError, match=r"^torch 2.14.0: SimpleNamespace has no gone, which must"):
+        check_patched(library("torch", "2.14.0"), "for a test", [(SimpleNamespace(), "gone")])
+
+
+def test_every_method_that_overrides_one_of_the_trainer_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {name for name in vars(ExactTrainer) if not name.startswith("__")}
+    overridden = {name for name in own if name in dir(transformers.Trainer)}
+    assert sorted(OVERRIDDEN) == sorted(overridden)
+    patch_libraries()
+    monkeypatch.delattr(transformers.Trainer, "store_flos")
+    with pytest.raises(UserError, match="Trainer has no store_flos, which must be replaced for"):
+        patch_libraries()
+
+
+def test_a_patched_part_of_accelerate_that_is_gone_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(accelerate.Accelerator, "multi_device")
+    with pytest.raises(UserError, match="Accelerator has no multi_device, which must be replaced"):
+        patch_libraries()
+
+
+def test_one_gpu_of_several_is_chosen_with_a_checked_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = SimpleNamespace(device=torch.device("cuda"), n_gpu=2, _n_gpu=2)
+    session: Any = SimpleNamespace(
+        own_settings=lambda settings: settings, world=World(), restrict=lambda args: None
+    )
+    monkeypatch.setattr(start, "training_arguments", lambda *_: args)
+    settings = parse("vit", ["--tiny"], {})
+    assert start.arguments_of(settings, Path("out"), session)._n_gpu == 1
+    monkeypatch.setattr(start.transformers, "__version__", "6.0.0")
+    with pytest.raises(UserError, match=r"^transformers 6.0.0 .* so that one GPU trains were"):
+        start.arguments_of(settings, Path("out"), session)
 
 
 def test_another_major_version_of_torch_is_refused_before_anything_is_replaced(

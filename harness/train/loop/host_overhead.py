@@ -21,11 +21,29 @@ from torch.distributed.tensor import DTensor
 
 from harness.train.patches import check_patched
 
+# What ExactTrainer overrides: under another name, an override would never be called.
+OVERRIDDEN = (
+    "create_accelerator_and_postprocess", "is_world_process_zero", "_get_train_sampler",
+    "get_train_dataloader", "_prepare_inputs", "compute_loss_context_manager", "training_step",
+    "compute_loss", "_clip_grad_norm", "_get_grad_norm", "_defer_fsdp_gradient_reduction",
+    "floating_point_ops", "store_flos", "_wrap_model", "_prepare_for_training", "create_optimizer",
+    "create_scheduler", "set_initial_training_values", "_init_training_state", "_run_epoch",
+    "_load_rng_state", "log", "evaluate", "evaluation_loop", "prediction_step", "_save_checkpoint",
+    "save_model", "_save", "_load_from_checkpoint", "_load_best_model",
+    "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler",
+)  # fmt: skip
+
 
 def patch_libraries() -> None:
     """Patch the Trainer's libraries, here alone; fails with versions that were not checked."""
-    check_patched(transformers, "for training")  # private methods, in subclasses
-    check_patched(accelerate, "for training")
+    overridden = [(transformers.Trainer, name) for name in OVERRIDDEN]
+    check_patched(transformers, "for training", overridden)
+    replaced = [
+        (accelerate.optimizer, "is_lomo_available"),
+        (accelerate.Accelerator, "multi_device"),
+    ]
+    check_patched(accelerate, "for training", replaced)
+    check_patched(torch, "for training", [(torch.serialization, "set_crc32_options")])
     # accelerate looks for the lomo package on the disk, twice a step.
     accelerate.optimizer.is_lomo_available = functools.cache(is_lomo_available)
     # The manifest of a checkpoint has a checksum of each file, made in a tenth of the time.
@@ -33,7 +51,10 @@ def patch_libraries() -> None:
 
 
 class Distributed(accelerate.Accelerator):
-    """An Accelerator that wraps a single process in DDP on a GPU, too."""
+    """An Accelerator that wraps a single process in DDP on a GPU, too.
+
+    The Trainer makes its Accelerator itself, and of no other class: the class is set afterwards.
+    """
 
     multi_device = True
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import datasets
 import torch
+import transformers
 from huggingface_hub.utils.tqdm import disable_progress_bars as disable_hub_progress_bars
 from transformers import HfArgumentParser, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
@@ -41,6 +42,7 @@ from harness.train.context import Context
 from harness.train.devices import choose_gpus, refuse_impossible, trains_on_one
 from harness.train.measure.environment import launch
 from harness.train.measure.telemetry import start_sampler, uuids
+from harness.train.patches import check_patched
 from harness.train.rendezvous import bind_to_loopback, harden
 from harness.train.run.checkpoints import follow_rank0
 from harness.train.run.elastic import launch_of, warn_of_restarts
@@ -87,6 +89,7 @@ def arguments_of(settings: Settings, folder: Path, session: Session) -> Training
     if args.device.type not in ("cpu", "cuda"):
         raise UserError(f"a run is on CUDA or the CPU, not on {args.device.type}: use --use_cpu")
     if trains_on_one(settings) and args.n_gpu > 1:
+        check_patched(transformers, "so that one GPU trains", [(args, "_n_gpu")])
         args._n_gpu = 1  # the others stay visible if the driver does not tell which GPUs there are
     return args
 

@@ -1,7 +1,7 @@
 """Peers that find each other and average, without a process group: hivemind.
 
 This package prepares the library for all modules of the strategy: the library is silenced, its
-version is checked, and it is patched in three places.
+version is checked, and it is patched in three places. Its classes are overridden in optimizer.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 try:
     import hivemind
+    from hivemind.averaging import DecentralizedAverager
     from hivemind.compression import Uniform8BitQuantization, serialization
     from hivemind.compression.quantization import average_buckets
+    from hivemind.optim.grad_averager import GradientAverager
+    from hivemind.optim.progress_tracker import ProgressTracker
+    from hivemind.optim.state_averager import TrainingStateAverager
     from hivemind.p2p import P2P
 except ImportError:
     raise UserError(
@@ -42,10 +46,27 @@ except ImportError:
     ) from None
 
 
+# What subclasses override: under another name, an override would never be called.
+OVERRIDDEN: dict[type, tuple[str, ...]] = {
+    hivemind.Optimizer: (
+        "_make_progress_tracker", "_make_state_averager", "_should_load_state_from_peers",
+        "_maybe_schedule_gradient_averaging", "_maybe_schedule_state_averaging",
+        "_update_global_epoch", "_begin_averaging_gradients",
+        "_average_gradients_and_load_into_optimizer", "load_state_from_peers",
+    ),
+    ProgressTracker: ("_parse_swarm_progress_data", "ready_to_update_epoch"),
+    DecentralizedAverager: ("run",),
+    GradientAverager: ("step", "load_state_from_peers"),
+    TrainingStateAverager: ("step", "get_current_state", "load_state_from_peers"),
+    Uniform8BitQuantization: ("quantize", "extract"),
+}  # fmt: skip
+
+
 def _check_version() -> None:
     replaced = [
         (P2P, "_make_process_args"), (P2P, "_UNIX_SOCKET_PREFIX"),
         (serialization, "_BASE_COMPRESSION_TYPES"),
+        *((owner, name) for owner, names in OVERRIDDEN.items() for name in names),
     ]  # fmt: skip
     check_patched(hivemind, "for --strategy hivemind", replaced)
 
@@ -62,6 +83,7 @@ def patch_hivemind() -> None:
     serialization._BASE_COMPRESSION_TYPES["UNIFORM_8BIT"] = Int8()
 
 
+_check_version()  # another version may not have what is looked up here
 _make_process_args = P2P._make_process_args
 LONGEST_TMPDIR = 60  # characters: a socket's address has 107, of which names below it take 45
 

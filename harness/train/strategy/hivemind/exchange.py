@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import numpy as np
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from harness.train.measure.resources import (
     reserved_memory_gib,
 )
 from harness.train.measure.telemetry import node_fields
+from harness.train.patches import check_patched
 from harness.train.strategy import verify
 from harness.train.strategy.base import Exchange
 from harness.train.strategy.hivemind import forking
@@ -129,6 +131,7 @@ class PeersExchange(Exchange):
         return verify.observe(model, self.settings, World())
 
     def attach(self, model: nn.Module, optimizer: Any) -> None:
+        check_patched(accelerate, "for --strategy hivemind", [(optimizer, "_is_overflow")])
         context, bare = self.context, optimizer.optimizer
         self.payload_bytes, self.sent_before = 0, interfaces_sent()
         with self.peers.state.quiet, forking():
