@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import threading
 from collections import defaultdict
@@ -408,6 +409,15 @@ def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPat
     for patch in (patch_hivemind, private_sockets):
         with pytest.raises(UserError, match=refused):
             patch()
+
+
+def test_another_version_is_refused_before_its_parts_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hivemind, "__version__", "1.2.0")
+    monkeypatch.delattr(P2P, "_make_process_args")
+    with pytest.raises(UserError, match=r"^hivemind 1.2.0 is installed, but the parts"):
+        importlib.reload(importlib.import_module("harness.train.strategy.hivemind"))
 
 
 def test_what_fails_while_a_peer_closes_keeps_none_of_its_processes(
