@@ -75,7 +75,7 @@ class Lifecycle:
             return context
         manifest = read_checkpoint(checkpoint)
         assert manifest is not None  # it was found sound
-        saved = manifest["fingerprint"]
+        saved, at = manifest["fingerprint"], manifest["position"]
         differing = [k for k, v in context.fingerprint.items() if saved.get(k) != v]
         if differing:
             raise UserError(
@@ -85,7 +85,7 @@ class Lifecycle:
         self.context = replace(
             context,
             checkpoint=checkpoint,
-            position=Position(**manifest["position"]),
+            position=Position(at["update"], at["epoch"], at["samples"]),
             epoch_so_far=manifest["epoch"],
             other_processes=manifest["processes"] != context.world.size,
         )
