@@ -15,7 +15,7 @@ from harness.core.records.summary import epochs_before, epochs_of
 from harness.core.schema.checks import check_fields
 from harness.read.explain.time_breakdown import time_breakdown
 from harness.read.records.frames import load_runs
-from harness.read.records.runs import TO_TARGET, Target, read_run
+from harness.read.records.runs import TO_TARGET, Target, read_run, time_to_target
 from harness.read.report import report
 from harness.read.report.report import make_report
 from logcallback import LogCallback
@@ -186,12 +186,31 @@ def test_a_training_that_went_on_in_a_new_folder_lacks_its_first_epochs(
     assert whole.measures["epoch_time_s"] == pytest.approx(sum(seconds[:3]) / 3)
     assert rest.measures["epoch_time_s"] == pytest.approx(seconds[3])
     lacking = {"samples", "train_time_s", "eval_time_s", "wall_s", *TO_TARGET}
+    lacking |= {"epochs_done", "user_s", "system_s", "save_time_s"}  # of this folder alone
     assert lacking <= {*whole.measures} and not lacking & {*rest.measures}
     assert not lacking & {*rest.toward(target).measures}
     assert rest.measures["updates"] == 12 and time_breakdown(rest).updates == 4
     assert time_breakdown(whole).updates == 12
     said = Verb("explain", capsys)(tmp_path / "rest")
     assert "None" not in said and "nan" not in said
+
+
+def test_passes_over_a_stream_are_counted_by_their_updates() -> None:
+    """Of a stream, the Trainer's epochs end at fractions of all updates that were asked for."""
+
+    def rows(*updates: int) -> list[dict[str, Any]]:
+        ends = [(n + end / updates[-1]) for n, end in enumerate(updates)]
+        unknown = {"samples": None, "fed_samples": None, "attempt": 1, "epoch_time_s": 1.0}
+        pairs = enumerate(zip(ends, updates, strict=True))
+        return [{"epoch": e, "updates": u, "mcc": n / 10, **unknown} for n, (e, u) in pairs]
+
+    streams = ([100, 200, 300], [100, 200, 250], [100, 150], [100])
+    assert [epochs_of(rows(*updates)) for updates in streams] == [3, 2.5, 1.5, None]
+    known: Any = rows(100, 200, 300)
+    for value, epochs in ((0.0, 1), (0.1, 2), (0.2, 3)):
+        assert time_to_target(known, Target("mcc", value))["tta_epochs"] == epochs
+    one: Any = rows(100)
+    assert "tta_epochs" not in time_to_target(one, Target("mcc", 0.0))
 
 
 def test_whole_epochs_are_counted_by_their_rows() -> None:

@@ -6,6 +6,7 @@ import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from harness.read.drawing import CUT, NothingToDraw, page_width
 from harness.read.figures.catalogue import draw, figures_for
+from harness.read.figures.links import _accuracies, _over_links
 from harness.read.figures.panels import arrange
 from harness.read.figures.time import targets_of
 from harness.read.records.runs import Target, parse_target
@@ -281,6 +283,16 @@ def test_a_target_that_is_reached_has_its_figure_whatever_varies(
     axes = ["setup", axis]
     assert figures_for(measured(plan, axes=axes, target=TARGET)) == (first, "time_to_accuracy")
     assert "time_to_accuracy" not in figures_for(measured(plan, axes=axes))
+
+
+def test_equal_seeds_over_unlike_links_are_no_pair() -> None:
+    sides: list[Any] = [({1: 0.9}, {2: 0.8}), ({2: 0.7}, {1: 0.6})]
+    cells: list[Any] = [SimpleNamespace(strategy="diloco", accuracies=both) for both in sides]
+    gain = _over_links(_accuracies(cells, "diloco"))
+    assert (gain.value, gain.paired, gain.n) == (pytest.approx(0.1), False, 2)
+    cells.append(SimpleNamespace(strategy="diloco", accuracies=({1: 0.9}, {1: 0.7})))
+    gain = _over_links(_accuracies(cells, "diloco"))  # of the pair alone
+    assert (gain.value, gain.paired, gain.n) == (pytest.approx(0.2), True, 1)
 
 
 def test_links_of_several_set_ups_are_lines_over_the_devices(plan: Plan) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -60,10 +61,40 @@ def of_rows(rows: Rows) -> dict[str, Any]:
     }
 
 
-def epochs_of(rows: Rows) -> float:
-    """The epochs in which these rows were trained: the last may be a part of one (--max_steps)."""
+def epochs_of(rows: Rows) -> float | None:
+    """The epochs in which these rows were trained: the last may be a part of one (--max_steps).
+
+    Of a stream the Trainer does not number passes, and a pass is measured by the one before it;
+    None where there is none.
+    """
+    if _are_of_stream(rows):
+        return _passes_of(rows)
     last: float = rows[-1]["epoch"]
     return len(rows) - 1 + last - _whole_before(last)
+
+
+def epochs_until(rows: Rows, number: int) -> float | None:
+    """The epochs until the end of the row of this number, from 1; None if unknown."""
+    if not _are_of_stream(rows):
+        epoch: float | None = rows[number - 1].get("epoch")
+        return epoch
+    return number if number < len(rows) else _passes_of(rows)
+
+
+def _are_of_stream(rows: Rows) -> bool:
+    """Whether these are epochs of a training whose samples nobody knows; not evaluations."""
+    samples = (row.get(name, 0) for row in rows for name in ("samples", "fed_samples"))
+    return all(number is None for number in samples) and all("attempt" in row for row in rows)
+
+
+def _passes_of(rows: Rows) -> float | None:
+    """Passes over a stream: its epochs end at fractions of the updates that were asked for."""
+    ends = [row.get("updates") for row in rows[-3:]]
+    if len(rows) < 2 or None in ends:
+        return None
+    first = [0] if len(rows) == 2 else []
+    before, last = (end - begin for begin, end in pairwise([*first, *ends]))
+    return len(rows) - 1 + min(last / before, 1.0) if before > 0 else None
 
 
 def epochs_before(settings: Mapping[str, Any], rows: Rows) -> int:

@@ -349,7 +349,12 @@ def _accuracies(cells: Sequence[Cell], strategy: str) -> list[tuple[Repeats, Rep
     own = (cell.accuracies for cell in cells if cell.strategy == strategy)
     sides = [both for both in own if both]
     paired = [(ours, theirs) for ours, theirs in sides if ours.keys() == theirs.keys()]
-    return paired or sides
+    return paired or [(_of_side(0, ours), _of_side(1, theirs)) for ours, theirs in sides]
+
+
+def _of_side(side: int, values: Repeats) -> Repeats:
+    """With keys that no other side has: equal seeds over unlike links are no pair."""
+    return {(side, key): value for key, value in values.items()}
 
 
 def _over_links(sides: Sequence[tuple[Repeats, Repeats]]) -> Estimate:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from harness.core.collectives import BACKEND, Wire
+from harness.core.records.summary import epochs_until
 from harness.core.settings import UserError
 from harness.core.strategies import DDP, STRATEGIES
 from harness.read.predict.basis import PREDICTED_OVER
@@ -211,7 +212,7 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
 def _epoch_updates(run: Run) -> int | None:
     """Updates of a whole epoch, also if --max_steps ended the run within its first epoch."""
     first: Mapping[str, Any] = run.epochs[0] if run.epochs else {}
-    updates, epochs = first.get("updates"), first.get("epoch")
+    updates, epochs = first.get("updates"), epochs_until(run.epochs, 1) if first else None
     return round(updates / epochs) if updates and epochs else updates
 
 

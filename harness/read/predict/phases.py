@@ -141,7 +141,7 @@ def _phases_of(run: Run, shape: Shape) -> Iterator[tuple[str, float]]:
     # On one machine only of a single process: several share the test set and the cores.
     if epochs and evaluation_s and (shape.nodes > 1 or shape.ranks == 1):
         yield EVALUATION, evaluation_s / epochs
-    if run.measures.get("attempts", 1) > 1:
+    if run.measures.get("attempts", 1) > 1 or run.lacks_epochs:
         return  # the summary has the saving of the last attempt only
     if epochs and saving_s:
         yield SAVING, saving_s / epochs

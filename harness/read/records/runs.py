@@ -29,6 +29,7 @@ from harness.core.records.summary import (
     disturbance,
     epochs_before,
     epochs_of,
+    epochs_until,
     larger_is_better,
     mean_of,
     others_share_of_run,
@@ -77,7 +78,8 @@ STATES = (FINISHED, *FAILURES, UNREADABLE, UNFINISHED, WAITING, SKIPPED)
 # Numbers of summary.json that measure nothing.
 NO_MEASURES = ("schema", "best_value", "best_epoch")
 # Sums over all epochs, unknown where a record lacks some.
-OF_ALL_EPOCHS = ("samples", "train_time_s", "eval_time_s", *PER_UPDATE.values(), "energy_j")
+OF_ALL_EPOCHS = ("samples", "train_time_s", "eval_time_s", *PER_UPDATE.values(), "energy_j",
+                 "epochs_done", "user_s", "system_s", "save_time_s")  # fmt: skip
 
 # Per node: fields of its ranks' rows that are added up, and those that are averaged.
 SUMMED = {"user_s": "user_s", "system_s": "system_s"}
@@ -465,14 +467,14 @@ def time_to_target(
     if not any(is_number(row.get(target.metric)) for row in rows):
         return {}
     train_s, samples = 0.0, 0.0
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         train_s += _known(row.get("epoch_time_s"))
         samples += _known(row.get("samples"))
         value = row.get(target.metric)
         if is_number(value) and target.reached(value):
             wall_s = _known(row.get("wall_s")) - measuring_s(row, environment or {})
             wall_s = wall_s if wall_s > 0 else math.nan
-            figures = (train_s, wall_s, _known(row.get("epoch")), samples)
+            figures = (train_s, wall_s, _known(epochs_until(rows, number)), samples)
             # A sum with something unknown in it is unknown.
             return {n: v for n, v in zip(TO_TARGET, figures, strict=True) if not math.isnan(v)}
     return dict.fromkeys(TO_TARGET, math.inf)

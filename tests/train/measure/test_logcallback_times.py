@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, Trainer, TrainerCallback
 
 from harness.core.records import RunFolder
 from harness.read.records.recorded import recorded
+from harness.read.records.runs import read_run
 from harness.train.measure.clock import MEASURING
 from logcallback import LogCallback
 from tests.support.broken_runs import attempts_of
@@ -320,6 +321,8 @@ def test_samples_of_a_stream_are_unknown(workers: int, tmp_path: Path) -> None:
     for row in (*rows, summary):
         assert (row["train_samples_per_s"] is None) == (workers == 1)
     assert summary["samples"] is None and recorded(RunFolder(Path(folder))).problem is None
+    run = read_run(RunFolder(Path(folder)), {}, "stream", None)  # two passes, at epochs 0.5 and 1.5
+    assert run.measures["epoch_time_s"] == pytest.approx(summary["train_time_s"] / 2)
 
 
 def accumulating(folder: str) -> int:
