@@ -123,17 +123,21 @@ class LogCallback(Recorder):
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; 0 on a CPU
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.passes = args.gradient_accumulation_steps
-        loader = kwargs.get("train_dataloader")
-        self.train_samples, self.workers = rows.size_of(loader), getattr(loader, "num_workers", 0)
+        loader, ours = kwargs.get("train_dataloader"), self.context is not None
+        self.train_samples, self.batches_vary = (
+            rows.size_of(loader, ours),
+            rows.batches_vary(loader),
+        )
         # The Trainer's eval loss is a mean over the samples only with one process and device; its
         # training loss only if also each update has one pass and each batch is full. With label
         # smoothing neither is a cross-entropy.
-        ours, one = self.context is not None, args.world_size * max(devices, 1) == 1
+        one = args.world_size * max(devices, 1) == 1
         exact = one and not args.label_smoothing_factor
         full = self.train_samples is not None and self.train_samples % self.batch == 0
         self.eval_loss_is_exact = ours or exact
         self.train_loss_is_exact = ours or (exact and full and self.passes == 1)
         steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
+        steps_an_epoch = steps_an_epoch or state.max_steps  # the Trainer plans no end of a stream
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         traffic = traffic_of(self.context, self.observations.payload_bytes)
         self.clock = StepClock(cuda, traffic, left_out)
@@ -308,7 +312,7 @@ class LogCallback(Recorder):
         strategy_fields = self.observations.epoch_fields
         steps: list[rows.Step] = [*self.clock.steps()]
         if self.context is None and self.train_samples is None:
-            steps = rows.steps_of_stream(steps, self.workers)
+            steps = rows.steps_of_stream(steps, self.batches_vary)
         else:
             short = self._fed(state) - (self.train_samples or math.inf)
             steps = rows.steps(self.clock.steps(), strategy_fields.get("samples"), short)
@@ -370,9 +374,9 @@ class LogCallback(Recorder):
 
     def _samples(self, state: TrainerState) -> tuple[int | None, int | None]:
         """Samples of this epoch: those fed, and those of them that are distinct."""
-        if self.context is None and self.train_samples is None:
-            return None, None  # batches of a stream may be short
         fed = self._fed(state)
+        if self.context is None and rows.are_unknown(fed, self.train_samples, self.batch):
+            return None, None
         samples = min(fed, self.train_samples or fed)
         # One process feeds none twice; several fill up their last passes, but make no further ones.
         per_pass = 1 if self.world.size == 1 else max(1, int(self.batch) // self.passes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
@@ -167,17 +167,26 @@ def steps(timed: list[tuple[int, float]], counted: int | None, missing: float) -
     Samples that the strategy has counted itself are divided equally over the steps.
     """
     steps = [(counted / len(timed) if counted else n, seconds) for n, seconds in timed]
+    if steps and counted is None and missing >= steps[-1][0]:
+        return [(None, seconds) for _, seconds in timed]  # not the batches that were expected
     if steps and missing > 0:
         # The last batch was not full, or was filled up with samples that had been fed before.
         steps[-1] = (steps[-1][0] - int(missing), steps[-1][1])
     return [*steps]
 
 
-def steps_of_stream(timed: list[Step], workers: int) -> list[Step]:
-    """The steps whose batches were full: the last one of a stream may be short. Where workers load
-    it, each has a last batch of its own, and nobody knows the samples of any step.
+def steps_of_stream(timed: list[Step], batches_vary: bool) -> list[Step]:
+    """The steps whose batches were full: the last one of a stream may be short. Where any batch may
+    be, nobody knows the samples of any step.
     """
-    return [(None, seconds) for _, seconds in timed] if workers else timed[:-1]
+    return [(None, seconds) for _, seconds in timed] if batches_vary else timed[:-1]
+
+
+def are_unknown(fed: int, drawn: int | None, batch: int) -> bool:
+    """Whether the samples of an epoch are: batches of a stream may be short, and a sampler that
+    gives more batches than its length has may repeat any sample.
+    """
+    return drawn is None or fed - drawn >= batch
 
 
 def quality_of(metrics: dict[str, Any], samples: int | None, eval_s: float) -> dict[str, Any]:
@@ -262,15 +271,35 @@ class LoggedLoss:
         return total / (last - first)
 
 
-def size_of(loader: Any) -> int | None:
-    """The number of samples that a prepared loader gives; None for a stream."""
+def size_of(loader: Any, of_dataset: bool = False) -> int | None:
+    """The number of samples that a prepared loader gives; None for a stream, and where a script's
+    own batch sampler makes batches of any size. of_dataset: each of the dataset, once.
+    """
     try:
         samples: int = len(loader.dataset)
     except (AttributeError, TypeError):
         return None
+    if not of_dataset:
+        if (sampler := _sampler_of(loader)) is None:
+            return None
+        with suppress(TypeError, NotImplementedError):  # of a dataset that is read in order
+            samples = len(sampler)
     if getattr(loader.batch_sampler, "drop_last", False):
         samples = min(samples, len(loader) * loader.total_batch_size)
     return samples
+
+
+def batches_vary(loader: Any) -> bool:
+    """Whether any batch may be short: each worker that reads a stream has a last batch."""
+    return getattr(loader, "num_workers", 0) > 0 or _sampler_of(loader) is None
+
+
+def _sampler_of(loader: Any) -> Any:
+    """What draws the samples, below the samplers of batches; None where there is none."""
+    batches = getattr(loader, "batch_sampler", None)
+    while (inner := getattr(batches, "batch_sampler", None)) is not None:
+        batches = inner
+    return getattr(batches, "sampler", None)
 
 
 def quantile(values: Sequence[float], fraction: float) -> float | None:

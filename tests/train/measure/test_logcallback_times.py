@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import transformers.trainer
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, WeightedRandomSampler
 from transformers import PreTrainedConfig, Trainer, TrainerCallback
 
 from harness.core.records import RunFolder
@@ -323,6 +323,26 @@ def test_samples_of_a_stream_are_unknown(workers: int, tmp_path: Path) -> None:
     assert summary["samples"] is None and recorded(RunFolder(Path(folder))).problem is None
     run = read_run(RunFolder(Path(folder)), {}, "stream", None)  # two passes, at epochs 0.5 and 1.5
     assert run.measures["epoch_time_s"] == pytest.approx(summary["train_time_s"] / 2)
+
+
+class Drawing(Trainer):
+    """Draws more samples than the set has."""
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        return WeightedRandomSampler([1.0] * 8, num_samples=22)
+
+
+def drawn(folder: str) -> None:
+    trainer_for(folder, train=Points(8), kind=Drawing).train()
+    trainer_for(f"{folder}-stream", train=Stream(), max_steps=60).train()
+
+
+def test_samples_are_those_drawn_and_streams_leave_out_ten_steps(tmp_path: Path) -> None:
+    folder, _ = alone(tmp_path, drawn)
+    for row in rows_of(folder):
+        assert (row["updates"] % 6, row["samples"], row["fed_samples"]) == (0, 22, 22)
+    assert rows_of(folder)[1]["timed_samples"] == 22
+    assert environment_of(f"{folder}-stream")["timing_warmup_steps"] == 10
 
 
 def accumulating(folder: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from harness.core import attempts
 from harness.core.records import RunFolder, append_row, write_json
@@ -15,7 +16,16 @@ from harness.core.records.summary import best_of
 from harness.train.loop.epoch import EpochEvents, EpochSums
 from harness.train.measure import sampler
 from harness.train.measure.clock import StepClock
-from harness.train.measure.rows import LoggedLoss, quantile, rank_row
+from harness.train.measure.rows import (
+    LoggedLoss,
+    are_unknown,
+    batches_vary,
+    quantile,
+    rank_row,
+    rates,
+    size_of,
+    steps,
+)
 
 
 def test_quantile_is_a_value_that_occurs() -> None:
@@ -158,3 +168,25 @@ def test_the_first_failure_of_this_attempt_is_the_one(tmp_path: Path) -> None:
     append_row(folder.attempts, {"event": "start", "attempt": 1, "unix": 100.0})
     attempts.begin(folder, update=0, processes=3)
     assert '"outcome": "oom"' in folder.attempts.read_text()
+
+
+def test_samples_are_those_that_the_sampler_draws() -> None:
+    """Of 5,000 samples drawn from 1,000, the last step had -3,950."""
+    data: Any = [*range(1000)]
+    for count in (5000, 105):
+        drawn = WeightedRandomSampler([1.0] * 1000, num_samples=count)
+        loader = DataLoader(data, sampler=drawn, batch_size=50)
+        assert size_of(loader) == count and not batches_vary(loader)
+        assert size_of(loader, of_dataset=True) == 1000
+        shard = SimpleNamespace(batch_sampler=loader.batch_sampler)  # of accelerate, of one rank
+        sharded = SimpleNamespace(dataset=data, batch_sampler=shard, total_batch_size=100)
+        assert size_of(sharded) == count
+    own = DataLoader(data, batch_sampler=[[1, 2, 3], [4]])  # type: ignore[arg-type]
+    assert size_of(own) is None and batches_vary(own)
+
+
+def test_a_step_never_has_fewer_samples_than_one() -> None:
+    timed = [(50, 0.1)] * 100
+    assert steps(timed, None, 5000 - 4990)[-1] == (40, 0.1)
+    assert rates(steps(timed, None, 5000 - 1000), 1)["train_samples_per_s"] is None
+    assert are_unknown(5000, 1000, 50) and not are_unknown(5000, 4951, 50)
