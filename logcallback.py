@@ -124,20 +124,16 @@ class LogCallback(Recorder):
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.passes = args.gradient_accumulation_steps
         loader, ours = kwargs.get("train_dataloader"), self.context is not None
-        self.train_samples, self.batches_vary = (
-            rows.size_of(loader, ours),
-            rows.batches_vary(loader),
-        )
+        self.train_samples = rows.size_of(loader, of_dataset=ours)
+        self.batches_vary = rows.batches_vary(loader)
         # The Trainer's eval loss is a mean over the samples only with one process and device; its
         # training loss only if also each update has one pass and each batch is full. With label
         # smoothing neither is a cross-entropy.
-        one = args.world_size * max(devices, 1) == 1
-        exact = one and not args.label_smoothing_factor
+        exact = args.world_size * max(devices, 1) == 1 and not args.label_smoothing_factor
         full = self.train_samples is not None and self.train_samples % self.batch == 0
         self.eval_loss_is_exact = ours or exact
         self.train_loss_is_exact = ours or (exact and full and self.passes == 1)
-        steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1)
-        steps_an_epoch = steps_an_epoch or state.max_steps  # the Trainer plans no end of a stream
+        steps_an_epoch = state.max_steps // max(int(state.num_train_epochs), 1) or state.max_steps
         left_out = max(1, min(WARMUP_STEPS, steps_an_epoch // 5))
         traffic = traffic_of(self.context, self.observations.payload_bytes)
         self.clock = StepClock(cuda, traffic, left_out)

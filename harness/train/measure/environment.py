@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import psutil
 import torch
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
@@ -186,8 +187,7 @@ def model_name(model: Any) -> str:
     if config is None or not hasattr(config, "to_dict"):
         return name
     values = {n: value for n, value in config.to_dict().items() if n not in FILLED_IN}
-    text = json.dumps(values, sort_keys=True, default=str)
-    return f"{name} (config {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    return f"{name} (config {_checksum(values)})"
 
 
 # Parts of a configuration that training, saving or another version of transformers fills in.
@@ -203,14 +203,49 @@ def _dataset_name(data: Any) -> str:
 
 
 def _changed(args: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The other arguments that are not the Trainer's defaults."""
+    """The other arguments that are not the Trainer's defaults; of those that are not recorded or
+    are no single values, checksums.
+    """
     defaults = {f.name: redacted_argument(f.default, f.name) for f in dataclasses.fields(args)}
-    return {
+    return _checksums(args, arguments) | {
         name: value
         for name, value in arguments.items()
         if name in defaults and name not in (*OF_TRAINER.values(), *SHOWN_ONLY, *NAMED)
         and isinstance(value, (str, int, float)) and value != defaults[name]
     }  # fmt: skip
+
+
+# Own arguments that say where a training writes or who may read change no result.
+NO_RESULT = re.compile(
+    r"out|log|save|cache|result|checkpoint|ckpt|tmp|temp|hub|run_name|project|trackio|resume|secret|"
+    r"password|api|access|auth|private|wandb|^tokens?$|hf_|"
+    r"(?<!bos)(?<!eos)(?<!pad)(?<!sep)(?<!cls)(?<!unk)(?<!mask)_token$",
+    re.IGNORECASE,
+)
+# Pairs that the Trainer fills in.
+FILLED = {"accelerator_config": [*AcceleratorConfig().to_dict().items()]}
+
+
+def _checksums(args: Any, arguments: dict[str, Any]) -> dict[str, str]:
+    """Of arguments that can change a result, and whose values are paths, names, dicts or lists."""
+    sums = {}
+    for field in dataclasses.fields(args):
+        name, value, hidden = field.name, getattr(args, field.name), field.name not in arguments
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if value == default or name in SHOWN_ONLY or (hidden and NO_RESULT.search(name)):
+            continue
+        shown = redacted_argument(value) if hidden else arguments[name]
+        if isinstance(shown, dict):
+            shown = dict(pair for pair in shown.items() if pair not in FILLED.get(name, ()))
+        if shown and (hidden or isinstance(shown, (dict, list, tuple))):
+            sums[name] = f"checksum {_checksum(shown)}"
+    return sums
+
+
+def _checksum(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def cpu_name() -> str:

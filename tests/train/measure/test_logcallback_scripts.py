@@ -174,6 +174,9 @@ class Arguments(TrainingArguments):
     tokenizer_name: str = ""
     tracker: dict[str, Any] = dataclasses.field(default_factory=dict)
     cache: Path = Path("somewhere")
+    text_key: str = "text"
+    data_dir: str = ""
+    results_dir: str = ""
 
 
 def test_arguments_with_names_of_secrets_are_not_recorded() -> None:
@@ -204,3 +207,24 @@ def test_secrets_inside_arguments_are_not_recorded(tmp_path: Path) -> None:
     assert arguments["lr_scheduler_kwargs"] == {"token": "***", "num_cycles": 2}
     assert settings["trainer"]["optim_args"] == "a=1,token=***"
     assert arguments["cache"] == "somewhere" and "cache" not in settings["trainer"]
+
+
+def test_unlike_arguments_that_are_not_recorded_make_unlike_runs() -> None:
+    world: Any = SimpleNamespace(nodes=1, per_node=1)
+
+    def trainer(out: str = "out", **more: Any) -> dict[str, Any]:
+        args = Arguments(out, use_cpu=True, **more)
+        settings: dict[str, Any] = recorded_settings(None, args, world, Net(), [])["trainer"]
+        return settings
+
+    plain = trainer()
+    assert not [value for value in plain.values() if "checksum" in str(value)]
+    assert trainer("other", results_dir="a", wandb_api_key="b", run_name="c") == plain
+    ways: list[dict[str, Any]] = [
+        {"lr_scheduler_kwargs": {"num_cycles": 2}}, {"lr_scheduler_kwargs": {"num_cycles": 3}},
+        {"optim_target_modules": ["a"]}, {"accelerator_config": {"even_batches": False}},
+        {"text_key": "title"}, {"text_key": "body"}, {"data_dir": "a"}, {"data_dir": "b"},
+    ]  # fmt: skip
+    each = [trainer(**way) for way in ways]
+    assert all(one != other for n, one in enumerate(each) for other in [plain, *each[:n]])
+    assert "title" not in json.dumps(each)
