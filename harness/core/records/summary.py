@@ -89,7 +89,7 @@ def _are_of_stream(rows: Rows) -> bool:
 
 def _passes_of(rows: Rows) -> float | None:
     """Passes over a stream: its epochs end at fractions of the updates that were asked for."""
-    ends = [row.get("updates") for row in rows[-3:]]
+    ends: list[Any] = [row.get("updates") for row in rows[-3:]]
     if len(rows) < 2 or None in ends:
         return None
     first = [0] if len(rows) == 2 else []
