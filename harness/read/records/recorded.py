@@ -52,7 +52,7 @@ MOST_NAMED = 10  # records, in the warnings
 # The first row of attempts.jsonl, torn after the time of the start was written.
 TORN_START = re.compile(r'\{"event": "start", "attempt": 1, "unix": (?P<unix>\d+\.\d+),.*[^}]')
 # What to do with a record of another version.
-READ_IT = "read it with the version of this project that wrote it (commit in environment.json)"
+READ_IT = f"read it with the version of this project that wrote it (commit in {ENVIRONMENT})"
 NEARLY = 1 - 1e-6  # factor that allows for the rounding of sums
 
 
