@@ -209,6 +209,15 @@ def test_a_command_line_is_read_before_anything_is_loaded() -> None:
     assert not loaded & {*HEAVY, "yaml", "numpy", "pandas"}
 
 
+@pytest.mark.process
+def test_the_sampler_of_a_run_loads_little() -> None:
+    only = (
+        "not {m for m in sys.modules if m.startswith(('harness.core.records', 'harness.train.s'))}"
+    )
+    loaded = loaded_by(f"import sys, harness.train.measure.sampler\nassert {only}")
+    assert "psutil" in loaded and not loaded & {*HEAVY, "numpy"}
+
+
 def test_only_its_own_strategy_loads_hivemind() -> None:
     # An optional package: at the top of any other module it would be needed for every run.
     room = "harness.train.strategy.hivemind"

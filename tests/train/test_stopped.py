@@ -18,9 +18,8 @@ from harness.core.process import is_stopped, ranks_beside
 from harness.core.records import find_runs, read_rows
 from harness.core.settings import UserError
 from harness.read.records.recorded import recorded
-from harness.train import agent, stopped
+from harness.train import agent, only_rank, stopped
 from harness.train.agent import LocalElasticAgent, api, ending_stopped_ranks
-from harness.train.measure import sampler
 from harness.train.stopped import StoppedRanks, UntilMet, hang_after_of
 from tests.support import peers, warm_sweeps
 from tests.support.broken_runs import alone, attempts_of
@@ -219,10 +218,10 @@ def test_a_run_that_its_user_has_paused_goes_on(
 ) -> None:
     """Ctrl-Z stops torchrun, too."""
     halted, seconds = {sleeper.pid, 5}, iter(range(1000))
-    monkeypatch.setattr(sampler, "is_stopped", halted.__contains__)
+    monkeypatch.setattr(only_rank, "is_stopped", halted.__contains__)
     monkeypatch.setattr(stopped, "is_stopped", halted.__contains__)
     monkeypatch.setattr(stopped, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    rank = sampler.OnlyRank(sleeper.pid, 5, 1.0, 3.0, str(tmp_path), False, 2)
+    rank = only_rank.OnlyRank(sleeper.pid, 5, 1.0, 3.0, str(tmp_path), False, 2)
     for _ in range(60):
         rank.look()
     halted.remove(5)

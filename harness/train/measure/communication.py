@@ -34,7 +34,8 @@ from harness.core.settings import Settings
 from harness.core.strategies import EACH_UPDATE, strategy_of
 from harness.train.context import Context
 from harness.train.measure.clock import MEASURING, seconds_between, stamp
-from harness.train.measure.rows import GIB, EpochMeasure
+from harness.train.measure.rows import EpochMeasure
+from harness.train.measure.sampler import GIB
 from harness.train.session import barrier, gather
 
 FIELDS = ("compute_s", "comm_exposed_s", "comm_wait_s")

@@ -32,7 +32,7 @@ from harness.core.schema.machine import LaunchRecord, MachineRecord, TcpRecord
 from harness.core.settings import Settings
 from harness.core.strategies import DP
 from harness.core.topology import World, per_gpu_batch_of_trainer
-from harness.train.measure.rows import GIB
+from harness.train.measure.sampler import GIB
 
 # Variables that change what is measured; nothing else of the environment is recorded.
 VARIABLES = (

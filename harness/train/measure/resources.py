@@ -15,8 +15,8 @@ from harness.core.records import total
 from harness.core.topology import World
 from harness.train.context import Context
 from harness.train.measure.environment import launch
-from harness.train.measure.rows import GIB, EpochMeasure
-from harness.train.measure.sampler import interfaces
+from harness.train.measure.rows import EpochMeasure
+from harness.train.measure.sampler import GIB, interfaces
 
 TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")
 STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own

@@ -15,8 +15,8 @@ from harness.core.records.checksums import vouched
 from harness.core.records.summary import TIMING
 from harness.core.schema.environment import MeasuredRecord
 from harness.core.schema.rows import EpochRow, RankRow
+from harness.train.measure.sampler import quantile
 
-GIB = 2**30  # bytes
 ELSEWHERE = ("epoch", "samples")  # metrics of an evaluation that are fields of the row
 
 Row = TypeVar("Row", EpochRow, RankRow)
@@ -300,10 +300,3 @@ def _sampler_of(loader: Any) -> Any:
     while (inner := getattr(batches, "batch_sampler", None)) is not None:
         batches = inner
     return getattr(batches, "sampler", None)
-
-
-def quantile(values: Sequence[float], fraction: float) -> float | None:
-    """The smallest value that this fraction of all values does not exceed; None without values."""
-    if not values:
-        return None
-    return sorted(values)[max(math.ceil(len(values) * fraction) - 1, 0)]

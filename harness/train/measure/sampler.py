@@ -6,6 +6,7 @@ interval goes on; "keep FILE" says where readings are to be kept, earlier ones i
 with the process that started it. It loads no torch, so it starts within a moment.
 
 With the option "watch" it also ends the only rank of a torchrun launch if that rank is stopped.
+One of these starts with every run: what only some of them need is imported where it is used.
 """
 
 from __future__ import annotations
@@ -17,21 +18,19 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
 import pynvml
 
-from harness.core import attempts
-from harness.core.process import end_with_parent, is_stopped, report_to_torchrun
-from harness.core.records import RunFolder
+from harness.core.process import end_with_parent
 from harness.train.measure.processors import Processors
-from harness.train.measure.rows import GIB, quantile
-from harness.train.stopped import StoppedRanks
 
+if TYPE_CHECKING:
+    from harness.train.only_rank import OnlyRank
+
+GIB = 2**30  # bytes
 MIG = "MIG-"
 LEAST_CPU_S = 0.03  # the kernel counts in hundredths of a second
 # What slows a device down -> the bit of NVML's throttle reasons.
@@ -263,6 +262,13 @@ def _spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
     }
 
 
+def quantile(values: Sequence[float], fraction: float) -> float | None:
+    """The smallest value that this fraction of all values does not exceed; None without values."""
+    if not values:
+        return None
+    return sorted(values)[max(math.ceil(len(values) * fraction) - 1, 0)]
+
+
 def _shares(lists: Sequence[list[str] | None]) -> dict[str, float] | None:
     known = [names for names in lists if names is not None]
     if not known:
@@ -329,44 +335,6 @@ class Sampler:
         return min((sum(values) for values in powers if None not in values), default=None)
 
 
-class OnlyRank:
-    """The process that started this one; no other rank can notice that it is stopped.
-
-    It is ended as a failure: on record, and in torchrun's words.
-    """
-
-    def __init__(
-        self, pid: int, launcher: int, every_s: float, hang_after_s: float, folder: str,
-        resumes: bool, stderr: int,
-    ) -> None:  # fmt: skip
-        self.launcher = launcher
-        self.rank = SimpleNamespace(id=pid, global_rank=0, world_size=1)
-        self.ranks = StoppedRanks(hang_after_s, self.record, every_s=every_s)
-        self.folder, self.resumes = RunFolder(Path(folder)), resumes  # torchrun starts it again
-        self.stderr, self.began_s = stderr, time.monotonic()
-
-    def look(self) -> None:
-        if not is_stopped(self.launcher):  # as Ctrl-Z stops both, for a while
-            self.ranks.look([self.rank], 0)
-
-    def record(self, reason: str) -> None:
-        line, folder = f"failed: {reason}", self.folder
-        with suppress(OSError):
-            os.write(self.stderr, f"{line}; the record is in {folder.path}\n".encode())
-        report_to_torchrun(line)
-        if attempts.unended(folder) is None:
-            return  # stopped before there was anything to record
-        with suppress(OSError):
-            folder.write_failure(
-                {"rank": 0, "outcome": "failed", "reason": reason, "unix": time.time()}
-            )
-            if not self.resumes:
-                wall_s = time.monotonic() - self.began_s
-                attempts.end_from_outside(folder, "failed", reason, wall_s)
-                metric = (folder.read_settings() or {}).get("best_metric")
-                attempts.write_summary(folder, "failed", reason, metric)
-
-
 def serve(sampler: Sampler | None, period_s: float, only_rank: OnlyRank | None = None) -> None:
     """Sample periodically and answer each line of the input, until it ends; or only watch."""
     requests = selectors.DefaultSelector()
@@ -403,7 +371,11 @@ def main(argv: list[str]) -> int:
     options = json.loads(argv[0])
     end_with_parent(options["parent"])
     watch, period_s = options["watch"], options["period_s"]
-    only_rank = OnlyRank(options["parent"], every_s=period_s, **watch) if watch else None
+    only_rank = None
+    if watch:
+        from harness.train.only_rank import OnlyRank
+
+        only_rank = OnlyRank(options["parent"], every_s=period_s, **watch)
     if not options["samples"]:
         serve(None, period_s, only_rank)
         return 0

@@ -53,7 +53,7 @@ class SamplerClient:
             "parent": os.getpid(),
             # Processes of the run on this node, and the one that emulates its network.
             "pids": [*(pids or [os.getpid()]), *map(int, filter(None, [os.environ.get(RELAY)]))],
-            "watch": {**watch, "stderr": stderr} if watch else None,  # of sampler.OnlyRank
+            "watch": {**watch, "stderr": stderr} if watch else None,  # of only_rank.OnlyRank
         }
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.uuids = uuids

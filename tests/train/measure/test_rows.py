@@ -20,12 +20,12 @@ from harness.train.measure.rows import (
     LoggedLoss,
     are_unknown,
     batches_vary,
-    quantile,
     rank_row,
     rates,
     size_of,
     steps,
 )
+from harness.train.measure.sampler import quantile
 
 
 def test_quantile_is_a_value_that_occurs() -> None:
