@@ -8,17 +8,19 @@ all others (direct.py).
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainingArguments
 
 from harness.core.collectives import GLOO, NCCL
 from harness.core.schema.environment import ObservedRecord
 from harness.core.settings import Settings
 from harness.core.topology import World, for_world
 from harness.train.direct import Messages
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 
 class Session:

@@ -218,6 +218,12 @@ def test_the_sampler_of_a_run_loads_little() -> None:
     assert "psutil" in loaded and not loaded & {*HEAVY, "numpy"}
 
 
+@pytest.mark.process
+def test_link_is_measured_without_a_trainer() -> None:
+    loaded = loaded_by("import harness.train.measure.link")
+    assert "torch" in loaded and not loaded & {*HEAVY, "peft", "datasets"} - {"torch"}
+
+
 def test_only_its_own_strategy_loads_hivemind() -> None:
     # An optional package: at the top of any other module it would be needed for every run.
     room = "harness.train.strategy.hivemind"

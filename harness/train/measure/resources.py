@@ -6,17 +6,19 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 import psutil
 import torch
 
 from harness.core.records import total
 from harness.core.topology import World
-from harness.train.context import Context
 from harness.train.measure.environment import launch
 from harness.train.measure.rows import EpochMeasure
 from harness.train.measure.sampler import GIB, interfaces
+
+if TYPE_CHECKING:  # `harness link` measures traffic without a Trainer
+    from harness.train.context import Context
 
 TRAFFIC_FIELDS = ("payload_bytes", "network_sent_bytes")
 STRAY_BYTES = 10_000  # that a machine may send in an epoch for reasons of its own
