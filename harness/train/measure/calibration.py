@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -128,7 +128,11 @@ def bf16_gain(
         times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         began_s = time.perf_counter()
         # The first pass of each prepares its kernels.
-        while len(times[True]) <= PASSES and time.perf_counter() - began_s < LIMIT_S:
+        while (
+            len(times[True]) <= PASSES
+            and not _clearly_slower(times)
+            and time.perf_counter() - began_s < LIMIT_S
+        ):
             for in_half, of_format in times.items():
                 used_s = time.process_time()
                 took_s = pass_s(copy, inputs, torch.autocast("cpu", torch.bfloat16, in_half))
@@ -141,6 +145,16 @@ def bf16_gain(
         return gain if likely else None
     except Exception:  # any model of a user may fail here, and training goes on
         return None
+
+
+def _clearly_slower(times: Mapping[bool, Sequence[tuple[float, float]]]) -> bool:
+    """Whether a pass in bf16 needed more processor time than others can disturb by: further passes
+    would advise nothing else.
+    """
+    if len(times[True]) != 2:
+        return False
+    (_, fp32_used_s), (_, bf16_used_s) = times[False][1], times[True][1]
+    return bf16_used_s > APART * fp32_used_s
 
 
 def pass_s(model: nn.Module, inputs: Mapping[str, Any], autocast: torch.autocast) -> float:

@@ -99,14 +99,18 @@ def test_the_peak_of_a_processor_is_that_of_its_calibration() -> None:
 class Passes(nn.Module):
     """As slow as it is told to be."""
 
+    half_s = 0.1
+
     def __init__(self, clock: list[float]) -> None:
         super().__init__()
+        self.passes = 0
         self.weight, self.clock, self.others_s = nn.Parameter(torch.ones(1)), clock, 0.0
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         in_half = torch.is_autocast_enabled("cpu")
-        self.clock[0] += 0.1 if in_half else 0.2 + self.others_s
-        self.clock[1] += 0.1 if in_half else 0.2
+        self.passes += 1
+        self.clock[0] += self.half_s if in_half else 0.2 + self.others_s
+        self.clock[1] += self.half_s if in_half else 0.2
         return {"loss": (self.weight * x).sum()}
 
 
@@ -128,3 +132,10 @@ def test_bf16_is_tried_where_the_processor_is_faster_in_it(monkeypatch: Any) -> 
     assert bf16_gain(model, lambda: {"x": torch.ones(1)}, less) is None
     slow = {**KNOWN, "bf16_tflops": 0.12}
     assert bf16_gain(model, lambda: {"x": torch.ones(1)}, slow) is None
+    # It is clearly slower: two passes of each tell as much as four.
+    model.passes, model.half_s = 0, 0.4
+    assert bf16_gain(model, lambda: {"x": torch.ones(1)}, KNOWN) == pytest.approx(0.5)
+    assert model.passes == 4
+    model.passes, model.half_s = 0, 0.2
+    assert bf16_gain(model, lambda: {"x": torch.ones(1)}, KNOWN) == pytest.approx(1.0)
+    assert model.passes == 8
