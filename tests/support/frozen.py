@@ -7,10 +7,18 @@ The Trainer collects all garbage when training begins, which takes longer than a
 import gc
 import importlib
 
+from harness.core.schema.checks import RECORDS
+from harness.core.schema.fields import fields_of
 from harness.train.run.warm import LOADED_LATER
 
 for module in LOADED_LATER:
     importlib.import_module(module)
+
+for record in RECORDS.values():
+    inner = [*fields_of(record.declared).values()]
+    while inner:
+        if (declared := inner.pop().kind.record) is not None:
+            inner += fields_of(declared).values()
 
 gc.collect()
 gc.freeze()

@@ -18,11 +18,11 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import psutil
-import pynvml
 
 from harness.core.process import end_with_parent
 from harness.train.measure.processors import Processors
@@ -43,20 +43,27 @@ THROTTLES = {
 }
 
 
+@cache
+def nvml() -> Any:
+    import pynvml  # as long as all other imports, and needed only where there are GPUs
+
+    return pynvml
+
+
 def _throttles(device: Any) -> list[str]:
-    bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
-    return [name for name, bit in THROTTLES.items() if bits & getattr(pynvml, bit)]
+    bits = nvml().nvmlDeviceGetCurrentClocksThrottleReasons(device)
+    return [name for name, bit in THROTTLES.items() if bits & getattr(nvml(), bit)]
 
 
 # Name -> how it is read. Energy is a counter; everything else is a gauge.
 READINGS: dict[str, Callable[[Any], Any]] = {
-    "utilisation_percent": lambda d: pynvml.nvmlDeviceGetUtilizationRates(d).gpu,
-    "memory_gib": lambda d: pynvml.nvmlDeviceGetMemoryInfo(d).used / GIB,
-    "power_w": lambda d: pynvml.nvmlDeviceGetPowerUsage(d) / 1000,
-    "temperature_c": lambda d: pynvml.nvmlDeviceGetTemperature(d, pynvml.NVML_TEMPERATURE_GPU),
-    "sm_clock_mhz": lambda d: pynvml.nvmlDeviceGetClockInfo(d, pynvml.NVML_CLOCK_SM),
-    "memory_clock_mhz": lambda d: pynvml.nvmlDeviceGetClockInfo(d, pynvml.NVML_CLOCK_MEM),
-    "energy_j": lambda d: pynvml.nvmlDeviceGetTotalEnergyConsumption(d) / 1000,
+    "utilisation_percent": lambda d: nvml().nvmlDeviceGetUtilizationRates(d).gpu,
+    "memory_gib": lambda d: nvml().nvmlDeviceGetMemoryInfo(d).used / GIB,
+    "power_w": lambda d: nvml().nvmlDeviceGetPowerUsage(d) / 1000,
+    "temperature_c": lambda d: nvml().nvmlDeviceGetTemperature(d, nvml().NVML_TEMPERATURE_GPU),
+    "sm_clock_mhz": lambda d: nvml().nvmlDeviceGetClockInfo(d, nvml().NVML_CLOCK_SM),
+    "memory_clock_mhz": lambda d: nvml().nvmlDeviceGetClockInfo(d, nvml().NVML_CLOCK_MEM),
+    "energy_j": lambda d: nvml().nvmlDeviceGetTotalEnergyConsumption(d) / 1000,
     "throttled": _throttles,
 }
 # Slices of a card share these, so they say nothing about one slice.
@@ -88,9 +95,9 @@ class Gpus:
             self.missing["gpu"] = "training uses no NVIDIA device"
             return
         try:
-            pynvml.nvmlInit()
+            nvml().nvmlInit()
             self.devices = [_device(uuid) for uuid in uuids]
-        except pynvml.NVMLError as error:
+        except nvml().NVMLError as error:
             self.missing = dict.fromkeys(READINGS, f"NVML: {error}")
 
     def read(self) -> list[Reading]:
@@ -107,24 +114,24 @@ class Gpus:
                 continue
             try:
                 reading[name] = read(handle)
-            except pynvml.NVMLError_NotSupported as error:
+            except nvml().NVMLError_NotSupported as error:
                 self.missing[name] = f"NVML: {error}"  # not tried again
-            except pynvml.NVMLError:
+            except nvml().NVMLError:
                 pass  # may succeed the next time
         return reading
 
     def close(self) -> None:
         if self.devices:
-            pynvml.nvmlShutdown()
+            nvml().nvmlShutdown()
 
 
 def _device(uuid: str) -> tuple[Any, bool]:
     """(handle, whether it is a slice); CUDA gives both kinds of UUID without their prefix."""
     bare = uuid.removeprefix("GPU-").removeprefix(MIG)
     try:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}"), False
-    except pynvml.NVMLError:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"{MIG}{bare}"), True
+        return nvml().nvmlDeviceGetHandleByUUID(f"GPU-{bare}"), False
+    except nvml().NVMLError:
+        return nvml().nvmlDeviceGetHandleByUUID(f"{MIG}{bare}"), True
 
 
 def interfaces(only: str | None = None) -> list[Any]:

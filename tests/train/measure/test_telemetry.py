@@ -108,7 +108,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     reading = Driver()
-    monkeypatch.setattr(sensors, "pynvml", reading)
+    monkeypatch.setattr(sensors, "nvml", lambda: reading)
     return reading
 
 
