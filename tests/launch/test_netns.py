@@ -44,7 +44,6 @@ from tests.support.sweeps import (
     jobs_of,
     launchers,
     start,
-    sweep,
     sweep_file,
     untimed_rows,
     wait_for,
@@ -433,7 +432,7 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
 def test_torchrun_itself_meets_where_hosts_have_no_names(tmp_path: Path) -> None:
     text = f"script: vit\nsettings: {SMALL}\nruns: [{{setup: 2_1, link: 2ms}}]"
     flags = ("--tiny", "--launcher", "netns", "--cold", "--max_restarts", "2", "--timeout", "90")
-    done = sweep(sweep_file(tmp_path, text), tmp_path / "out", *flags)
+    done = warm_sweeps.sweep(sweep_file(tmp_path, text), tmp_path / "out", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = find_runs(tmp_path / "out")
     assert (read_json(folder.environment) or {})["launch"]["start"] == "cold"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from harness.core.records import find_runs, read_rows
 from tests.support import warm_sweeps
 from tests.support.ranks import script
 from tests.support.sweeps import (
-    ROOT,
     SMALL,
     family,
     gone,
@@ -25,6 +23,7 @@ from tests.support.sweeps import (
     sweep_file,
     wait_for,
 )
+from tests.support.warm_python import Python
 
 LONG = """
 script: vit
@@ -106,7 +105,7 @@ def test_packed_side_by_side(tmp_path: Path) -> None:
 def test_a_run_is_measured_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Also when a person starts by hand what a sweep is measuring."""
     file, out = sweep_file(tmp_path, LONG), tmp_path / "out"
-    process = start(file, out, "--tiny", "--limit", "0:1")
+    process = warm_sweeps.start(file, out, "--tiny", "--limit", "0:1")
     wait_for(lambda: epochs_of(out) >= 1)
     flags = ["--tiny", "--epochs", "4000", "--train_size", "256", "--test_size", "64"]
     by_hand = script("vit", *flags, "--seed", "1", "--output_dir", str(out))
@@ -125,11 +124,9 @@ def test_a_rank_does_not_outlive_torchrun(tmp_path: Path) -> None:
     """Also without a sweep, where a person started it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     flags = ["--tiny", "--epochs", "4000", "--output_dir", str(tmp_path)]
-    with subprocess.Popen(
-        [*command, "vit.py", *flags], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as torchrun:
-        wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(tmp_path)))
-        ranks = psutil.Process(torchrun.pid).children()
-        assert len(ranks) == 2
-        torchrun.kill()
-        assert gone(ranks)
+    torchrun = Python([*command, "vit.py", *flags])
+    wait_for(lambda: any(read_rows(run.epochs)[0] for run in find_runs(tmp_path)))
+    ranks = psutil.Process(torchrun.pid).children()
+    assert len(ranks) == 2
+    torchrun.kill()
+    assert gone(ranks)

@@ -23,6 +23,7 @@ from benchmarks.speed_start import ArmFailed, call
 from harness.core.command_line import parse
 from harness.core.tasks import TASKS
 from harness.train.data import embedded
+from tests.support.calibrated import with_calibration
 from tests.support.ranks import Done
 
 TEXT, PICTURES = Case("text", "bert-mini", 512, 128, 16), CPU_CASES["jpeg"]
@@ -100,6 +101,7 @@ def quick(
     def run(*more: str) -> Done:
         for name in (*speed.OFFLINE, "OMP_NUM_THREADS"):
             monkeypatch.setenv(name, "1")  # and put back afterwards
+        monkeypatch.setattr(speed, "call", with_calibration(call))
         code = speed.main(["--quick", "--rounds=1", "--out", str(tmp_path), *more])
         return Done(code, *capsys.readouterr())
 

@@ -15,6 +15,7 @@ from benchmarks.recipes import task
 from benchmarks.speed_cases import GPU_CASES, NANO, Case, arms_of
 from benchmarks.speed_cases import task_of as fields_of
 from harness.core.tasks import TASKS
+from tests.support.calibrated import with_calibration
 
 HEADS = {"num_attention_heads": 2}
 SMALL: dict[str, dict[str, Any]] = {
@@ -59,6 +60,7 @@ def test_every_arm_begins_with_the_weights_that_are_prepared(name: str, tmp_path
 def test_every_case_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {name: small(case) for name, case in GPU_CASES.items()}
     monkeypatch.setattr(speed, "QUICK_CASES", cases)
+    monkeypatch.setattr(speed, "call", with_calibration(speed.call))
     for name in (*speed.OFFLINE, "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # and put back afterwards
     argv = ["--quick", "--rounds=1", f"--arms={','.join(ARMS)}", "--out", str(tmp_path)]

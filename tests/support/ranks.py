@@ -167,14 +167,20 @@ def run_script(name: str, argv: list[str], cwd: str) -> int:
 
 @record  # so that what failed stands in ChildFailedError, not only among what the rank printed
 def _one_rank(env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    os.environ.update(env)
+    _like_torchrun(env)
     return function(*args)
+
+
+def _like_torchrun(env: dict[str, str]) -> None:
+    """Variables, and how workers start: those of a fork server's child would load all anew."""
+    os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)
 
 
 def _alone(
     sender: Any, env: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    os.environ.update(env)
+    _like_torchrun(env)
     try:
         sender.send((True, function(*args)))
     except BaseException:
