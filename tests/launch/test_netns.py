@@ -313,9 +313,12 @@ def test_a_second_ctrl_c_does_not_wait_for_records() -> None:
 @pytest.mark.root
 @pytest.mark.slow
 def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
-    """At its end by itself, and by Ctrl-C, which every rank records."""
+    """At its end by itself, and by Ctrl-C, which every rank records. The commands of README start
+    it as a shell does (tests/support/typed.py).
+    """
     flags = ["vit.py", "--tiny", "--output_dir", str(tmp_path)]
-    done = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "1")
+    once = ["2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "1"]
+    done = Python([*COMMAND, *once])
     out, err = end_of(done)
     assert done.returncode == 0 and "Traceback" not in out and "exit barrier" not in out, out
     assert err == ""

@@ -43,14 +43,16 @@ TRAINS = ("sweep", "nodes", "link", "store")
 # Epochs of a tiny training in the clone, by script: unlike those that pages name for the same
 # settings, so that no command finds its run finished by another.
 EPOCHS = {"bert": 2, "vit": 1}
+TEXTS = 1664  # of bert: more updates than the warm-up steps that a page asks for
 THIN = {"hidden_sizes": [8, 16, 32, 64], "embedding_size": 8}  # test_readme.py trains it whole
 SHORTER = [  # in the clone: file, what stands there, what runs fewer and shorter trainings
     *(
         ("harness/core/tasks.py", f'"epochs": {TASKS[name].tiny["epochs"]},', f'"epochs": {few},')
         for name, few in EPOCHS.items()
     ),
+    ("harness/core/tasks.py", 'english", "train_size": "all"', f'english", "train_size": {TEXTS}'),
     ("experiments/batch_size.yaml", "vit: {epochs: 4}", "vit: {epochs: 1}"),
-    ("experiments/batch_size.yaml", "[2, 4, 42]", "[2, 4]"),
+    ("experiments/batch_size.yaml", "[2, 4, 42]", "[2]"),
     ("experiments/learning_rate.yaml", "[2, 4, 42]", "[2]"),
 ]
 
@@ -137,12 +139,22 @@ def type_all(commands: Iterable[str], clone: Path, in_a_shell: re.Pattern[str] =
                     assert main(argv) == 0, command
         else:
             shell([f"{command} >>out.log 2>err.log"], clone)
+            if NODES.search(command):
+                ended_quietly(clone)
+
+
+def ended_quietly(clone: Path) -> None:
+    """Emulated nodes print nothing of torch's, and beside what the ranks print only warnings."""
+    out, errors = ((clone / name).read_text() for name in ("out.log", "err.log"))
+    assert "Traceback" not in out and "exit barrier" not in out, out
+    assert [line for line in errors.splitlines() if "warning: " not in line] == []
 
 
 def run_shorter(name: str, argv: list[str], cwd: str) -> int:
     """A script, with the defaults that the clone has; in a process of its own."""
     for task, epochs in EPOCHS.items():
-        TASKS[task] = replace(TASKS[task], tiny={**TASKS[task].tiny, "epochs": epochs})
+        texts = {"train_size": TEXTS} if task == "bert" else {}
+        TASKS[task] = replace(TASKS[task], tiny={**TASKS[task].tiny, "epochs": epochs, **texts})
     vit = TASKS["vit"]
     thin = {"resnet-18-cifar": {**vit.architectures["resnet-18-cifar"], **THIN}}
     TASKS["vit"] = replace(vit, architectures={**vit.architectures, **thin})
