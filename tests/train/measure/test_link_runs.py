@@ -17,6 +17,7 @@ from harness.core.records import RunFolder, find_runs, read_json
 from harness.train.run.warm import free_port
 from tests.support.ranks import ROOT, ran, script
 from tests.support.sweeps import untimed_rows
+from tests.support.warm_python import Python
 
 SMALL = ["--tiny", "--train_size", "128", "--test_size", "32", "--epochs", "1", "--b", "16"]
 LINK = {"delay_ms": 50, "rate_mbit": 10}  # far from what this machine carries, however busy
@@ -26,30 +27,31 @@ def agents(
     *argv: str, env: dict[str, str] | None = None, within: tuple[str, ...] = ("", ""),
     address: str = "127.0.0.1",
 ) -> list[subprocess.CompletedProcess[str]]:  # fmt: skip
-    """torchrun as a person types it on each of two nodes, each in a network namespace or none."""
+    """torchrun as a person types it on each of two nodes, each in a network namespace or none,
+    where it is forked from a process that has loaded everything.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
     to = [f"--master_addr={address}", f"--master_port={free_port()}"]
-    started = []
+    started: list[subprocess.Popen[str] | Python] = []
     for rank, name in enumerate(within):
         place = ["ip", "netns", "exec", name] if name else []
         command = [*place, *torchrun, *to, f"--node_rank={rank}", *argv]
+        variables = {**os.environ, **(env or {})}
         started.append(
             subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **(env or {})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                command, cwd=ROOT, env=variables, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )
-        )
+            if name
+            else Python(command, variables)
+        )  # fmt: skip
     try:
         message = [process.communicate(timeout=150) for process in started]
     finally:
         for process in started:
             process.kill()
     done = [
-        subprocess.CompletedProcess(process.args, process.returncode, *texts)
+        subprocess.CompletedProcess(process.args, process.wait(), *texts)
         for process, texts in zip(started, message, strict=True)
     ]
     for one in done:
