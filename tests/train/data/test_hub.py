@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
 from torch.distributed.run import parse_args
 from transformers import (
     AutoModel,
@@ -20,9 +25,11 @@ from harness.core.command_line import trainer_flags
 from harness.core.records import read_json, read_rows
 from harness.core.refused import REFUSED
 from harness.core.settings import flag_fields
+from harness.read.records.frames import load_runs
+from harness.train.run.publish import RECORD
 from tests.support.broken_runs import only_run
 from tests.support.clients import Client
-from tests.support.hub import Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
+from tests.support.hub import TOKEN, Hub, image_dataset, text_dataset, tiny_bert, tiny_vit
 
 MODEL = {"bert": "org/tiny-bert", "vit": "org/tiny-vit"}
 DATA = {"bert": "org/tiny-text", "vit": "org/tiny-images"}
@@ -36,6 +43,9 @@ LABELS = {"bert": ["neg", "pos"], "vit": ["red", "green", "blue"]}
 HEADED = {"bert": AutoModelForSequenceClassification, "vit": AutoModelForImageClassification}
 # A step so small that what is saved is what was loaded: where the weights come from is seen.
 STILL = ["--lr", "1e-30", "--epochs", "1", "--b", "4", "--train_size", "all", "--test_size", "all"]
+UPLOADED = ["--tiny", "--epochs", "1", "--train_size", "128", "--test_size", "64",
+            "--lr", "0.0015", "--push_to_hub", "--hub_model_id", "me/digits",
+            "--hub_private_repo", "true"]  # fmt: skip
 OFFLINE = ["no network", "--tiny", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1"]
 MISSING = ["neither a local folder nor on the Hub", "check the name"]
 
@@ -61,7 +71,10 @@ CLIENT = """
 from tests.support.ranks import script
 
 def answer(count, name, *argv):
-    done = script(name, *argv, count=count)
+    env = {}
+    if argv[0].startswith("HF_TOKEN="):
+        env["HF_TOKEN"], argv = argv[0].partition("=")[2], argv[1:]
+    done = script(name, *argv, count=count, env=env)
     return done.code, done.out, done.err + done.others
 """
 
@@ -267,3 +280,52 @@ def test_what_the_hub_does_not_have_and_no_hub(hub: Hub, shared: Shared, tmp_pat
         assert all(word in line for word in OFFLINE), line
     line = refused(client, "bert", "--model", MODEL["bert"], "--dataset", "org/other", *small)
     assert all(word in line for word in ["--dataset org/other", *OFFLINE]), line
+
+
+@pytest.mark.process
+def test_a_refused_upload_loses_nothing_and_the_same_command_uploads(
+    hub: Hub, shared: Shared, tmp_path: Path
+) -> None:
+    argv = [*UPLOADED, "--o", str(tmp_path / "out")]
+    code, out, err = shared.client(2, "vit", f"HF_TOKEN=hf_{'x' * 20}", *argv)
+    (line,) = (line for line in err.splitlines() if line.startswith("harness: error: "))
+    assert code == 1 and "--push_to_hub: nothing was uploaded (" in line, err
+    assert "the Hub answers 401: check the name and the token" in line
+    assert "Traceback" not in out + err
+    assert [r.status for r in hub.requests if r.method == "POST"] == [401]  # from one rank
+    folder = only_run(tmp_path / "out")
+    assert folder.outcome() == "finished"
+    code, out, err = shared.client(2, "vit", f"HF_TOKEN={TOKEN}", *argv)
+    assert code == 0 and "already finished" in out, err
+    assert f"{hub.endpoint}/me/digits" in out
+    repo = hub.repos["models", "me/digits"]
+    assert hub.made["models", "me/digits"]["visibility"] == "private"
+    assert len(repo.commits) == 2  # when it was made, and one upload
+    there = shutil.copytree(repo.folders[repo.main], tmp_path / "there")
+    assert {file.name for file in there.iterdir()} == {
+        *("README.md", "record.jsonl.gz"),
+        *("config.json", "model.safetensors", "preprocessor_config.json"),
+    }
+    (checkpoint,) = folder.path.glob("checkpoint-*")
+    model = AutoModelForImageClassification.from_pretrained(there).state_dict()
+    kept = load_file(checkpoint / "model.safetensors")
+    assert {name: model[name].tolist() for name in kept} == {n: t.tolist() for n, t in kept.items()}
+    summary, text = dict(folder.read_summary() or {}), (there / "README.md").read_text()
+    assert f"| accuracy | {summary['accuracy']:.4f} |" in text
+    assert f"| samples/s | {summary['train_samples_per_s']:,.0f} |" in text
+    assert "| effective batch | 64 |\n| batch per process | 32 |" in text
+    card = ModelCard.load(there / "README.md").data
+    assert (card.pipeline_tag, card.base_model, card.datasets) == (
+        "image-classification",
+        None,
+        None,
+    )
+    assert card.eval_results
+    measured = {result.metric_type: result.metric_value for result in card.eval_results}
+    assert measured["f1"] == round(summary["f1"], 4)
+    record = gzip.decompress((there / RECORD).read_bytes()).decode()
+    assert str(tmp_path) not in record and "--o out" in record
+    read = load_runs(there)
+    assert [*read["accuracy"]] == [summary["accuracy"]] and [*read["setup"]] == ["1_2"]
+    for word in (str(tmp_path), socket.gethostname(), TOKEN, str(Path.home())):
+        assert word not in text

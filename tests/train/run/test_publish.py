@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
-import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +11,6 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, constants
-from safetensors.torch import load_file
-from transformers import AutoModelForImageClassification
 
 from harness.core.command_line import parse
 from harness.core.records import COMPLETE, RunFolder, append_row, write_json
@@ -23,7 +19,6 @@ from harness.core.records.checksums import changed_row, is_changed, vouched
 from harness.core.records.places import without_places
 from harness.core.records.redact import redacted_command, settings_of
 from harness.core.settings import UserError
-from harness.read.records.frames import load_runs
 from harness.train.manifest import write_manifest
 from harness.train.run.publish import (
     RECORD,
@@ -32,68 +27,8 @@ from harness.train.run.publish import (
     card_of,
     check_hub,
 )
-from tests.support.broken_runs import only_run
-from tests.support.clients import Client
-from tests.support.hub import TOKEN, Hub
+from tests.support.hub import TOKEN
 from tests.support.manifests import facts_of
-
-CLIENT = """
-from tests.support.ranks import script
-
-def answer(token, *argv):
-    done = script("vit", *argv, count=2, env={"HF_TOKEN": token})
-    return done.code, done.out, done.err
-"""
-SMALL = ["--tiny", "--epochs", "1", "--train_size", "128", "--test_size", "64", "--lr", "0.0015"]
-PUSH = ["--push_to_hub", "--hub_model_id", "me/digits", "--hub_private_repo", "true"]
-
-
-@pytest.mark.process
-def test_a_refused_upload_loses_nothing_and_the_same_command_uploads(tmp_path: Path) -> None:
-    argv = [*SMALL, *PUSH, "--o", str(tmp_path / "out")]
-    with Hub() as hub, Client(CLIENT, hub.env(tmp_path / "cache")) as client:
-        code, out, err = client("hf_" + "x" * 20, *argv)
-        (line,) = (line for line in err.splitlines() if line.startswith("harness: error: "))
-        assert code == 1 and "--push_to_hub: nothing was uploaded (" in line, err
-        assert "the Hub answers 401: check the name and the token" in line
-        assert "Traceback" not in out + err
-        assert [r.status for r in hub.requests if r.method == "POST"] == [401]  # from one rank
-        folder = only_run(tmp_path / "out")
-        assert folder.outcome() == "finished"
-        code, out, err = client(TOKEN, *argv)
-        assert code == 0 and "already finished" in out, err
-        assert f"{hub.endpoint}/me/digits" in out
-        repo = hub.repos["models", "me/digits"]
-        assert hub.made["models", "me/digits"]["visibility"] == "private"
-        assert len(repo.commits) == 2  # when it was made, and one upload
-        there = shutil.copytree(repo.folders[repo.main], tmp_path / "there")
-    assert {file.name for file in there.iterdir()} == {
-        *("README.md", "record.jsonl.gz"),
-        *("config.json", "model.safetensors", "preprocessor_config.json"),
-    }
-    (checkpoint,) = folder.path.glob("checkpoint-*")
-    model = AutoModelForImageClassification.from_pretrained(there).state_dict()
-    kept = load_file(checkpoint / "model.safetensors")
-    assert {name: model[name].tolist() for name in kept} == {n: t.tolist() for n, t in kept.items()}
-    summary, text = dict(folder.read_summary() or {}), (there / "README.md").read_text()
-    assert f"| accuracy | {summary['accuracy']:.4f} |" in text
-    assert f"| samples/s | {summary['train_samples_per_s']:,.0f} |" in text
-    assert "| effective batch | 64 |\n| batch per process | 32 |" in text
-    card = ModelCard.load(there / "README.md").data
-    assert (card.pipeline_tag, card.base_model, card.datasets) == (
-        "image-classification",
-        None,
-        None,
-    )
-    assert card.eval_results
-    measured = {result.metric_type: result.metric_value for result in card.eval_results}
-    assert measured["f1"] == round(summary["f1"], 4)
-    record = gzip.decompress((there / RECORD).read_bytes()).decode()
-    assert str(tmp_path) not in record and "--o out" in record
-    read = load_runs(there)
-    assert [*read["accuracy"]] == [summary["accuracy"]] and [*read["setup"]] == ["1_2"]
-    for word in (str(tmp_path), socket.gethostname(), TOKEN, str(Path.home())):
-        assert word not in text
 
 
 def test_a_card_names_no_place_of_this_machine(tmp_path: Path) -> None:
