@@ -44,6 +44,7 @@ from tests.support.sweeps import (
     jobs_of,
     launchers,
     start,
+    sweep,
     sweep_file,
     untimed_rows,
     wait_for,
@@ -313,12 +314,9 @@ def test_a_second_ctrl_c_does_not_wait_for_records() -> None:
 @pytest.mark.root
 @pytest.mark.slow
 def test_torchrun_on_nodes_ends_quietly(tmp_path: Path) -> None:
-    """At its end by itself, and by Ctrl-C, which every rank records. The commands of README start
-    it as a shell does (tests/support/typed.py).
-    """
+    """At its end by itself, and by Ctrl-C, which every rank records."""
     flags = ["vit.py", "--tiny", "--output_dir", str(tmp_path)]
-    once = ["2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "1"]
-    done = Python([*COMMAND, *once])
+    done = nodes("2", "--", "torchrun", "--nproc_per_node=1", *flags, "--epochs", "1")
     out, err = end_of(done)
     assert done.returncode == 0 and "Traceback" not in out and "exit barrier" not in out, out
     assert err == ""
@@ -435,7 +433,7 @@ def test_a_sweep_that_loses_a_node_and_takes_it_back(tmp_path: Path) -> None:
 def test_torchrun_itself_meets_where_hosts_have_no_names(tmp_path: Path) -> None:
     text = f"script: vit\nsettings: {SMALL}\nruns: [{{setup: 2_1, link: 2ms}}]"
     flags = ("--tiny", "--launcher", "netns", "--cold", "--max_restarts", "2", "--timeout", "90")
-    done = warm_sweeps.sweep(sweep_file(tmp_path, text), tmp_path / "out", *flags)
+    done = sweep(sweep_file(tmp_path, text), tmp_path / "out", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = find_runs(tmp_path / "out")
     assert (read_json(folder.environment) or {})["launch"]["start"] == "cold"
