@@ -25,7 +25,6 @@ from harness.core.process import warn
 from harness.core.records import FINISHED, RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
-from harness.core.records.summary import sum_of
 from harness.core.schema import environment as schema
 from harness.core.schema.checks import NotAsDeclaredError, believable
 from harness.core.schema.rows import ReportedProgress
@@ -37,8 +36,10 @@ from harness.train.measure.clock import MEASURING, StepClock
 from harness.train.measure.environment import environment, gpus_of, recorded_settings
 from harness.train.measure.resources import CpuTime, Memory, over_ranks, traffic_of
 from harness.train.measure.telemetry import Telemetry
-from harness.train.run.checkpoints import require_unchanged
+from harness.train.run.elastic import launch_of
+from harness.train.run.record_folder import measured_before, take
 from harness.train.run.recorder import Observations, Recorder
+from harness.train.session import broadcast
 
 # The first steps of a process include caching and allocation; step times leave them out.
 WARMUP_STEPS = 10
@@ -124,6 +125,9 @@ class LogCallback(Recorder):
         self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.passes = args.gradient_accumulation_steps
         loader, ours = kwargs.get("train_dataloader"), self.context is not None
+        model, data = kwargs.get("model"), getattr(loader, "dataset", None)
+        own = self.context.settings if self.context else None
+        settings = recorded_settings(own, args, self.world, model, data)
         self.train_samples = rows.size_of(loader, of_dataset=ours)
         self.batches_vary = rows.batches_vary(loader)
         # The Trainer's eval loss is a mean over the samples only with one process and device; its
@@ -143,8 +147,8 @@ class LogCallback(Recorder):
         self.epoch_so_far = self.context.epoch_so_far if self.context else {}
         self.rank_row.begin(resumes=self.context is not None or self.first_update > 0)
         if self.context is None:
-            self.observations = Observations(self.world.size, gpus_of(args, kwargs.get("model")))
-            self._open(state)  # other ranks, and all samplers, wait for it in Telemetry
+            self.observations = Observations(self.world.size, gpus_of(args, model))
+            self._open(state, settings)
         self.telemetry = Telemetry(self.context, self.world, devices, self.observations.gather)
         self.telemetry.open(self.folder)
         self.measures = [*self.observations.measures, Memory(cuda, devices), self.telemetry]
@@ -153,9 +157,9 @@ class LogCallback(Recorder):
         if not state.is_world_process_zero:
             return
         self.row.begin()
-        self._begin_attempt(args, kwargs.get("model"), getattr(loader, "dataset", None))
+        self._begin_attempt(args, settings)
         self.earlier_wall_s = attempts.wall_s_before(self.folder)
-        self.earlier_measuring_s = self._measured_before()
+        self.earlier_measuring_s = measured_before(self.folder)
         if self.context is None:
             self.at_exit = weakref.finalize(
                 self, _broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
@@ -172,38 +176,23 @@ class LogCallback(Recorder):
     def measuring_s(self) -> float:
         return MEASURING.total_s - self.measured_s
 
-    def _measured_before(self) -> float:
-        """Lower bound for earlier attempts: the end of a killed one may lack measuring_s."""
-        ends = attempts.ends_of(attempts.believed(self.folder))
-        earlier, _ = self.folder.read_epochs()
-        of_rows = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
-        return max(of_rows, sum_of(ends, "measuring_s"))
-
-    def _open(self, state: TrainerState) -> None:
-        """Take the folder (without a context); the record of an earlier training is kept aside."""
+    def _open(self, state: TrainerState, settings: dict[str, Any]) -> None:
+        """Take the folder (without a context); if it must not be taken, all ranks end alike."""
         if self.telemetry is not None:
             self.telemetry.close()  # left open by a training that broke off
-        if not state.is_world_process_zero:
-            return
-        if self.at_exit is not None:
-            self.at_exit()  # records the end of a training that broke off
-        self._lock()
-        if self.first_update == 0 and self.folder.settings.is_file():
-            self.folder.set_aside()
-        require_unchanged(self.folder, "restore the file, or record into another folder")
+        launch, problem = launch_of(self.world), None
+        if state.is_world_process_zero:
+            if self.at_exit is not None:
+                self.at_exit()  # records the end of a training that broke off
+            unix = launch.unix if launch else None
+            try:
+                self.lock = take(self.folder, self.lock, settings, self.first_update, unix)
+            except UserError as error:
+                problem = str(error)
+        if (problem := broadcast(problem)) is not None:
+            raise UserError(problem)
 
-    def _lock(self) -> None:
-        """Lock the folder: two trainings in it would spoil the records of both."""
-        if self.lock is not None and self.lock.file is not None:
-            return  # still held since a training that broke off
-        self.lock = Lock(self.folder.lock("run"))
-        if not self.lock.take_again():
-            raise UserError(
-                f"{self.folder.path} is being written by {self.lock.holder()}: give each run a "
-                "folder of its own"
-            )
-
-    def _begin_attempt(self, args: TrainingArguments, model: Any, data: Any) -> None:
+    def _begin_attempt(self, args: TrainingArguments, settings: dict[str, Any]) -> None:
         """Record the start of an attempt, new or resumed, and write its settings."""
         opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
@@ -211,8 +200,6 @@ class LogCallback(Recorder):
             per_gpu_batch_of_trainer(args),
         )  # fmt: skip
         self.folder.summary.unlink(missing_ok=True)  # of an earlier attempt
-        ours = self.context.settings if self.context else None
-        settings = recorded_settings(ours, args, self.world, model, data)
         self.folder.write_settings(settings)
 
     def _write_environment(self, state: TrainerState) -> None:
