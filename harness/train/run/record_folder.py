@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.core import attempts
 from harness.core.identity import SHOWN_ONLY, number
-from harness.core.records import SCHEMA, RunFolder, plain
+from harness.core.records import FINISHED, SCHEMA, RunFolder, plain
 from harness.core.records.locks import Lock
 from harness.core.records.summary import sum_of
 from harness.core.schema.checks import believable
@@ -17,6 +17,8 @@ from harness.train.run.checkpoints import require_unchanged
 # A training that is resumed may be longer or shorter, and find its place in the data otherwise.
 RESUMED_WITH = ("max_steps", "ignore_data_skip", "restore_callback_states_from_checkpoint")
 FREE = ("epochs", *RESUMED_WITH, *SHOWN_ONLY, "training_arguments", "trainer")
+# Nor do these arguments decide what it learns.
+WITHOUT_EFFECT = ("save_", "logging_", "dataloader_num", "dataloader_p")
 # And if torchrun has restarted it, on another number of processes.
 OF_PROCESSES = ("setup", "per_gpu_batch", "grad_acc")
 SHOWN = 3  # differences that a message names
@@ -85,10 +87,10 @@ def require_same_training(
         )
     outcome, rows = folder.outcome(), folder.read_epochs()[0]
     last = max((believable("epochs", row).get("updates") or 0 for row in rows), default=0)
-    if outcome is not None and last > update:
+    if outcome == FINISHED and last > update:  # one that failed repeats what came after its save
         raise UserError(
-            f"{folder.path} holds a training that has ended at update {last} ({outcome}): to train "
-            f"again from update {update}, record into another folder"
+            f"{folder.path} holds a training that has finished at update {last}: to train again "
+            f"from update {update}, record into another folder"
         )
 
 
@@ -96,7 +98,11 @@ def _compared(settings: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]
     """The settings and the Trainer's other arguments, by name."""
     passed = settings.get("trainer")
     every = {**(passed if isinstance(passed, dict) else {}), **settings}
-    return {name: value for name, value in every.items() if name not in left_out}
+    return {
+        name: value
+        for name, value in every.items()
+        if name not in left_out and not name.startswith(WITHOUT_EFFECT)
+    }
 
 
 def _value(settings: Mapping[str, Any], name: str) -> str:

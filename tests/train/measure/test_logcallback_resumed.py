@@ -105,6 +105,7 @@ def test_another_training_does_not_resume_into_a_record(
         {},
         {"num_train_epochs": 5, "max_steps": 20, "ignore_data_skip": True},
         {"save_steps": 7, "run_name": "again", "disable_tqdm": True},
+        {"save_strategy": "epoch", "logging_steps": 5, "dataloader_num_workers": 2},
     ],
 )
 def test_the_same_training_goes_on(more: dict[str, Any], tmp_path: Path) -> None:
@@ -120,12 +121,21 @@ def test_a_training_that_has_ended_does_not_resume_from_an_earlier_update(tmp_pa
     with pytest.raises(UserError) as refused:
         resume(run.path, 8)
     assert str(refused.value) == (
-        f"{run.path} holds a training that has ended at update 12 (finished): to train again from "
+        f"{run.path} holds a training that has finished at update 12: to train again from "
         "update 8, record into another folder"
     )
     assert contents(tmp_path) == before
     with pytest.raises(BegunError):
         resume(run.path, 12, num_train_epochs=5)
+
+
+def test_one_that_failed_goes_on_from_before_its_last_row(tmp_path: Path) -> None:
+    run = record(tmp_path / "record")
+    attempts.end(run, "failed", "out of memory", 1.0, update=12)
+    attempts.write_summary(run, "failed", "out of memory")
+    with pytest.raises(BegunError):
+        resume(run.path, 8)
+    assert len(rows_of(run.path)) == 3
 
 
 def test_torchrun_may_restart_on_another_number_of_processes(
@@ -179,6 +189,6 @@ def test_all_ranks_end_alike(tmp_path: Path) -> None:
     assert one == other
     (rate, ended), summary = one
     assert rate == f"{folder} holds a training with lr 0.01, not 0.5: {FIX}"
-    assert "has ended at update 12 (finished)" in ended
+    assert "has finished at update 12: to train again from update 4" in ended
     assert (summary["outcome"], summary["attempts"]) == ("finished", 2)
     assert [(row["epoch"], row["attempt"]) for row in rows_of(folder)] == [(1, 1), (2, 1), (3, 2)]
