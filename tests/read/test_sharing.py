@@ -83,14 +83,14 @@ def test_what_everybody_sees_names_no_place_of_this_machine(
 ) -> None:
     """Nor does it take what lies beside a record; a private dataset has paths as recorded."""
     run = plan.run()
-    named = {"dataset": "clients/acme/train.csv", "model": "/data/acme/bert"}
+    named = {"dataset": "bert/acme/train.csv", "model": "/data/acme/bert"}
     (run / "settings.json").write_text(json.dumps({"schema": 1, **named}))
     lines(run / "attempts.jsonl", [{"event": "start", "attempt": 1, "unix": 1.0}])
     for name in ("tokenizer.json", "train.jsonl", "credentials.json"):
         (run / name).write_text("{}")
     folder = Path(plan.write())
     sweep = json.loads((folder / "sweep.json").read_text())
-    sweep["command"] = "sweep --dataset=clients/acme/train.csv /data/acme/mine.yaml"
+    sweep["command"] = "sweep --dataset=bert/acme/train.csv /data/acme/mine.yaml"
     (folder / "sweep.json").write_text(json.dumps(sweep))
 
     def arrived(repo: str) -> str:
@@ -103,6 +103,7 @@ def test_what_everybody_sees_names_no_place_of_this_machine(
     text = arrived("me/open").replace("\\", "")
     assert "acme" not in text and '"dataset": "train.csv", "model": "bert"' in text
     assert '"command": "sweep --dataset=train.csv mine.yaml"' in text
+    assert '"path": "bert/' in text  # of the run, below the folder of the sweep
     assert main(["push", str(folder), "me/open"]) == 0  # it was made public
     assert "acme" not in arrived("me/open")
     assert main(["push", str(folder), "me/mine"]) == 0

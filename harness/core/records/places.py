@@ -18,7 +18,7 @@ from harness.core.records.redact import redacted
 from harness.core.schema.checks import RECORDS
 
 # Settings that may name a file or a folder; on the Hub, a name has one slash at most.
-OF_PLACES = ("model", "dataset", "strategy", "output_dir", "data_dir")
+OF_PLACES = ("model", "dataset", "strategy")
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LOCAL_FILE = re.compile(r".*\.(csv|tsv|jsonl?|parquet|py|txt|gz)(:\w+)?", re.IGNORECASE)
 
@@ -27,20 +27,31 @@ def without_places(folders: Mapping[str, Files], named: Iterable[object] = ()) -
     """The records in these folders without the places of this machine; named: further paths."""
     texts = {text for files in folders.values() for text in _named_in(files)} | {*map(str, named)}
     texts |= {redacted(text) for text in texts}
-    parents = {str(Path(text).parent) for text in texts if text.startswith(("/", "~/"))}
+    paths = {Path(text) for text in texts if text.startswith(("/", "~/"))}
+    cuts = {form: "" for path in paths if path.name for form in _forms(path.parent)}
     for files in folders.values():
         settings = _content(files, "settings")
         given = (str(settings[name]) for name in OF_PLACES if settings.get(name))
-        parents |= {str(Path(name).parent) for name in given if _is_local(name)}
-    forms = {form for parent in parents - {"/", "."} for form in (parent, json.dumps(parent)[1:-1])}
-    longest_first = sorted(forms, key=len, reverse=True)
-    places = re.compile("|".join(rf"(?<![\w.~-]){re.escape(form)}/+" for form in longest_first))
-    if not forms:
+        for path in map(Path, filter(_is_local, given)):
+            if path.name != str(path):
+                # Only before this name: a folder of runs may have the same name.
+                before = f"(?={re.escape(path.name)})"
+                cuts |= {form: before for form in _forms(path.parent) if form not in cuts}
+    if not cuts:
         return dict(folders)
+    longest_first = sorted(cuts, key=len, reverse=True)
+    places = re.compile(
+        "|".join(rf"(?<![\w.~-]){re.escape(form)}/+{cuts[form]}" for form in longest_first)
+    )
     return {
         folder: {name: _cut(name, text, places) for name, text in files.items()}
         for folder, files in folders.items()
     }
+
+
+def _forms(folder: Path) -> set[str]:
+    """A folder as texts and JSON in texts name it; none for the root."""
+    return {str(folder), json.dumps(str(folder))[1:-1]} - {"/"}
 
 
 def _named_in(files: Files) -> Iterator[str]:

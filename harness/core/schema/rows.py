@@ -53,7 +53,8 @@ class EpochRow(TypedDict):
     updates: Annotated[Count, "updates since the run began, those that fp16 skipped among them"]
     samples: Annotated[Count | None,
         "distinct training samples of this epoch: those fed twice are counted once; null where "
-        "LogCallback alone was given a stream, whose length nobody knows"]
+        "LogCallback alone was given a stream, whose length nobody knows, or a sampler of batches "
+        "of its own or that repeats samples"]
     fed_samples: Annotated[Count | None,
         "samples fed to the model, counted from the tensors; more than `samples` with "
         "`--tail pad`; null as `samples`"]

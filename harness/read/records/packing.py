@@ -62,15 +62,18 @@ def _pack(folder: Path, out: Path | None, as_json: bool) -> int:
     return 0
 
 
-def pack_into(folder: Path, file: Path, *, for_others: bool) -> int:
-    """Write the archive; return the number of runs in it.
-
-    for_others: without the places of this machine.
-    """
+def pack_into(folder: Path, file: Path) -> int:
+    """Write the archive; return the number of runs in it."""
     _, _, folders = _collected(folder)
-    write_archive(file, without_places(folders) if for_others else folders)
+    write_archive(file, folders)
     _warn_of_lost_files(folders)
     return runs_in(folders.values())
+
+
+def cut_places(file: Path) -> None:
+    """Write an archive again, without the places of this machine."""
+    folders = {p.relative_to(file.parent).as_posix(): f for p, f in read_archive(file).items()}
+    write_archive(file, without_places(folders))
 
 
 def runs_in(folders: Iterable[Files]) -> int:

@@ -25,7 +25,7 @@ from harness.core.records.redact import first_line
 from harness.core.records.walking import as_typed
 from harness.core.settings import UserError
 from harness.read.labels import counted
-from harness.read.records.packing import pack_into, runs_in
+from harness.read.records.packing import cut_places, pack_into, runs_in
 
 NAME = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")
 # The base error of the HTTP library that the installed client uses.
@@ -57,10 +57,11 @@ def _push(options: argparse.Namespace) -> tuple[dict[str, object], str]:
         if not NAME.fullmatch(name):
             raise UserError(f"{name}: a folder whose name has letters, digits, _, - and . alone")
         # What cannot be packed makes no repository.
-        pack_into(options.folder, file := Path(folder, name), for_others=False)
+        runs = pack_into(options.folder, file := Path(folder, name))
         api.create_repo(repo, repo_type="dataset", private=not options.public, exist_ok=True)
         is_private = bool(api.dataset_info(repo).private)  # a repository that was there may be open
-        runs = pack_into(options.folder, file, for_others=not is_private)
+        if not is_private:
+            cut_places(file)
         files: dict[str, Path | bytes] = {name: file}
         if not api.file_exists(repo, "README.md", repo_type="dataset"):
             files["README.md"] = CARD.format(repo=repo).encode()
@@ -70,11 +71,9 @@ def _push(options: argparse.Namespace) -> tuple[dict[str, object], str]:
         )  # fmt: skip
     facts = {"repository": repo, "file": name, "runs": runs, "commit": done.oid,
              "private": is_private}  # fmt: skip
-    visible = (
-        "you and its members see it"
-        if is_private
-        else ("everybody sees it, and paths in it are shortened to file names")
-    )
+    visible = "everybody sees it, and paths in it are shortened to file names"
+    if is_private:
+        visible = "only you, or the members of its organisation, see it"
     return facts, f"{counted(runs, 'run')} in {name} of the dataset {repo}; {visible}"
 
 

@@ -32,7 +32,7 @@ from harness.train.rendezvous import OUTSIDE, address_towards
 from harness.train.session import barrier
 
 BUDGET_S = 10.0  # for everything; of the verb by default
-LATE = 1.5  # times the budget: exchanges that have begun are ended
+LATE = 1.5  # times the budget: exchanges that have begun are completed
 PAIRS_SHARE = 0.75  # of the budget at most; the all-reduces get the rest
 # A larger gradient is not exchanged as a whole, because there may be no memory for it.
 LARGEST = 2**29
@@ -255,7 +255,7 @@ def not_measured(result: Mapping[str, Any], budget_s: float) -> str | None:
     if result["took_s"] <= LATE * budget_s:
         return line
     trip = _text(result["rtt_min_ms"], "{:,.0f} ms")
-    late = f"measuring the links took {result['took_s']:.0f} s, as a round trip takes {trip}"
+    late = f"measuring the links took {result['took_s']:.0f} s (shortest round trip {trip})"
     return f"{late}; {line}" if line else late
 
 

@@ -212,7 +212,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert f"({unlike}, --rerun measures again)" in other
     assert {p: p.read_bytes() for p in folder.path.rglob("*.json*")} == first
     # Likewise of a record in an archive.
-    pack_into(tmp_path, tmp_path / "packed.jsonl.gz", for_others=False)
+    pack_into(tmp_path, tmp_path / "packed.jsonl.gz")
     away = folder.path.rename(tmp_path / ".away")
     packed = script("vit", *argv, "--best_metric", "f1_macro", "--save", "best").out
     assert f"({unlike}, --rerun measures again)" in packed and not folder.path.exists()
