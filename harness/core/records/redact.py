@@ -19,15 +19,16 @@ from typing import Any
 from harness.core.settings import UNRECORDED, Settings, as_mapping
 from harness.core.strategies import own_strategy
 
-# Names of what holds a secret; that of a tokenizer, or of a count of tokens, holds none.
+# Names of what holds a secret; a tokenizer, a keyframe or a monkey holds none.
 NAMES_OF_SECRETS = (
-    r"token(?!i[sz]er|s_seen)|key|secret|passw(?:or)?d|passphrase|[_-]pwd|credential|auth(?!or)"
+    r"token(?!i[sz]er|s_seen)|secret|passw(?:or)?d|passphrase|[_-]pwd|credential|auth(?!or(?!i))|"
+    r"(?<!mon)(?<!don)(?<!tur)(?<!hoc)(?<!joc)(?<!whis)key(?!frame|word|board|point|note|stroke)"
 )
 SECRET = re.compile(NAMES_OF_SECRETS, re.IGNORECASE)
 # Flags whose values name machines and their users.
 PLACES = re.compile(r"^--(hosts|hosts.file|master.addr|ssh|initial.peers|account)$")
 MAIL = re.compile(r"\b(mail-user=)\S+")  # of --sbatch
-CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s]+@", re.IGNORECASE)
+CREDENTIALS = re.compile(r"(://)[^/\s]+@")
 QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]+)\?[^\s#'\"<>]+", re.IGNORECASE)  # signs requests
 AUTHORIZATION = re.compile(
     r"(\bauthorization['\"]?\s*[:=]\s*['\"]?(?:basic\s+|bearer\s+|token\s+)?)[^\s'\",;]+",
@@ -45,18 +46,23 @@ NAMED_TOKENS = re.compile(
     r"(?=[0-9a-fA-F]{32,}\b))[^\s'\",;]+"
 )
 # In an argument: name=value, "name": "value", name: value and --name value, perhaps in quotes.
+# Each name is tried once, from its start, so that the time does not grow faster than the text.
 NAMED_VALUES = re.compile(
-    r"""(?P<flag>(?<!\S)--?)?"""
-    rf"""(?P<name>[\w.-]*(?:{NAMES_OF_SECRETS})[\w.-]*)"""
+    r"""(?:(?P<flag>(?<!\S)--?)|(?<![\w.-]))"""
+    r"""(?![\w.-]*authorization['"]?\s*[:=])"""  # see AUTHORIZATION
+    rf"""(?=[\w.-]*?(?:{NAMES_OF_SECRETS}))(?P<name>[\w.-]++)"""
     r"""(?:['"]?\s*=\s*|['"]\s*:\s*|:\s+|(?(flag)\s+(?!-)|(?!)))"""
     r"""(?P<value>"[^"]*"|'[^']*'|[^\s'"()\[\]{},;&]+)""",
     re.IGNORECASE,
 )
 # Names of secrets that may be numbers; of max_tokens or key_dim, a number is a count.
-OF_NUMBERS = re.compile(r"secret|passw|pwd|passphrase|(?:token|key)$", re.IGNORECASE)
+OF_NUMBERS = re.compile(
+    r"secret|passw|pwd|passphrase|credential|(?:token|key|auth)\d*$", re.IGNORECASE
+)
 FLAG = re.compile(r"--.*|-[A-Za-z](=.*)?", re.DOTALL)  # a secret may begin with a single -
-WORD = re.compile(r"[^\s\"'{}\[\]]+")  # what may stand before = in a word of a command
-PLAIN = re.compile(r"true|false|none|null", re.IGNORECASE)  # values that are no secrets
+# A flag, or what may stand before = in a word of a command; a URL is none.
+WORD = re.compile(r"(?!\S*://)[^\s=\"'{}\[\]]+")
+PLAIN = re.compile(r"(?:true|false|none|null)?", re.IGNORECASE)  # values that are no secrets
 LEAST_SECRET = 12  # characters: shorter values of variables are not taken for secrets
 HOMES = re.compile(r"(/(?:home|Users)/)[^/\s:;,'\"<>)]+")
 # Trainer flags whose values name people, projects and places on the Hub.
@@ -92,9 +98,9 @@ def redacted_argument(value: Any, name: str = "") -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
-        return "***" if OF_NUMBERS.search(name) else value
+        return "***" if _is_hidden(name, str(value)) else value
     if isinstance(value, (str, PurePath)):
-        return "***" if _is_hidden(name) and str(value) else _redacted_text(str(value))
+        return "***" if _is_hidden(name, str(value)) else _redacted_text(str(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
     if isinstance(value, Mapping):
@@ -104,14 +110,29 @@ def redacted_argument(value: Any, name: str = "") -> Any:
         }
     if isinstance(value, (list, tuple, set, frozenset)):
         each = [redacted_argument(one, name) for one in value]
+        if isinstance(value, (set, frozenset)):  # their order changes with every process
+            each.sort(key=str)
         return tuple(each) if isinstance(value, tuple) else each
     with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
-        return redacted_argument(value.item(), name)  # a scalar of numpy
+        return redacted_argument(value.tolist(), name)  # a scalar or an array of numpy
     return getattr(value, "__name__", type(value).__name__)
 
 
-def _is_hidden(name: str) -> bool:
-    return name in NAMES or SECRET.search(name) is not None
+def _is_hidden(name: str, value: str) -> bool:
+    """Whether this argument, flag or key may not be recorded with this value."""
+    if PLACES.match(name) or name.lstrip("-") in NAMES:
+        return value != ""
+    return SECRET.search(name) is not None and not _is_harmless(name, value)
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Whether the value of a name of secrets is none: nothing, true or false, or a count."""
+    if PLAIN.fullmatch(value):
+        return True
+    with contextlib.suppress(ValueError):
+        float(value)
+        return OF_NUMBERS.search(name) is None
+    return False
 
 
 def _secret_of(outer: str, name: Any) -> str:
@@ -132,19 +153,10 @@ def _redacted_text(text: str) -> str:
 
 def _without_value(pair: re.Match[str]) -> str:
     value = pair["value"]
-    is_count = _is_number(value) and not OF_NUMBERS.search(pair["name"])
-    if is_count or PLAIN.fullmatch(value):
-        return pair[0]
     quote = value[0] if value[0] in "\"'" else ""
+    if not _is_hidden(pair["name"], value.strip("\"'")):
+        return pair[0]
     return f"{pair[0].removesuffix(value)}{quote}***{quote}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def redact_logs(log: Path, settings: Settings, hosts: Sequence[Sequence[str]] = ()) -> None:
@@ -200,27 +212,21 @@ def without_home(text: str) -> str:
 def redacted_command(words: Sequence[str]) -> str:
     """A command as typed, without hosts and secrets: --token X, --token=X and --set token=X."""
     shown = []
-    hides = hides_all = False  # the next word; all words up to the next flag
+    flag = ""  # whose values are the next words: one, or of a secret all up to the next flag
     for word in words:
-        is_flag = FLAG.fullmatch(word) is not None
-        if hides and not is_flag:
-            shown.append("***")
-            hides = hides_all
-            continue
         name, equals, value = MAIL.sub(r"\1***", word).partition("=")
-        of_secret = SECRET.search(name) is not None and (bool(equals) or is_flag)
-        is_named = WORD.fullmatch(name) is not None
-        hidden = is_named and (of_secret or _names_places(name))
-        hides, hides_all = hidden and not equals, of_secret
-        if not (is_named and equals):
-            shown.append(redacted_argument(name + equals + value))
+        is_flag = FLAG.fullmatch(word) is not None
+        if not is_flag and _is_hidden(flag, word):
+            shown.append("***")
+        elif equals and WORD.fullmatch(name):
+            shown.append(f"{redacted(name)}={redacted_argument(value, name)}")
         else:
-            shown.append(f"{redacted(name)}={'***' if hidden else redacted_argument(value)}")
+            shown.append(redacted_argument(name + equals + value))
+        if is_flag:
+            flag = word if WORD.fullmatch(word) else ""
+        elif not SECRET.search(flag):
+            flag = ""
     return shlex.join(shown)
-
-
-def _names_places(flag: str) -> bool:
-    return PLACES.match(flag) is not None or flag.lstrip("-") in NAMES
 
 
 def settings_of(settings: Settings) -> dict[str, Any]:
