@@ -215,10 +215,12 @@ def _changed(args: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Own arguments that say where a training writes or who may read change no result.
+# Own arguments that say where a training writes or who may read change no result. Whole parts of
+# their names tell, such as log_path and logdir, not dialog_path.
 NO_RESULT = re.compile(
-    r"out|log|save|cache|result|checkpoint|ckpt|tmp|temp|hub|run_name|project|trackio|resume|secret|"
-    r"password|api|access|auth|private|wandb|^tokens?$|hf_|"
+    r"(?:^|_)(?:out(?:put)?|log(?:ging)?|save|cached?|result|checkpoint|ckpt|te?mp|hub|run_name|"
+    r"project|trackio|resume|secret|passw(?:or)?d|passphrase|pwd|credential|api|access|auth|private|"
+    r"wandb|hf)s?(?:dir|path|file|folder|key|token)?s?(?:_|$)|^tokens?$|"
     r"(?<!bos)(?<!eos)(?<!pad)(?<!sep)(?<!cls)(?<!unk)(?<!mask)_token$",
     re.IGNORECASE,
 )
@@ -233,12 +235,15 @@ def _checksums(args: Any, arguments: dict[str, Any]) -> dict[str, str]:
         name, value, hidden = field.name, getattr(args, field.name), field.name not in arguments
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
-        if value == default or name in SHOWN_ONLY or (hidden and NO_RESULT.search(name)):
+        shown = redacted_argument(value)  # also a default may be an array, which has no one ==
+        if shown == redacted_argument(default) or name in SHOWN_ONLY:
             continue
-        shown = redacted_argument(value) if hidden else arguments[name]
+        if hidden and NO_RESULT.search(name):
+            continue
+        shown = arguments.get(name, shown)
         if isinstance(shown, dict):
             shown = dict(pair for pair in shown.items() if pair not in FILLED.get(name, ()))
-        if shown and (hidden or isinstance(shown, (dict, list, tuple))):
+        if hidden or (shown and isinstance(shown, (dict, list, tuple))):
             sums[name] = f"checksum {_checksum(shown)}"
     return sums
 

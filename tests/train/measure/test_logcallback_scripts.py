@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -177,6 +178,8 @@ class Arguments(TrainingArguments):
     text_key: str = "text"
     data_dir: str = ""
     results_dir: str = ""
+    bidirectional: bool = True  # has "dir" in it
+    weights: Any = dataclasses.field(default_factory=lambda: np.array([1.0, 1.0]))
 
 
 def test_arguments_with_names_of_secrets_are_not_recorded() -> None:
@@ -224,7 +227,28 @@ def test_unlike_arguments_that_are_not_recorded_make_unlike_runs() -> None:
         {"lr_scheduler_kwargs": {"num_cycles": 2}}, {"lr_scheduler_kwargs": {"num_cycles": 3}},
         {"optim_target_modules": ["a"]}, {"accelerator_config": {"even_batches": False}},
         {"text_key": "title"}, {"text_key": "body"}, {"data_dir": "a"}, {"data_dir": "b"},
+        {"weights": np.array([1.0, 2.0])}, {"weights": np.array([1.0, 3.0])},
+        {"bidirectional": False},
     ]  # fmt: skip
     each = [trainer(**way) for way in ways]
     assert all(one != other for n, one in enumerate(each) for other in [plain, *each[:n]])
     assert "title" not in json.dumps(each)
+
+
+def own_arguments_in_the_identity(*names: str) -> set[str]:
+    """Those of own arguments that make another run when they are changed."""
+    fields = [(name, str, dataclasses.field(default="")) for name in names]
+    own = dataclasses.make_dataclass("Own", fields, bases=(TrainingArguments,))
+    args = own("out", use_cpu=True, **dict.fromkeys(names, "other"))
+    world: Any = SimpleNamespace(nodes=1, per_node=1)
+    return {*names} & {*recorded_settings(None, args, world, Net(), [])["trainer"]}
+
+
+def test_whole_parts_of_a_name_tell_whether_an_argument_changes_results() -> None:
+    data = ("dialog_path", "catalog_path", "logits_path", "template_path", "layout_dir",
+            "rapid_path", "authors_path", "saved_model_path", "eos_token")  # fmt: skip
+    places = ("log_path", "tb_log_dir", "logs_dir", "logdir", "temp_dir", "tmpdir", "out_dir",
+              "outputs_path", "output_path", "cache_dir", "save_path", "results_dir", "ckpt_dir",
+              "my_api_key", "auth_token", "hf_token", "my_token", "tokens", "passphrase",
+              "wandb_project")  # fmt: skip
+    assert own_arguments_in_the_identity(*data, *places) == {*data}
