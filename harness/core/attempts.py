@@ -29,7 +29,7 @@ from harness.core.schema.rows import (
     FailureRecord,
     ReportedProgress,
 )
-from harness.core.settings import Settings
+from harness.core.settings import Settings, options_off
 from harness.core.topology import accumulated, own_batch
 
 # Per rank, within one attempt; null where a process was killed before it reported anything.
@@ -266,7 +266,7 @@ def _fitting(folder: RunFolder, settings: Settings, below: int) -> int:
     own, machine, fitting = settings_of(settings), recorded(folder, "machine"), [0]
     for file in folder.path.parent.glob(f"*/{folder.settings.name}"):
         other = RunFolder(file.parent)
-        known = other.read_settings() or {}
+        known = {**options_off(), **(other.read_settings() or {})}
         differing = {n for n in own if known.get(n) != own[n]} - AS_MUCH_MEMORY
         is_alike = not differing and machine is not None and recorded(other, "machine") == machine
         if is_alike and other.outcome() == FINISHED:

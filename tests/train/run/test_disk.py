@@ -225,6 +225,9 @@ def test_the_largest_batch_that_fits_lies_beyond_what_fitted_on_record(tmp_path:
     RunFolder(tmp_path / "damaged").settings.write_text("[")
     assert advice() == "no memory; 10 fitted on record, so the largest that fits is 10 to 31"
     beside("of another seed", "finished", per_gpu_batch=12, seed=9, grad_acc=1)
+    older = RunFolder(tmp_path / "of another seed")  # from before there was Muon or LoRA
+    known = older.read_settings() or {}
+    older.write_settings({name: known[name] for name in known if name not in ("muon", "lora")})
     assert advice().startswith("no memory; 12 fitted on record")
     beside("that fits", "finished", per_gpu_batch=20)
     said = "no memory; 20 fitted on record, so the largest that fits is 20 to 31"
