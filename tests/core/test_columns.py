@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from datasets.data_files import DataFilesDict, get_data_patterns
 from pyarrow import parquet
 
 from harness.core.files.parquet import parquet_head
@@ -69,6 +71,29 @@ def test_a_file_without_rows_is_refused(kind: str, tmp_path: Path) -> None:
         check(tmp_path / "folder")
     written(tmp_path / "folder" / f"train.{kind}")
     check(tmp_path / "folder")  # the splits are looked at when they are loaded
+
+
+@pytest.mark.parametrize(("empty", "other", "refused"), [
+    ("train.csv", "data.csv", True),
+    ("training_notes.csv", "data.csv", True),  # datasets reads it alone, as the split train
+    ("my train 2.csv", "data.csv", True),
+    ("train/a.csv", "train.csv", True),
+    ("constraints.csv", "data.csv", False),
+    ("trains.csv", "data.csv", False),
+    ("Train.csv", "data.csv", False),
+    ("train.csv", "train/a.csv", False),
+    ("test/train.csv", "b.csv", False),
+])  # fmt: skip
+def test_files_of_the_split_train_are_those_that_datasets_reads(
+    empty: str, other: str, refused: bool, tmp_path: Path
+) -> None:
+    file = written(tmp_path / empty, [])
+    written(tmp_path / other)
+    with pytest.raises(UserError, match=f"{file} is empty") if refused else nullcontext():
+        check(tmp_path)
+    patterns = get_data_patterns(str(tmp_path))
+    read = DataFilesDict.from_patterns(patterns, str(tmp_path)).get("train", [])
+    assert refused == ([*read] == [str(file)])
 
 
 def test_a_column_of_later_samples_is_there(tmp_path: Path) -> None:

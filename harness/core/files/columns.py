@@ -31,6 +31,13 @@ HEAD = 2**20  # bytes of a json file whose first samples tell its columns
 MOST_FILES = 100  # of a folder whose columns are checked
 # Files of a folder that datasets reads in a way of its own.
 OWN_WAYS = ("metadata", "dataset_info", "dataset_infos", "dataset_dict", "state")
+# Names of folders and files that datasets takes for those of a split, and of the split train.
+OF_SPLIT, OF_TRAIN = (
+    re.compile(rf"(^|[-._ 0-9])({words})($|[-._ 0-9])")
+    for words in (
+        "train|training|validation|valid|dev|val|test|testing|eval|evaluation", "train|training",
+    )
+)  # fmt: skip
 
 
 class Head(NamedTuple):
@@ -49,7 +56,7 @@ def check_columns(settings: Settings) -> None:
     heads = [head for file in files if (head := _head_of(file)) is not None]
     if not files or len(heads) < len(files):
         return
-    _check_heads(dict(zip(files, heads, strict=True)))
+    _check_heads(dict(zip(files, heads, strict=True)), path)
     columns = [*dict.fromkeys(column for head in heads for column in head.columns)]
     by_kind = {"text": ("text_column", settings.text_column),
                "image": ("image_column", settings.image_column)}  # fmt: skip
@@ -61,15 +68,24 @@ def check_columns(settings: Settings) -> None:
         raise UserError(f"--{flag} {column}: {not_one_of(column, columns, path)}")
 
 
-def _check_heads(heads: dict[Path, Head]) -> None:
+def _check_heads(heads: dict[Path, Head], path: Path) -> None:
     for file, head in heads.items():
         if twice := [name for name in head.columns if head.columns.count(name) > 1]:
             raise UserError(
                 f"--dataset {file} has several columns named {twice[0]}: rename all but one"
             )
-    trained = {file: head for file, head in heads.items() if "train" in file.stem.lower()} or heads
-    if all(head.empty for head in trained.values()):
-        _refuse_empty(*next((file, head.columns) for file, head in trained.items()))
+    trained = _training_files([*heads], path) or [*heads]
+    if all(heads[file].empty for file in trained):
+        _refuse_empty(trained[0], heads[trained[0]].columns)
+
+
+def _training_files(files: Sequence[Path], path: Path) -> list[Path]:
+    """Those of the split train, as datasets finds them: by their folders, else by their names."""
+    folders = {file: file.relative_to(path).parent.parts for file in files}
+    for parts in (folders, {file: (file.name,) for file in files}):
+        if any(OF_SPLIT.search(part) for of_file in parts.values() for part in of_file):
+            return [file for file in files if any(map(OF_TRAIN.search, parts[file]))]
+    return []
 
 
 def _refuse_empty(file: Path, columns: list[str]) -> NoReturn:
