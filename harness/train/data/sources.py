@@ -46,6 +46,7 @@ EMBEDDED = {"embedded:english": embedded.english, "embedded:digits": embedded.di
 LABEL_NAMES = ("label", "labels", "class", "target")
 TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 USUAL = (*LABEL_NAMES, "category", *TEXT_NAMES)
+BYTES = ("binary", "large_binary")
 TEXT_TYPES = ("string", "large_string", "string_view")
 MOST_ROWS = 10  # named at most, of rows that lack something
 NOT_A_NUMBER = "nan"  # among numbers, of programs that write no empty value
@@ -101,7 +102,7 @@ def _load(settings: Settings) -> Source:
             )
         splits = datasets.DatasetDict({"train": splits[first]})
     if task_of(settings.script).input == "image":
-        splits = _with_images(splits)
+        splits = _with_images(settings, splits)
     _check_header(settings, splits["train"])
     label = _label_column(settings, splits["train"])
     _check_single(splits["train"], label)
@@ -137,12 +138,20 @@ def _load(settings: Settings) -> Source:
     return Source(sets, inputs, labels, classes, facts)
 
 
-def _with_images(splits: datasets.DatasetDict) -> datasets.DatasetDict:
-    """Bytes of images, alone or with a path, as parquet files of other programs hold them."""
-    for column, feature in splits["train"].features.items():
-        with_path = isinstance(feature, dict) and {*feature} == {"bytes", "path"}
-        if with_path or getattr(feature, "dtype", "") in ("binary", "large_binary"):
-            splits = splits.cast_column(column, datasets.Image())
+def _with_images(settings: Settings, splits: datasets.DatasetDict) -> datasets.DatasetDict:
+    """Bytes of images, with a path or alone, as parquet files of other programs hold them. Beside
+    images, or bytes with a path, other bytes are none, unless --image_column names them.
+    """
+    features = splits["train"].features
+    images = [c for c, feature in features.items() if isinstance(feature, datasets.Image)]
+    with_path = [
+        c for c, f in features.items() if isinstance(f, dict) and {*f} == {"bytes", "path"}
+    ]
+    alone = [c for c, feature in features.items() if getattr(feature, "dtype", "") in BYTES]
+    asked = settings.image_column
+    chosen = asked.split(",") if asked is not None else images or with_path or alone
+    for column in [c for c in (*with_path, *alone) if c in chosen]:
+        splits = splits.cast_column(column, datasets.Image())
     return splits
 
 

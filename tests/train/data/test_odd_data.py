@@ -6,10 +6,12 @@ import datetime
 import gzip
 import io
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -177,6 +179,32 @@ def test_bytes_of_images_of_other_programs_are_images(kind: Any, tmp_path: Path)
     stored = contents if kind else [{"bytes": each, "path": None} for each in contents]
     source = load(pictures(of_images(tmp_path, stored, kind)))
     assert source.inputs == ["image"] and source.train[0]["image"].size == (4, 4)
+
+
+@pytest.mark.parametrize("kind", ["an image", "with a path", "bytes"])
+def test_bytes_beside_images_are_images_only_where_they_are_chosen(
+    kind: str, tmp_path: Path
+) -> None:
+    alone, file = [png(i) for i in ROWS], tmp_path / "images.parquet"
+    with_path = [{"bytes": each, "path": None} for each in alone]
+    labels = [i % 2 for i in ROWS]
+    table = {"picture": alone if kind == "bytes" else with_path, "embedding": alone}
+    if kind == "an image":
+        features = datasets.Features(
+            picture=datasets.Image(), embedding=datasets.Value("binary"),
+            label=datasets.Value("int64"),
+        )  # fmt: skip
+        datasets.Dataset.from_dict({**table, "label": labels}, features).to_parquet(file)
+    else:
+        parquet.write_table(pa.table({**table, "label": labels}), file)
+    for chosen in ("picture", "embedding"):
+        source = load(replace(pictures(file), image_column=chosen))
+        assert source.inputs == [chosen] and source.train[0][chosen].size == (4, 4)
+    if kind == "bytes":
+        with pytest.raises(UserError, match=r"several columns of images \(picture, embedding\): "):
+            load(pictures(file))
+    else:
+        assert load(pictures(file)).inputs == ["picture"]
 
 
 @pytest.mark.parametrize(
