@@ -228,14 +228,19 @@ def _control_of(record: Mapping[str, Any]) -> str:
 
 def simulated_table(records: Sequence[Mapping[str, Any]]) -> str:
     """A table of what compared() gives; nothing where no link has loss or jitter."""
-    controls, rows = [], []
+    controls, rows = set[str](), []
     for record in records:
         for link, size, way, *seconds in compared(record):
             off_by = f"{seconds[1] / seconds[2] - 1:+.1%}"
             rows.append((link, f"{size:,}", way, *map(_ms, seconds), off_by))
-            controls.append(_control_of(record))
+            controls.add(_control_of(record))
+    if len(controls) > 1:
+        raise UserError(
+            f"records of TCP's {' and '.join(sorted(controls))} have no table in common: keep "
+            "those of each congestion control in a folder of their own"
+        )
     heads = ("bytes", "way", "without, ms", "simulated, ms", "measured, ms", "off")
-    return markdown("lrlrrrr", (f"link, {controls[0]}", *heads), rows) if rows else ""
+    return markdown("lrlrrrr", (", ".join(["link", *controls]), *heads), rows) if rows else ""
 
 
 def exchange_s(plan: Scenario, size: int, control: str) -> tuple[float, float]:

@@ -58,6 +58,17 @@ def test_simulated_times_stand_beside_measured_ones(tmp_path: Path) -> None:
     )
 
 
+def test_records_of_unlike_congestion_control_have_no_table_in_common(tmp_path: Path) -> None:
+    links = {"10ms/50mbit/loss1%": {"direct 4": [0.01, 0.02]}}
+    for nodes, control in ((2, "bbr"), (3, "cubic")):
+        tcp = {"tcp": {"congestion_control": control}}
+        record = {"environment": tcp, "nodes": nodes, "links": links}
+        write_json(tmp_path / f"of_{nodes}.json", record)
+        assert f"| link, {control} |" in simulated_table([record])
+    with pytest.raises(UserError, match=r"^records of TCP's bbr and cubic have no table in "):
+        simulated(tmp_path)
+
+
 def test_how_far_exchanges_are_from_the_possible(tmp_path: Path) -> None:
     """A round trip for 4 bytes by gloo, half of it by direct: twice and once what is possible."""
     times = {f"{way} {size}": [s, s] for size in SIZES for way, s in
