@@ -20,21 +20,8 @@ from harness.core.topology import World
 
 pytest.importorskip("hivemind")
 
-import hivemind
-from hivemind.averaging import DecentralizedAverager
-from hivemind.compression import Uniform8BitQuantization
-from hivemind.optim.grad_averager import GradientAverager
-from hivemind.optim.progress_tracker import ProgressTracker
-from hivemind.optim.state_averager import TrainingStateAverager
-
-from harness.train.strategy.hivemind import OVERRIDDEN, Int8, network
+from harness.train.strategy.hivemind import network
 from harness.train.strategy.hivemind.exchange import NOT_SEEN, PeersExchange
-from harness.train.strategy.hivemind.optimizer import (
-    PeerGradients,
-    PeerOptimizer,
-    PeerState,
-    Progress,
-)
 from harness.train.strategy.hivemind.session import Peers
 
 FLAGS = ["--tiny", "--strategy=hivemind", "--per_gpu_batch=4", "--target_batch=8"]
@@ -186,20 +173,6 @@ def test_what_no_row_has_counted_is_in_the_next_one(
 def test_an_optimizer_without_the_part_that_is_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="SimpleNamespace has no _is_overflow, which must be repl"):
         recorder(tmp_path).attach(torch.nn.Linear(1, 1), SimpleNamespace())
-
-
-@pytest.mark.parametrize(("own", "base"), [
-    (PeerOptimizer, hivemind.Optimizer), (Progress, ProgressTracker),
-    (PeerGradients, GradientAverager), (PeerState, TrainingStateAverager),
-    (Int8, Uniform8BitQuantization),
-])  # fmt: skip
-def test_what_overrides_a_part_of_the_library_is_checked(own: type, base: type) -> None:
-    """Renamed in another version, such a part would be used as the library has it."""
-    ours = [kind for kind in own.__mro__ if kind.__module__.startswith("harness.")]
-    names = {name for kind in ours for name in vars(kind)}
-    names = {name for name in names if not name.startswith(("__", "_abc"))}
-    of_averagers = OVERRIDDEN[DecentralizedAverager] if "run" in names else ()
-    assert names & {*dir(base)} == {*OVERRIDDEN[base], *of_averagers}
 
 
 def test_each_norm_of_a_gradient_that_the_exchange_clips_is_taken_once(tmp_path: Path) -> None:

@@ -32,43 +32,17 @@ logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 try:
     import hivemind
-    from hivemind.averaging import DecentralizedAverager
+
+    # Before its modules are imported: another version may not have them.
+    check_patched(hivemind, "for --strategy hivemind")
     from hivemind.compression import Uniform8BitQuantization, serialization
     from hivemind.compression.quantization import average_buckets
-    from hivemind.optim.grad_averager import GradientAverager
-    from hivemind.optim.progress_tracker import ProgressTracker
-    from hivemind.optim.state_averager import TrainingStateAverager
     from hivemind.p2p import P2P
 except ImportError:
     raise UserError(
         f"{HIVEMIND.needed_for} needs hivemind {HIVEMIND.version}, which is not installed: "
         f"{HIVEMIND.install}"
     ) from None
-
-
-# What subclasses override: under another name, an override would never be called.
-OVERRIDDEN: dict[type, tuple[str, ...]] = {
-    hivemind.Optimizer: (
-        "_make_progress_tracker", "_make_state_averager", "_should_load_state_from_peers",
-        "_maybe_schedule_gradient_averaging", "_maybe_schedule_state_averaging",
-        "_update_global_epoch", "_begin_averaging_gradients",
-        "_average_gradients_and_load_into_optimizer", "load_state_from_peers",
-    ),
-    ProgressTracker: ("_parse_swarm_progress_data", "ready_to_update_epoch"),
-    DecentralizedAverager: ("run",),
-    GradientAverager: ("step", "load_state_from_peers"),
-    TrainingStateAverager: ("step", "get_current_state", "load_state_from_peers"),
-    Uniform8BitQuantization: ("quantize", "extract"),
-}  # fmt: skip
-
-
-def _check_version() -> None:
-    replaced = [
-        (P2P, "_make_process_args"), (P2P, "_UNIX_SOCKET_PREFIX"),
-        (serialization, "_BASE_COMPRESSION_TYPES"),
-        *((owner, name) for owner, names in OVERRIDDEN.items() for name in names),
-    ]  # fmt: skip
-    check_patched(hivemind, "for --strategy hivemind", replaced)
 
 
 def patch_hivemind() -> None:
@@ -78,12 +52,10 @@ def patch_hivemind() -> None:
     the command line itself. Tensors in 8 bits are decoded by Int8: receivers find a decoder in a
     table of the library, whose own decoder does not work with today's numpy.
     """
-    _check_version()
     P2P._make_process_args = staticmethod(_daemon_command)
     serialization._BASE_COMPRESSION_TYPES["UNIFORM_8BIT"] = Int8()
 
 
-_check_version()  # another version may not have what is looked up here
 _make_process_args = P2P._make_process_args
 LONGEST_TMPDIR = 60  # characters: a socket's address has 107, of which names below it take 45
 
@@ -93,7 +65,6 @@ def private_sockets() -> tempfile.TemporaryDirectory[str]:
 
     The library itself puts them into /tmp, and leaves those of its forked processes there.
     """
-    _check_version()
     at = tempfile.gettempdir()
     if len(at) > LONGEST_TMPDIR:
         at = "/tmp"  # noqa: S108 - a new folder in it, of mode 700
