@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from harness.core.records import SCHEMA, RunFolder, read_json
@@ -211,6 +213,48 @@ def test_passes_over_a_stream_are_counted_by_their_updates() -> None:
         assert time_to_target(known, Target("mcc", value))["tta_epochs"] == epochs
     one: Any = rows(100)
     assert "tta_epochs" not in time_to_target(one, Target("mcc", 0.0))
+
+
+class OwnBatches(Trainer):
+    """Whose batches are of unequal length, so that LogCallback alone knows no samples."""
+
+    def get_train_dataloader(self) -> Any:
+        batches: Any = [range(start, start + 2 + start % 4) for start in range(0, 20, 2)]
+        return DataLoader(Points(32), batch_sampler=batches)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "epochs"), [
+    ({"num_train_epochs": 1}, 1), ({"num_train_epochs": 2}, 2), ({"max_steps": 15}, 1.5),
+])  # fmt: skip
+def test_epochs_of_own_batches_are_no_passes_over_a_stream(
+    asked: dict[str, int], epochs: float, tmp_path: Path
+) -> None:
+    args = TrainingArguments(
+        str(tmp_path / "trainer"), use_cpu=True, save_strategy="no", report_to="none",
+        disable_tqdm=True, **asked,
+    )  # fmt: skip
+    OwnBatches(Net(), args, callbacks=[LogCallback(tmp_path / "run")]).train()
+    run = read_run(RunFolder(tmp_path / "run"), {}, "run", None)
+    assert {row["samples"] for row in run.epochs} == {None}
+    assert run.measures["epoch_time_s"] * epochs == pytest.approx(run.measures["train_time_s"])
+    rows = [{**row, "mcc": 0.5} for row in run.epochs]
+    reached: Any = replace(run, epochs=rows).toward(Target("mcc", 0.5))
+    assert reached.measures["tta_epochs"] == 1
+
+
+def test_whole_epochs_whose_samples_are_unknown_are_counted_by_their_rows() -> None:
+    def rows(*ends: tuple[float, int]) -> list[dict[str, Any]]:
+        unknown = {"samples": None, "fed_samples": None, "attempt": 1}
+        return [{"epoch": epoch, "updates": updates, **unknown} for epoch, updates in ends]
+
+    assert epochs_of(rows((1.0, 10), (2.0, 18))) == 2  # they were taken for 1.8 passes
+    assert epochs_of(rows((1.0, 10), (1.5, 16))) == 1.5
+    assert epochs_of(rows((3.0, 30), (4.0, 40))) == 2  # went on in a new folder
+    assert epochs_of(rows((10 / 18, 10), (1 + 8 / 18, 18))) == 1.8
+    one = rows((1.0, 10))
+    settings = {"training_arguments": {"max_steps": -1}}
+    assert (epochs_of(one), epochs_of(one, settings)) == (None, 1)
+    assert epochs_of(one, {"training_arguments": {"max_steps": 10}}) is None
 
 
 def test_whole_epochs_are_counted_by_their_rows() -> None:

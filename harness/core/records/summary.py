@@ -61,30 +61,41 @@ def of_rows(rows: Rows) -> dict[str, Any]:
     }
 
 
-def epochs_of(rows: Rows) -> float | None:
+def epochs_of(rows: Rows, settings: Mapping[str, Any] | None = None) -> float | None:
     """The epochs in which these rows were trained: the last may be a part of one (--max_steps).
 
     Of a stream the Trainer does not number passes, and a pass is measured by the one before it;
-    None where there is none.
+    None where there is none. settings: as recorded, they tell whether a single row may be of one.
     """
-    if _are_of_stream(rows):
+    if _are_of_stream(rows, settings):
         return _passes_of(rows)
     last: float = rows[-1]["epoch"]
     return len(rows) - 1 + last - _whole_before(last)
 
 
-def epochs_until(rows: Rows, number: int) -> float | None:
+def epochs_until(
+    rows: Rows, number: int, settings: Mapping[str, Any] | None = None
+) -> float | None:
     """The epochs until the end of the row of this number, from 1; None if unknown."""
-    if not _are_of_stream(rows):
+    if not _are_of_stream(rows, settings):
         epoch: float | None = rows[number - 1].get("epoch")
         return epoch
     return number if number < len(rows) else _passes_of(rows)
 
 
-def _are_of_stream(rows: Rows) -> bool:
-    """Whether these are epochs of a training whose samples nobody knows; not evaluations."""
+def _are_of_stream(rows: Rows, settings: Mapping[str, Any] | None) -> bool:
+    """Whether these are passes over a stream, not evaluations. Nobody knows the samples of one, nor
+    those of some samplers; but a pass that others follow ends inside an epoch of the Trainer, which
+    asks for max_steps.
+    """
     samples = (row.get(name, 0) for row in rows for name in ("samples", "fed_samples"))
-    return all(number is None for number in samples) and all("attempt" in row for row in rows)
+    if any(number is not None for number in samples) or any("attempt" not in row for row in rows):
+        return False
+    most = ((settings or {}).get("training_arguments") or {}).get("max_steps")
+    if isinstance(most, int) and most <= 0:
+        return False
+    ends = [row.get("epoch") or 0.0 for row in rows[:-1]]
+    return not ends or any(abs(end - round(end)) > 1e-6 for end in ends)
 
 
 def _passes_of(rows: Rows) -> float | None:

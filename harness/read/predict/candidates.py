@@ -303,7 +303,7 @@ def _needed(run: Run, target: Target) -> float | None:
         return math.inf
     if run.lacks_epochs:
         return None
-    return time_to_target(run.epochs, target).get("tta_epochs")
+    return time_to_target(run.epochs, target, settings=run.settings).get("tta_epochs")
 
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:

@@ -212,7 +212,8 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
 def _epoch_updates(run: Run) -> int | None:
     """Updates of a whole epoch, also if --max_steps ended the run within its first epoch."""
     first: Mapping[str, Any] = run.epochs[0] if run.epochs else {}
-    updates, epochs = first.get("updates"), epochs_until(run.epochs, 1) if first else None
+    epochs = epochs_until(run.epochs, 1, run.settings) if first else None
+    updates = first.get("updates")
     return round(updates / epochs) if updates and epochs else updates
 
 

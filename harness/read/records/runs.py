@@ -289,7 +289,9 @@ class Run:
     def toward(self, target: Target) -> Run:
         """The run with the times to this target, whatever the target of its sweep is."""
         measures = {n: v for n, v in self.measures.items() if n not in TO_TARGET}
-        reached = {} if self.lacks_epochs else time_to_target(self.epochs, target, self.environment)
+        reached: dict[str, float] = {}
+        if not self.lacks_epochs:
+            reached = time_to_target(self.epochs, target, self.environment, self.settings)
         for name, value in reached.items():
             if not (self.other_batches and _depends_on_batch(name, value)):
                 measures[name] = value
@@ -433,7 +435,7 @@ def _derived(
     epochs, train_s = summary.get("epochs_done"), summary.get("train_time_s")
     strategy = recorded_strategy(record.settings)
     if rows and not strategy.has_peers and not record.settings.get("imported"):
-        epochs = epochs_of(rows)
+        epochs = epochs_of(rows, record.settings)
     if epochs and is_number(train_s):
         derived["epoch_time_s"] = train_s / epochs
     if is_number(summary.get("wall_s")) and rows:
@@ -443,7 +445,7 @@ def _derived(
             derived[name] = summary[total] / summary["updates"] / 1e6
     derived |= memory_of_devices(rows)
     if target is not None:
-        derived |= time_to_target(rows, target, environment)
+        derived |= time_to_target(rows, target, environment, record.settings)
     return derived
 
 
@@ -457,8 +459,9 @@ def memory_of_devices(rows: Sequence[EpochRow]) -> dict[str, float]:
 
 
 def time_to_target(
-    rows: Sequence[EpochRow], target: Target, environment: Mapping[str, Any] | None = None
-) -> dict[str, float]:
+    rows: Sequence[EpochRow], target: Target, environment: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, float]:  # fmt: skip
     """Times, epochs and samples to the end of the first epoch at the target; infinity if missed.
 
     The wall time leaves out the time that measuring itself took.
@@ -474,7 +477,8 @@ def time_to_target(
         if is_number(value) and target.reached(value):
             wall_s = _known(row.get("wall_s")) - measuring_s(row, environment or {})
             wall_s = wall_s if wall_s > 0 else math.nan
-            figures = (train_s, wall_s, _known(epochs_until(rows, number)), samples)
+            epochs = _known(epochs_until(rows, number, settings))
+            figures = (train_s, wall_s, epochs, samples)
             # A sum with something unknown in it is unknown.
             return {n: v for n, v in zip(TO_TARGET, figures, strict=True) if not math.isnan(v)}
     return dict.fromkeys(TO_TARGET, math.inf)
