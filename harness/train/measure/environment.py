@@ -10,12 +10,12 @@ import os
 import platform
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import torch
-from transformers.trainer_pt_utils import AcceleratorConfig
 
 from harness.core.command_line import print_json
 from harness.core.identity import SHOWN_ONLY
@@ -224,8 +224,14 @@ NO_RESULT = re.compile(
     r"(?<!bos)(?<!eos)(?<!pad)(?<!sep)(?<!cls)(?<!unk)(?<!mask)_token$",
     re.IGNORECASE,
 )
-# Pairs that the Trainer fills in.
-FILLED = {"accelerator_config": [*AcceleratorConfig().to_dict().items()]}
+
+
+@cache
+def _filled() -> dict[str, list[tuple[str, Any]]]:
+    """Pairs that the Trainer fills in."""
+    from transformers.trainer_pt_utils import AcceleratorConfig
+
+    return {"accelerator_config": [*AcceleratorConfig().to_dict().items()]}
 
 
 def _checksums(args: Any, arguments: dict[str, Any]) -> dict[str, str]:
@@ -242,7 +248,7 @@ def _checksums(args: Any, arguments: dict[str, Any]) -> dict[str, str]:
             continue
         shown = arguments.get(name, shown)
         if isinstance(shown, dict):
-            shown = dict(pair for pair in shown.items() if pair not in FILLED.get(name, ()))
+            shown = dict(pair for pair in shown.items() if pair not in _filled().get(name, ()))
         if hidden or (shown and isinstance(shown, (dict, list, tuple))):
             sums[name] = f"checksum {_checksum(shown)}"
     return sums
