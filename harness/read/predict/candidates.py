@@ -136,8 +136,9 @@ def candidates(
         unknown.append(f"{counted(count, 'node')}: {why}")
     choices = Candidates([], [], [], len(here) - len(timed), lossy)
     trainings = trainings_of([*here, *lost])
+    steps = by_key(here, _of_steps)
     for same, settings in zip(trainings, distinguishing(trainings), strict=True):
-        _add(choices, fitted, same, settings, wire, target, emulated)
+        _add(choices, fitted, same, settings, wire, target, emulated, steps)
     if not choices.reached:
         raise UserError("; ".join([_nothing(choices, asked, target, here), *unknown]))
     choices.reached.sort(key=lambda each: each.wall_s)
@@ -220,12 +221,26 @@ def trainings_of(runs: Iterable[Run]) -> list[list[Run]]:
     """Runs by training: those of a topology that differ in seed and in ELSEWHERE alone."""
 
     def kind(run: Run) -> str:
-        same = {name: setting_of(run, name) for name in run.identity if name not in ELSEWHERE}
-        if is_coded(str(run.identity["compress"] or "none"), run.identity["strategy"] in APART):
-            same["exchange"] = run.identity["exchange"]
-        return f"{shape_of(run)} {sorted(same.items(), key=str)}"
+        coded = is_coded(str(run.identity["compress"] or "none"), run.identity["strategy"] in APART)
+        return f"{_kind(run, ELSEWHERE)} {run.identity['exchange'] if coded else None}"
 
     return [*by_key(runs, kind).values()]
+
+
+def _kind(run: Run, but: Sequence[str]) -> str:
+    same = {name: setting_of(run, name) for name in run.identity if name not in but}
+    return f"{shape_of(run)} {sorted(same.items(), key=str)}"
+
+
+def _of_steps(run: Run) -> str:
+    """A key that is equal for runs whose steps are alike: those of a training with one way of
+    exchange, whatever their number of epochs.
+    """
+    return f"{_kind(run, (*ELSEWHERE, 'epochs'))} {_way(run)}"
+
+
+def _way(run: Run) -> str:
+    return str(run.identity["exchange"] or BACKEND)
 
 
 def distinguishing(trainings: Sequence[Sequence[Run]]) -> list[str]:
@@ -250,17 +265,18 @@ def _shown(run: Run) -> tuple[Any, ...]:
 
 def _add(
     choices: Candidates, fitted: Fitted, runs: list[Run], settings: str, wire: Wire, target: Target,
-    emulated: bool,
+    emulated: bool, steps: Mapping[str, list[Run]],
 ) -> None:  # fmt: skip
     """Add a candidate for each exchange that was recorded. Step time comes from runs of this
-    exchange only; epochs to target from runs of all exchanges, in which a failed run is a miss.
+    exchange only, of any number of epochs; epochs to target from runs of all exchanges, in which a
+    failed run is a miss.
     """
     name = f"{runs[0].identity.get('strategy')} on {shape_of(runs[0])}"
     epochs = _epochs(runs, target)
     lost = Counter(run.state for run in runs if run.state != FINISHED)
     failed = "".join(f"; {counted(lost[s], 'run')}: {s}" for s in NOT_REACHED if lost[s])
     finished = [run for run in runs if run.state == FINISHED]
-    ways = by_key(finished or runs, lambda run: run.identity["exchange"] or BACKEND)
+    ways = by_key(finished or runs, _way)
     for exchanged in ways.values():
         try:
             plan = replace(scenario_of(exchanged[:1], wire), emulated=emulated)
@@ -271,7 +287,8 @@ def _add(
                 choices.missed.append(f"{text}: reached {seeds}{failed}")
                 continue
             _check_alike(fitted, exchanged[0])
-            choice = _candidate(fitted, exchanged, plan, epochs, DIRECT in ways)
+            ratios = ratios_of(fitted, steps[_of_steps(exchanged[0])])
+            choice = _candidate(fitted, exchanged, plan, epochs, ratios, DIRECT in ways)
             choices.reached.append(replace(choice, settings=settings))
         except UserError as error:
             choices.left_out.append(f"{name}: {error}")
@@ -308,7 +325,8 @@ def _needed(run: Run, target: Target) -> float | None:
 
 def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
     """Logarithms of measured / predicted step times by link, for runs whose times are comparable
-    with those on one machine; of quiet runs if there are any.
+    with those on one machine; of quiet runs if there are any. Runs may differ in their epochs, on
+    which depends how often they exchange.
     """
     over = _timed_over(fitted, runs)
     same = joined(wire for wire, _ in over)
@@ -318,10 +336,12 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
     logs = {}
     for wire, there in by_link.items():
         quiet = with_times_that_count(there)
-        timed = as_timed(scenario_of(quiet[:1], wire), quiet[0])
-        predicted_s = predict(fitted.model, timed).step_s
-        measured = [step_s(run, Overrides()) or predicted_s for run in quiet]
-        logs[wire] = math.log(statistics.mean(measured) / predicted_s)
+        measured, predicted = list[float](), list[float]()
+        for same in by_key(quiet, lambda run: run.identity["epochs"]).values():
+            timed = as_timed(scenario_of(same[:1], wire), same[0])
+            predicted += [predict(fitted.model, timed).step_s] * len(same)
+            measured += [step_s(run, Overrides()) or predicted[-1] for run in same]
+        logs[wire] = math.log(statistics.mean(measured) / statistics.mean(predicted))
     return OverLinks(logs)
 
 
@@ -335,13 +355,13 @@ def _timed_over(fitted: Fitted, runs: Iterable[Run]) -> list[tuple[Wire, Run]]:
 
 
 def _candidate(
-    fitted: Fitted, runs: list[Run], plan: Scenario, epochs: list[float], with_direct: bool
-) -> Candidate:
+    fitted: Fitted, runs: list[Run], plan: Scenario, epochs: list[float], ratios: OverLinks,
+    with_direct: bool,
+) -> Candidate:  # fmt: skip
     samples = effective_batch(plan.batch, fitted.model.grad_acc, plan.shape.ranks)
     if plan.epoch_updates is None:
         raise UserError("updates of an epoch are in no record")
     prediction = predict(fitted.model, plan)
-    ratios = ratios_of(fitted, runs)
     _check_reach(fitted, ratios.by_link, plan.wire)
     needed = statistics.mean(epochs)
     longer = math.exp(ratios.at(plan.wire))  # measured / predicted

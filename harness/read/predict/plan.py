@@ -238,6 +238,12 @@ def _star(each: Candidate) -> str:
     return "" if each.between else "*"
 
 
+def _extrapolated(each: Candidate) -> str:
+    """The star in words."""
+    words = {"": "", "*": ", extrapolated", "**": ", extrapolated by the model alone"}
+    return words[_star(each)]
+
+
 def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     """What to take, and why it is the best; where that is open, a line per close candidate."""
     best = kept[0]
@@ -248,8 +254,9 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
         interval = f" (95 % interval {duration(ends[0])} to {duration(ends[1])})"
     text = (
         f"take {best.name}, --exchange {best.plan.exchange}: {duration(best.wall_s)}{interval} "
-        f"to {target} over {link}; its steps are {best.parts[STEPS] / best.wall_s:.0%} of it and "
-        f"wait for the exchange {best.share:.0%} of their time"
+        f"to {target} over {link}{_extrapolated(best)}; its steps are "
+        f"{best.parts[STEPS] / best.wall_s:.0%} of it and wait for the exchange {best.share:.0%} "
+        "of their time"
     )
     if best.direct_s is not None:
         text += f" (about {duration(best.direct_s)} with --exchange direct, of which no run tells)"
@@ -262,7 +269,7 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     epochs = "" if len({*counts}) == 1 else f"{' epochs instead of '.join(counts)}, "
     text += (
         f"; {other.name} takes {other.wall_s / best.wall_s:.3g} times as long"
-        f" ({epochs}of its steps {other.share:.0%} waiting)"
+        f" ({epochs}of its steps {other.share:.0%} waiting{_extrapolated(other)})"
     )
     ends, theirs = best.interval, other.interval
     if ends is None or theirs is None:
@@ -295,7 +302,9 @@ def _undecided(close: list[Candidate], target: str, link: str) -> str:
     """The candidates that cannot be ranked."""
     times = [each.wall_s for each in close]
     named = [
-        f"  {each.name}, --exchange {each.plan.exchange}: {duration(each.wall_s)}" for each in close
+        f"  {each.name}, --exchange {each.plan.exchange}: {duration(each.wall_s)}"
+        f"{_extrapolated(each)}"
+        for each in close
     ]
     first = (
         f"the fastest to {target} over {link} is not known: these are within "

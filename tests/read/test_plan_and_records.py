@@ -1,0 +1,99 @@
+"""python -m harness plan and predict beside the records of what they plan: which runs correct it,
+what was measured over this very link, and what never reached the target.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.collectives import Shape, wire_of
+from harness.core.links import Link
+from harness.read.predict.candidates import ratios_of
+from harness.read.predict.facts import Overrides
+from harness.read.predict.fitting import fit_records
+from harness.read.predict.model import predict
+from harness.read.predict.scenario import Scenario
+from tests.support.paired import Verb, changed, measured, planted_s, timed
+from tests.support.records import with_epochs
+
+UPDATES = 44  # of an epoch of 1408 samples, on two nodes with batch 16
+RATE = 200.0
+DILOCO = ("--strategy", "diloco", "--sync_every", "10")
+TO_ASK = ("--nodes", "2", "--link", "20ms/200mbit", "--target", "accuracy=0.9")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """Runs on one machine."""
+    for batch in (8, 16, 32):
+        timed(tmp_path, batch)
+    timed(tmp_path, 16, 1, 2)
+    return tmp_path
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("plan", capsys)
+
+
+@pytest.fixture
+def predicted(capsys: pytest.CaptureFixture[str]) -> Verb:
+    return Verb("predict", capsys)
+
+
+def over(
+    root: Path, delay_ms: float, *flags: str, epochs: int = 1, wall_s: float = 30.0,
+    accuracy: float = 0.95, emulated: bool = False, **more: Any,
+) -> Path:  # fmt: skip
+    """A run of two nodes whose every epoch has this accuracy; wall_s: until the first ends."""
+    folder = timed(
+        root / f"{delay_ms}_{epochs}", 16, 2, 1, *flags, "--epochs", str(epochs),
+        link=measured(delay_ms, RATE, 1.0), updates=UPDATES * epochs, **more,
+    )  # fmt: skip
+    rows = [{"epoch": n + 1.0, "updates": UPDATES * (n + 1), "accuracy": accuracy,
+             "wall_s": (n + 1) * wall_s} for n in range(epochs)]  # fmt: skip
+    if emulated:
+        changed(folder, launch={"launcher": "netns"})
+    return with_epochs(folder, rows)
+
+
+def test_a_training_of_other_epochs_is_corrected_alike(records: Path, plan: Verb) -> None:
+    """This machine timed two epochs alone; another one four as well."""
+    for delay_ms in (10.0, 40.0):
+        over(records, delay_ms, epochs=2, step_s=0.5 + delay_ms / 100)
+    over(records, 20.0, epochs=4, machine="b-cpux2")
+    choices = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    assert [(each["links"], each["extrapolated"]) for each in choices] == [(2, False)] * 2
+    steps_s = [each["parts_s"]["steps"] for each in choices]
+    assert steps_s[0] == pytest.approx(steps_s[1])
+    assert UPDATES * 0.6 < steps_s[0] < UPDATES * 0.9
+    assert "extrapolated" not in plan(records, *TO_ASK)
+    # Nor does a ratio depend on how often runs of other lengths exchange.
+    model = fit_records(str(records), Overrides()).model
+    for epochs in (1, 3):
+        updates = UPDATES * epochs
+        scenario = Scenario(Shape(2), 16, wire_of(Link(20.0, RATE)), "diloco", sync_every=10,
+                            epoch_updates=UPDATES, updates=updates)  # fmt: skip
+        over(records, 20.0, *DILOCO, epochs=epochs, step_s=1.3 * predict(model, scenario).step_s)
+    fitted = fit_records(str(records), Overrides())
+    apart = [run for run in fitted.selected if run.identity["strategy"] == "diloco"]
+    assert [*ratios_of(fitted, apart).by_link.values()] == pytest.approx([math.log(1.3)])
+
+
+def test_the_recommendation_says_that_it_is_extrapolated(records: Path, plan: Verb) -> None:
+    over(records, 20.0, machine="b-cpux2")
+    text = plan.in_one_line(records, *TO_ASK)
+    assert "over 20ms/200mbit, extrapolated by the model alone; its steps are" in text
+    slow = json.loads(plan(records, *TO_ASK, "--json"))["choices"][0]["wall_s"]
+    over(records, 10.0, *DILOCO, epochs=2, wall_s=3.0, step_s=planted_s(16))
+    text = plan.in_one_line(records, *TO_ASK)
+    assert "take diloco h10, batch 16 on 2_1, --exchange backend: " in text
+    assert "over 20ms/200mbit, extrapolated; its steps are" in text
+    assert "% waiting, extrapolated by the model alone); without" in text
+    fast = json.loads(plan(records, *TO_ASK, "--json"))["choices"][0]["wall_s"]
+    assert fast < slow / 1.1
