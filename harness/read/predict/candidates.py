@@ -26,6 +26,7 @@ from harness.read.predict.facts import (
     Overrides,
     effective_batch_of,
     grad_acc_of,
+    is_emulated,
     model_of,
     setting_of,
     shape_of,
@@ -41,9 +42,12 @@ from harness.read.predict.phases import (
 )
 from harness.read.predict.ratios import NEAREST_S, STEPS, OverLinks, half_s, of_epochs
 from harness.read.predict.scenario import APART, Scenario
-from harness.read.records.groups import by_key, repeats_of, with_times_that_count
+from harness.read.records.groups import Group, by_key, repeats_of, with_times_that_count
 from harness.read.records.runs import Run, Target, check_target, time_to_target
 from harness.read.records.selection import command_on
+from harness.read.statistics import spread
+
+WALL = "tta_wall_s"
 
 # Outcomes that count as missing the target; a run stopped from outside says nothing about it.
 NOT_REACHED = ("diverged", "failed", "oom")
@@ -76,6 +80,8 @@ class Candidate:
     direct_s: float | None  # by the closed form, where no run exchanged directly; None: cannot
     run: Run  # one of those recorded
     settings: str = ""  # that distinguish it from others of its strategy, batch and set-up
+    measured_s: tuple[float, ...] = ()  # to the target, of its runs over this very link
+    other_nodes: int = 0  # runs over this link on real nodes where emulated ones are asked for
 
     @property
     def name(self) -> str:
@@ -90,6 +96,10 @@ class Candidate:
         if self.half_s is None:
             return None
         return max(0.0, self.wall_s - self.half_s), self.wall_s + self.half_s
+
+    @property
+    def mean_measured_s(self) -> float | None:
+        return spread(self.measured_s).mean
 
     @property
     def node_hours(self) -> float:
@@ -289,7 +299,15 @@ def _add(
             _check_alike(fitted, exchanged[0])
             ratios = ratios_of(fitted, steps[_of_steps(exchanged[0])])
             choice = _candidate(fitted, exchanged, plan, epochs, ratios, DIRECT in ways)
-            choices.reached.append(replace(choice, settings=settings))
+            there = [
+                run.toward(target) for run in exchanged
+                if fitted.is_timed_like(run) and wire_between(run.measured_link) == wire
+            ]  # fmt: skip
+            alike = Group(tuple(run for run in there if is_emulated(run) == emulated))
+            choices.reached.append(replace(
+                choice, settings=settings, other_nodes=len(there) - len(alike.runs),
+                measured_s=tuple(seconds for _, seconds in alike.by_run(WALL)),
+            ))  # fmt: skip
         except UserError as error:
             choices.left_out.append(f"{name}: {error}")
 

@@ -15,6 +15,7 @@ from harness.read.predict.basis import PREDICTED_OVER
 from harness.read.predict.facts import (
     Overrides,
     grad_acc_of,
+    is_emulated,
     setting_of,
     shape_of,
     step_s,
@@ -201,7 +202,7 @@ def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
     own = {name: setting_of(first, name) for name in names}
     return Scenario(
         shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
-        emulated=first.launch.get("launcher") == "netns",
+        emulated=is_emulated(first),
         exchange=settings["exchange"] or BACKEND,
         epoch_updates=_epoch_updates(first),
         updates=int(first.measures["updates"]) if "updates" in first.measures else None,

@@ -53,6 +53,11 @@ def shape_of(run: Run) -> Shape:
     return Shape(nodes, per_node)  # imported: the set-up is all that is known
 
 
+def is_emulated(run: Run) -> bool:
+    """Whether its nodes share one machine."""
+    return run.launch.get("launcher") == "netns"
+
+
 def step_s(run: Run, overrides: Overrides) -> float | None:
     """The mean of the timed steps; for an imported record, an epoch's time by its steps."""
     if not run.imported:

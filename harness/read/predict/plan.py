@@ -21,6 +21,7 @@ from harness.read.labels import BATCH, STRATEGY, UNKNOWN, counted, duration, hea
 from harness.read.predict.candidates import (
     FURTHEST,
     NOT_REACHED,
+    WALL,
     Candidate,
     Candidates,
     candidates,
@@ -42,7 +43,6 @@ from harness.read.records.selection import command_on, read_selected
 from harness.read.table import Table, screen, show
 
 SHOWN = 6
-WALL = "tta_wall_s"
 CLOSE = 1.1  # times the fastest: predictions without an interval do not tell these apart
 
 
@@ -76,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
             screen().print(f"and {len(more)} more, the slowest takes {duration(more[-1].wall_s)}: "
                            "--json lists all")  # fmt: skip
         console.print(reasons(kept, len(choices.reached), str(target), str(link)))
+        for line in measured_lines(kept):
+            console.print(line)
         if command := command_of(kept[0], str(link)):
             console.print(f"measure {'the first' if is_open(kept) else 'it'} with: {command}")
     else:
@@ -205,6 +207,7 @@ def as_fields(each: Candidate, price: float | None) -> dict[str, Any]:
         "wall_s": each.wall_s,
         "wall_low_s": interval[0],
         "wall_high_s": interval[1],
+        "measured_wall_s": list(each.measured_s),
         "parts_s": each.parts,
         "node_hours": each.node_hours,
         "cost": cost_of(each, price),
@@ -277,6 +280,28 @@ def reasons(kept: list[Candidate], reached: int, target: str, link: str) -> str:
     # With a deadline the second may be the faster one.
     overlap = theirs[0] < ends[1] and ends[0] < theirs[1]
     return f"{text}; their intervals overlap" if overlap else text
+
+
+def measured_lines(kept: list[Candidate]) -> Iterator[str]:
+    """What the records say of this very link, the fastest first."""
+    known = [(each, s) for each in kept if (s := each.mean_measured_s) is not None]
+    known.sort(key=lambda pair: pair[1])
+    if known:
+        named = [
+            f"{each.name} {duration(s)} (mean of {counted(len(each.measured_s), 'run')}, planned "
+            f"{duration(each.wall_s)})"
+            for each, s in known[:SHOWN]
+        ]  # fmt: skip
+        best, first = kept[0], known[0][0]
+        other = first.wall_s > best.wall_s and best.measured_s
+        against = f". As measured, {first.name} is faster than {best.name}" if other else ""
+        yield f"measured over this link: {'; '.join(named)}{against}"
+    if count := sum(each.other_nodes for each in kept):
+        nodes, how = ("real", "leave out") if kept[0].plan.emulated else ("emulated", "give")
+        yield (
+            f"{counted(count, 'run')} of these over this link on {nodes} nodes: {how} --emulated "
+            "to compare with them"
+        )
 
 
 def is_open(kept: list[Candidate]) -> bool:
