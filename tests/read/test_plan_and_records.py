@@ -125,3 +125,47 @@ def test_what_was_measured_over_the_link_stands_beside_the_plan(records: Path, p
     text = plan.in_one_line(records, *TO_ASK, "--emulated")
     assert "measured over this link: ddp, batch 16 on 2_1 1 min 30 s (mean of 1 run" in text
     assert f"3 runs of these {compare.format('real', 'leave out')}" in text
+
+
+def test_runs_that_a_prediction_is_not_compared_with_are_named(
+    records: Path, predicted: Verb
+) -> None:
+    """Emulated ones, and ones of another exchange, directly below the time; the flags compare."""
+    asked = (records, "--setup", "2_1", "--link", "20ms/200mbit", "--batch", "16")
+    by_backend = ("--exchange", "backend")
+    assert "measured     " not in predicted(*asked)
+    for seed, step_s in ((1, 0.2), (2, 0.3)):
+        over(records, 20.0, seed=seed, step_s=step_s, emulated=True)
+    below = "measured     250 ms, mean of 2 runs"
+    flags = "--exchange backend --emulated"
+    line = f"  {below} with --exchange backend on emulated nodes: {flags} compares with them"
+    for way in (by_backend, ("--exchange", "direct"), ("--exchange", "direct", "--emulated")):
+        lines = predicted(*asked, *way, "--sharing", "0.1").splitlines()
+        (step,) = [n for n, text in enumerate(lines) if text.startswith("  step time")]
+        assert lines[step + 1] == line
+    assert f"{below}: the prediction is off by" in predicted(*asked, *by_backend, "--emulated")
+    assert "on emulated nodes" not in predicted(*asked, *by_backend, "--emulated")
+    over(records, 20.0, seed=3, step_s=0.4)
+    assert "measured     400 ms, mean of 1 run: the" in predicted(*asked, *by_backend)
+
+
+def test_a_real_link_is_named_where_emulated_nodes_are_asked_for(
+    records: Path, predicted: Verb
+) -> None:
+    over(records, 20.0, step_s=0.4)
+    asked = (records, "--setup", "2_1", "--link", "20ms/200mbit", "--batch", "16", "--emulated")
+    text = predicted(*asked, "--exchange", "backend")
+    flags = "--exchange backend without --emulated"
+    assert f"400 ms, mean of 1 run with --exchange backend on real nodes: {flags} compares" in text
+
+
+def test_the_two_times_of_plan_and_predict_are_explained(
+    records: Path, plan: Verb, predicted: Verb
+) -> None:
+    asked = (records, "--setup", "2_1", "--link", "20ms/200mbit")
+    alone = "note: these are the model's times; plan multiplies those of steps by measured"
+    assert alone not in predicted(*asked)
+    over(records, 20.0)
+    assert alone in predicted(*asked)
+    text = "steps take the model's time, which predict gives, multiplied by measured / modelled"
+    assert text in plan.in_one_line(records, *TO_ASK)

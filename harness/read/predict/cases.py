@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from harness.core.collectives import BACKEND, Wire
+from harness.core.collectives import BACKEND, MEANS, Wire
 from harness.core.records.summary import epochs_until
 from harness.core.settings import UserError
 from harness.core.strategies import DDP, STRATEGIES
@@ -168,6 +168,18 @@ def measured_as(fitted: Fitted, plan: Scenario) -> list[float]:
     ]  # fmt: skip
     steps = (step_s(run, Overrides()) for run in Group(tuple(alike)).measured("epoch_time_s"))
     return [seconds for seconds in steps if seconds is not None]
+
+
+def measured_otherwise(fitted: Fitted, plan: Scenario) -> tuple[Scenario, list[float]] | None:
+    """The step times of runs that differ from what is predicted in their way of exchange, or in
+    whether their nodes are emulated; with the scenario of these runs.
+    """
+    for emulated in (plan.emulated, not plan.emulated):
+        for way in dict.fromkeys((plan.exchange, BACKEND, *MEANS)):
+            other = replace(plan, emulated=emulated, exchange=way)
+            if other != plan and (seconds := measured_as(fitted, other)):
+                return other, seconds
+    return None
 
 
 def _is_of(run: Run, plan: Scenario) -> bool:

@@ -21,7 +21,7 @@ from harness.core.settings import Settings, UserError, parse_setup
 from harness.core.strategies import OF_ONE_STRATEGY, STRATEGIES
 from harness.core.topology import effective_batch
 from harness.read.labels import UNKNOWN, counted, digits, duration
-from harness.read.predict.cases import measured_as
+from harness.read.predict.cases import measured_as, measured_otherwise
 from harness.read.predict.facts import Overrides, shape_of
 from harness.read.predict.fitting import Fitted, fit_records
 from harness.read.predict.lossy.messages import assumption
@@ -42,6 +42,7 @@ from harness.read.predict.scenario import (
     neighbours,
     spread_of_form,
 )
+from harness.read.records.runs import Run
 from harness.read.records.selection import start_on
 from harness.read.table import Table, screen, show
 
@@ -186,10 +187,7 @@ def prediction_lines(
         f"{'; the error of what is assumed is not in it' if without_error else ''}"
     )
     yield f"  step time    {_ms(each.step_s)} (95 % interval {interval})"
-    if measured_s:
-        mean_s, runs = statistics.mean(measured_s), counted(len(measured_s), "run")
-        off = f"{each.step_s / mean_s - 1:+.1%}"
-        yield f"  measured     {_ms(mean_s)}, mean of {runs}: the prediction is off by {off}"
+    yield from _measured_lines(fitted, each, measured_s)
     parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in each.parts.items())
     yield f"  made of      {parts}; most: {each.dominating}"
     yield f"  samples/s    {digits(each.samples_per_s)}"
@@ -220,7 +218,7 @@ def prediction_lines(
         yield f"  textbook     {_ms(each.baseline_s)} (a ring's delays and bytes, after computing)"
         yield _link_note(each, link, fitted.folder)
         yield _phases_note(fitted, plan.shape)
-        yield from _exchange_note(fitted, plan)
+        yield from _ratio_note(fitted)
         yield from _host_note(fitted, plan)
         if math.isinf(plan.wire.bytes_per_s) and link.delay_ms:
             yield f"note: --link {link} has no rate: bytes take no time"
@@ -233,6 +231,33 @@ def prediction_lines(
     batches = fitted.model.line.batches
     if not batches[0] <= plan.batch <= batches[-1]:
         yield f"note: batch {plan.batch} is extrapolated: {_listed(batches)} were measured"
+
+
+def _measured_lines(
+    fitted: Fitted, prediction: Prediction, measured_s: Sequence[float]
+) -> Iterator[str]:
+    """What runs measured; where none is like the prediction, what they did otherwise."""
+    plan = prediction.plan
+    other = None if measured_s or plan.shape.nodes == 1 else measured_otherwise(fitted, plan)
+    if measured_s:
+        off = f"{prediction.step_s / statistics.mean(measured_s) - 1:+.1%}"
+        yield f"  measured     {_mean_text(measured_s)}: the prediction is off by {off}"
+    elif other is not None:
+        alike, seconds = other
+        nodes = "emulated" if alike.emulated else "real"
+        emulated = " --emulated" if alike.emulated else ""
+        flags = f"--exchange {alike.exchange}{emulated}"
+        without = " without --emulated" if plan.emulated and not alike.emulated else ""
+        yield (
+            f"  measured     {_mean_text(seconds)} with --exchange {alike.exchange} on {nodes} "
+            f"nodes: {flags}{without} compares with them"
+        )
+    elif plan.shape.nodes > 1:
+        yield from _exchange_note(fitted, plan)
+
+
+def _mean_text(seconds: Sequence[float]) -> str:
+    return f"{_ms(statistics.mean(seconds))}, mean of {counted(len(seconds), 'run')}"
 
 
 def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
@@ -263,15 +288,28 @@ def _link_note(prediction: Prediction, link: Link, folder: str) -> str:
 
 def _exchange_note(fitted: Fitted, plan: Scenario) -> Iterator[str]:
     """A note where runs on several nodes exchanged in another way than is predicted."""
-    runs = [run for run in fitted.selected if run.state == FINISHED and shape_of(run).nodes > 1
-            and run.identity.get("strategy") == plan.strategy]  # fmt: skip
+    runs = [run for run in _over_nodes(fitted) if run.identity.get("strategy") == plan.strategy]
     ways = sorted({str(run.identity.get("exchange") or BACKEND) for run in runs})
     if runs and plan.exchange not in ways:
         yield (
-            f"note: predicted with --exchange {plan.exchange}, while {counted(len(runs), 'run')} "
+            f"  note: predicted with --exchange {plan.exchange}, while {counted(len(runs), 'run')} "
             f"of {plan.strategy} on several nodes exchanged by {', '.join(ways)}: --exchange "
             f"{ways[0]} predicts {'these' if len(ways) == 1 else 'the first'}"
         )
+
+
+def _ratio_note(fitted: Fitted) -> Iterator[str]:
+    """A note where `plan` may give other times."""
+    if _over_nodes(fitted):
+        yield (
+            "note: these are the model's times; plan multiplies those of steps by measured / "
+            "modelled times of runs over links, which gives others"
+        )
+
+
+def _over_nodes(fitted: Fitted) -> list[Run]:
+    return [run for run in fitted.selected
+            if run.state == FINISHED and shape_of(run).nodes > 1]  # fmt: skip
 
 
 def _phases_note(fitted: Fitted, shape: Shape) -> str:

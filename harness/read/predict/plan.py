@@ -351,6 +351,11 @@ def notes(choices: Candidates) -> list[str]:
             f"{counted(choices.lossy, 'run')} over links with loss or jitter: they count for the "
             "epochs to the target, not for the time of a step"
         )
+    if any(each.links for each in choices.reached):
+        lines.append(
+            "steps take the model's time, which predict gives, multiplied by measured / modelled "
+            "times of runs over links"
+        )
     if any(each.links and not each.between for each in choices.reached):
         lines.append(
             "*: extrapolated: no times over links on each side of this one, in delay and rate"
