@@ -167,5 +167,5 @@ def test_the_two_times_of_plan_and_predict_are_explained(
     assert alone not in predicted(*asked)
     over(records, 20.0)
     assert alone in predicted(*asked)
-    text = "steps take the model's time, which predict gives, multiplied by measured / modelled"
+    text = "times of steps are the model's, which predict gives, multiplied by measured / modelled"
     assert text in plan.in_one_line(records, *TO_ASK)

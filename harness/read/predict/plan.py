@@ -76,10 +76,10 @@ def run(options: argparse.Namespace) -> int:
             screen().print(f"and {len(more)} more, the slowest takes {duration(more[-1].wall_s)}: "
                            "--json lists all")  # fmt: skip
         console.print(reasons(kept, len(choices.reached), str(target), str(link)))
-        for line in measured_lines(kept):
-            console.print(line)
         if command := command_of(kept[0], str(link)):
             console.print(f"measure {'the first' if is_open(kept) else 'it'} with: {command}")
+        for line in measured_lines(kept):
+            console.print(line)
     else:
         fastest = choices.reached[0]
         console.print(
@@ -353,7 +353,7 @@ def notes(choices: Candidates) -> list[str]:
         )
     if any(each.links for each in choices.reached):
         lines.append(
-            "steps take the model's time, which predict gives, multiplied by measured / modelled "
+            "times of steps are the model's, which predict gives, multiplied by measured / modelled "
             "times of runs over links"
         )
     if any(each.links and not each.between for each in choices.reached):
