@@ -279,7 +279,6 @@ def predict(parser: Parser) -> None:
     add("--sync_scope", type=setting("sync_scope"), help="replicas: each a node or rank (as a run)")
     add("--fragments", type=integer, default=1, help="of diloco (1)")
     add("--overlap", type=natural, default=0, help="of diloco (0)")
-    add("--blocks", type=integer, help="layers that fsdp gathers one at a time")
     add("--epochs", type=integer, default=1, help="for time, energy and cost (1)")
     add("--restarts", type=natural, default=0, help="interruptions after which the run resumes (0)")
     for_predictions(parser)
@@ -294,6 +293,7 @@ def for_predictions(parser: Parser) -> None:
     add("--gradient_mb", type=positive, help="where the records do not say: 4 bytes a weight")
     add("--train_size", type=integer, help="samples of an epoch, where the records do not say")
     add("--backend", type=one_of("gloo", "nccl"), help="where the records do not say: gloo, nccl")
+    add("--blocks", type=integer, help="layers that fsdp gathers one at a time (known of ours)")
     add("--sharing", type=share, help="slowdown of each further process of a machine, 0 to 1")
 
 

@@ -169,3 +169,41 @@ def test_the_two_times_of_plan_and_predict_are_explained(
     assert alone in predicted(*asked)
     text = "times of steps are the model's, which predict gives, multiplied by measured / modelled"
     assert text in plan.in_one_line(records, *TO_ASK)
+
+
+FSDP = ("--strategy", "fsdp")
+
+
+def test_a_target_that_none_reached_is_the_reason(records: Path, plan: Verb) -> None:
+    """Also where one that missed it cannot be predicted either; the best value is named."""
+    over(records, 20.0, accuracy=0.91, seed=1)
+    over(records, 20.0, "--strategy", "hivemind", accuracy=0.9167, seed=2)
+    text = plan.refused(records, *TO_ASK[:-1], "accuracy=0.99")
+    assert (
+        "error: accuracy at least 0.99: on 2 nodes no strategy and period reached it in every run; "
+        "the best epoch has 0.9167: measure more --epochs"
+    ) in text
+    answer = json.loads(plan(records, *TO_ASK[:-1], "accuracy=0.91", "--json"))
+    assert answer["missed"] == []
+    assert answer["left_out"] == ["hivemind on 2_1: hivemind is not modelled"]
+
+
+def test_the_layers_of_a_model_of_ours_are_known(
+    records: Path, plan: Verb, predicted: Verb
+) -> None:
+    """Three of vit-nano; of another model --blocks tells them."""
+    over(records, 20.0, *FSDP, step_s=0.7)
+    (choice,) = json.loads(plan(records, *TO_ASK, "--json"))["choices"]
+    assert (choice["strategy"], choice["links"]) == ("fsdp", 1)
+    assert choice["parts_s"]["steps"] == pytest.approx(UPDATES * 0.7)
+    asked = (records, "--setup", "2_1", "--link", "20ms/200mbit", "--batch", "16", *FSDP)
+    text = predicted(*asked)
+    assert "measured     700 ms, mean of 1 run: " in text
+    assert text == predicted(*asked, "--blocks", "3") != predicted(*asked, "--blocks", "6")
+    for file in records.rglob("settings.json"):
+        file.write_text(file.read_text().replace("vit-nano", "someone/vit"))
+    unknown = "gathers layer by layer, and how many there are is in no record: "
+    assert f"{unknown}predict and plan take --blocks" in plan.refused(records, *TO_ASK)
+    assert f"{unknown}give --blocks" in predicted.refused(*asked)
+    (same,) = json.loads(plan(records, *TO_ASK, "--blocks", "3", "--json"))["choices"]
+    assert same["parts_s"] == choice["parts_s"]

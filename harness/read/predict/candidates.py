@@ -287,14 +287,17 @@ def _add(
     failed = "".join(f"; {counted(lost[s], 'run')}: {s}" for s in NOT_REACHED if lost[s])
     finished = [run for run in runs if run.state == FINISHED]
     ways = by_key(finished or runs, _way)
+    reached = sum(map(math.isfinite, epochs))
+    seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
     for exchanged in ways.values():
+        missed = f"{_named(exchanged[0], settings, fitted.blocks)}: reached {seeds}{failed}"
+        if reached < len(epochs):  # whether it can be predicted or not
+            choices.missed.append(missed)
+            continue
         try:
-            plan = replace(scenario_of(exchanged[:1], wire), emulated=emulated)
-            if not epochs or not all(map(math.isfinite, epochs)):
-                reached = sum(map(math.isfinite, epochs))
-                seeds = f"by {reached} of {len(epochs)} seeds" if epochs else "in no run"
-                text = training_text(plan.label, plan.batch, plan.shape, settings)
-                choices.missed.append(f"{text}: reached {seeds}{failed}")
+            plan = replace(scenario_of(exchanged[:1], wire, fitted.blocks), emulated=emulated)
+            if not epochs:
+                choices.missed.append(missed)
                 continue
             _check_alike(fitted, exchanged[0])
             ratios = ratios_of(fitted, steps[_of_steps(exchanged[0])])
@@ -310,6 +313,15 @@ def _add(
             ))  # fmt: skip
         except UserError as error:
             choices.left_out.append(f"{name}: {error}")
+
+
+def _named(run: Run, settings: str, blocks: int | None) -> str:
+    """What a training is called, also one that is not modelled."""
+    try:
+        label = scenario_of([run], Wire(), blocks).label
+    except UserError:
+        label = str(run.identity["strategy"])
+    return training_text(label, run.identity["per_gpu_batch"], shape_of(run), settings)
 
 
 def _check_alike(fitted: Fitted, run: Run) -> None:
@@ -356,7 +368,7 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
         quiet = with_times_that_count(there)
         measured, predicted = list[float](), list[float]()
         for same in by_key(quiet, lambda run: run.identity["epochs"]).values():
-            timed = as_timed(scenario_of(same[:1], wire), same[0])
+            timed = as_timed(scenario_of(same[:1], wire, fitted.blocks), same[0])
             predicted += [predict(fitted.model, timed).step_s] * len(same)
             measured += [step_s(run, Overrides()) or predicted[-1] for run in same]
         logs[wire] = math.log(statistics.mean(measured) / statistics.mean(predicted))

@@ -190,7 +190,7 @@ def _is_of(run: Run, plan: Scenario) -> bool:
     if shape.ranks == 1:
         return True
     try:
-        own = scenario_of((run,), None if shape.nodes > 1 else Wire())
+        own = scenario_of((run,), None if shape.nodes > 1 else Wire(), plan.blocks)
     except UserError:
         return False
     names = ("fragments", "overlap", *(("wire", "emulated") if shape.nodes > 1 else ()))
@@ -198,22 +198,31 @@ def _is_of(run: Run, plan: Scenario) -> bool:
     return same and own.fields == plan.fields
 
 
-def scenario_of(runs: Sequence[Run], wire: Wire | None = None) -> Scenario:
-    """The scenario of these runs, over their own link or another one."""
+def scenario_of(
+    runs: Sequence[Run], wire: Wire | None = None, blocks: int | None = None
+) -> Scenario:
+    """The scenario of these runs, over their own link or another one; fsdp gathers its model in so
+    many blocks.
+    """
     first = runs[0]
     settings = first.identity
     # Imported records may lack a strategy: several processes then count as DDP.
     strategy, compress = settings["strategy"] or DDP, settings["compress"] or "none"
     if strategy not in EXPOSED:
         raise UserError(f"{strategy} is not modelled")
-    if STRATEGIES[strategy].shards:
-        raise UserError("fsdp gathers layer by layer, and how many there are is in no record")
+    shards = STRATEGIES[strategy].shards
+    if shards and blocks is None:
+        raise UserError(
+            "fsdp gathers layer by layer, and how many there are is in no record: predict and plan "
+            "take --blocks"
+        )
     if settings["per_gpu_batch"] is None:
         raise UserError("the batch is in no record")
     names = ("sync_every", "sync_first", "sync_scope", "fragments", "overlap")
     own = {name: setting_of(first, name) for name in names}
     return Scenario(
         shape_of(first), settings["per_gpu_batch"], wire or _wire(runs), strategy, compress,
+        blocks=blocks if shards else None,
         emulated=is_emulated(first),
         exchange=settings["exchange"] or BACKEND,
         epoch_updates=_epoch_updates(first),

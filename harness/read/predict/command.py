@@ -453,7 +453,8 @@ def _scenario(options: argparse.Namespace, fitted: Fitted, link: Link) -> Scenar
     updates = fitted.updates_of(samples) or None
     return Scenario(
         Shape(nodes, per_node), batch, wire_of(link), options.strategy, options.compress,
-        options.sync_every, options.sync_scope, options.fragments, options.overlap, options.blocks,
+        options.sync_every, options.sync_scope, options.fragments, options.overlap,
+        fitted.blocks if STRATEGIES[options.strategy].shards else None,
         options.emulated, options.exchange, sync_first=options.sync_first,
         epoch_updates=updates, updates=updates and updates * options.epochs,
     )  # fmt: skip

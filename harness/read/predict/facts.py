@@ -11,6 +11,7 @@ from typing import Any
 from harness.core.collectives import GLOO, NCCL, Shape
 from harness.core.settings import UserError, parse_setup
 from harness.core.strategies import STRATEGIES
+from harness.core.tasks import TASKS
 from harness.core.topology import batch_of_update, effective_batch
 from harness.read.predict.exchange import BACKENDS
 from harness.read.records.comparable import THREADS
@@ -33,6 +34,7 @@ class Overrides:
     backend: str | None = None
     sharing: float | None = None
     train_size: int | None = None
+    blocks: int | None = None  # layers that fsdp gathers one at a time
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Overrides:
@@ -133,6 +135,13 @@ def gradient_bytes(first: Run, runs: Sequence[Run], overrides: Overrides) -> int
 def model_of(run: Run) -> list[Any]:
     """What a step computes: the model, the rank of its adapters, and whether Muon trains it."""
     return [run.identity.get(name) or None for name in ("model", "lora", "muon")]
+
+
+def blocks_of(run: Run) -> int | None:
+    """The layers that fsdp gathers one at a time; None for a model that is not ours."""
+    models = (each.architectures for each in TASKS.values())
+    own = (of[name] for of in models if (name := run.identity.get("model")) in of)
+    return next((model["num_hidden_layers"] for model in own if "num_hidden_layers" in model), None)
 
 
 def train_samples_of(run: Run) -> int | None:

@@ -28,6 +28,7 @@ from harness.read.predict.facts import (
     ALIKE,
     Overrides,
     backend_of,
+    blocks_of,
     grad_acc_of,
     gradient_bytes,
     is_timed_like,
@@ -76,6 +77,7 @@ class Fitted:
     of_another_speed: frozenset[str | None] = frozenset()  # the paths of those left out for that
     not_read: tuple[str, ...] = ()  # a line for each selected run whose record is not believed
     folder: str = "RECORDS"  # the folder that a measured link belongs into
+    blocks: int | None = None  # layers that fsdp gathers one at a time
     fills_last: bool = False  # an epoch's last, partial batch counts: --tail pad, imported runs
 
     def updates_of(self, samples: int) -> int | None:
@@ -258,6 +260,7 @@ def fit_on(
         ),
         of_model=tuple(model_of(first)),
         train_samples=overrides.train_size or train_samples_of(first),
+        blocks=overrides.blocks or blocks_of(first),
         fills_last=bool(first.imported) or first.identity["tail"] == "pad",
         phases=phases,
         power_w=_mean_power_w(singles),

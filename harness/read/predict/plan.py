@@ -353,8 +353,8 @@ def notes(choices: Candidates) -> list[str]:
         )
     if any(each.links for each in choices.reached):
         lines.append(
-            "times of steps are the model's, which predict gives, multiplied by measured / modelled "
-            "times of runs over links"
+            "times of steps are the model's, which predict gives, multiplied by measured / "
+            "modelled times of runs over links"
         )
     if any(each.links and not each.between for each in choices.reached):
         lines.append(
