@@ -207,3 +207,30 @@ def test_the_layers_of_a_model_of_ours_are_known(
     assert f"{unknown}give --blocks" in predicted.refused(*asked)
     (same,) = json.loads(plan(records, *TO_ASK, "--blocks", "3", "--json"))["choices"]
     assert same["parts_s"] == choice["parts_s"]
+
+
+def test_how_sure_the_head_of_a_prediction_is(tmp_path: Path, predicted: Verb) -> None:
+    """The cost of sharing a machine has its runs, disturbed ones and interval."""
+    busy = {"launch": {"cpu_busy_share": 0.9}}
+    timed(tmp_path, 16)
+    changed(timed(tmp_path, 16, seed=2), **busy)
+    changed(timed(tmp_path, 16, 1, 2, step_s=1.9 * planted_s(16)), **busy)
+    asked = (tmp_path, "--setup", "1_1")
+    text = predicted.in_one_line(*asked)
+    assert "fitted on 2 runs on one machine (1 disturbed left out)" in text
+    assert "residuals: none, as no run is repeated" in text
+    slower = "each additional process on a machine makes all of them"
+    assert f"{slower} 90 % slower (of 1 run, 1 disturbed, which may have slowed them more)" in text
+    assert (
+        "assumed: 1 of 2 runs were disturbed (others used more than 25% of the cores), and count "
+        "as if they had run alone: no run of their set-up and batch is quiet"
+    ) in text
+    given = predicted.in_one_line(*asked, "--sharing", "0.1")
+    assert f"{slower} 10 % slower gradient" in given
+    timed(tmp_path, 16, seed=3, step_s=1.02 * planted_s(16))
+    for seed, times in ((2, 1.1), (3, 1.3)):
+        timed(tmp_path, 16, 1, 2, seed=seed, step_s=times * 1.01 * planted_s(16))
+    text = predicted.in_one_line(*asked)
+    assert "residuals by batch, of single runs: 16: -1.0%, 16: +1.0%" in text
+    # Student's t of one degree of freedom makes 12.706 x 0.1 of a mean of 0.2.
+    assert f"{slower} 20 % slower (of 2 runs, 95 % interval 0 to 147 %)" in text

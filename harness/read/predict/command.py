@@ -159,10 +159,16 @@ def fit_lines(fitted: Fitted) -> Iterator[str]:
     else:
         yield f"a step of one process takes {line.fixed_s * 1e3:.4g} ms at {_listed(line.batches)}"
     off = ", ".join(f"{batch}: {each:+.1%}" for batch, each in line.residuals)
-    yield f"residuals by batch, of single runs: {off}"
+    known = (
+        f" by batch, of single runs: {off}" if line.freedom > 0 else ": none, as no run is repeated"
+    )
+    yield f"residuals{known}"
     if model.sharing is not None:
         slower = f"{100 * model.sharing:.3g} %"
-        yield f"each additional process on a machine makes all of them {slower} slower"
+        yield (
+            f"each additional process on a machine makes all of them {slower} slower"
+            f"{fitted.of_sharing}"
+        )
     if model.gradient_bytes is not None:
         yield f"gradient: {model.gradient_bytes / 1e6:.4g} MB, exchanged by {model.backend}"
     for each in fitted.assumed:

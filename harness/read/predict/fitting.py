@@ -50,10 +50,11 @@ from harness.read.records.selection import (
     parse_selector,
     read_selected,
 )
-from harness.read.statistics import spread
+from harness.read.statistics import spread, welch_half
 
 # Links that were measured by themselves: what `python -m harness link --json` prints.
 LINK_FILES = "link*.json"
+NO_QUIET_ONE = ": no run of their set-up and batch is quiet"
 MARK = re.compile(r"^\[node\d+\] ", re.MULTILINE)  # of `python -m harness nodes`
 
 
@@ -77,6 +78,7 @@ class Fitted:
     of_another_speed: frozenset[str | None] = frozenset()  # the paths of those left out for that
     not_read: tuple[str, ...] = ()  # a line for each selected run whose record is not believed
     folder: str = "RECORDS"  # the folder that a measured link belongs into
+    shared: tuple[Run, ...] = ()  # those that tell what sharing a machine costs
     blocks: int | None = None  # layers that fsdp gathers one at a time
     fills_last: bool = False  # an epoch's last, partial batch counts: --tail pad, imported runs
 
@@ -102,6 +104,24 @@ class Fitted:
     def runs_text(self) -> str:
         runs = f"{counted(self.runs, 'run')} on one machine"
         return f"{runs} ({self.left_out} disturbed left out)" if self.left_out else runs
+
+    @property
+    def of_sharing(self) -> str:
+        """How many runs tell what sharing a machine costs, how sure, and whether they were
+        disturbed; empty where a flag gives it.
+        """
+        if not self.shared:
+            return ""
+        texts = [f"of {counted(len(self.shared), 'run')}"]
+        if busy := sum(run.is_beside_others for run in self.shared):
+            texts.append(f"{busy} disturbed, which may have slowed them more")
+        cost, off = self.model.sharing, self.model.sharing_spread
+        alike = len({shape_of(run).ranks for run in self.shared}) == 1
+        if cost is not None and off is not None and alike:
+            half = welch_half((off**2 / len(self.shared), self.model.sharing_freedom))
+            low, high = max(0.0, cost - half), cost + half
+            texts.append(f"95 % interval {100 * low:.3g} to {100 * high:.3g} %")
+        return f" ({', '.join(texts)})"
 
     @property
     def about(self) -> str:
@@ -219,8 +239,8 @@ def fit_on(
     singles, first = basis.singles, basis.singles[0]
     line = fit_line([(r.identity["per_gpu_batch"], step_s(r, overrides) or 0.0) for r in singles])
     own_cores = own_cores_of(first)
-    sharing, sharing_spread, inside_s, shared_by = _sharing(basis.runs, line, own_cores, overrides)
-    sharing_freedom = len(shared_by) - 1
+    sharing, sharing_spread, inside_s, shared = _sharing(basis.runs, line, own_cores, overrides)
+    sharing_freedom = len(shared) - 1
     if overrides.sharing is not None:  # given, so without a spread
         sharing, sharing_spread, sharing_freedom = overrides.sharing, 0.0, 1
     arguments = first.settings.get("training_arguments") or {}
@@ -235,7 +255,7 @@ def fit_on(
         grad_acc=grad_acc_of(first),
         cap_mb=arguments.get("ddp_bucket_cap_mb"),
         table=tuple(table),
-        shared_by=max(shared_by, default=1),
+        shared_by=max((shape_of(run).ranks for run in shared), default=1),
         payloads=_payloads(same),
         hosts=_hosts(coded, line, sharing, own_cores, overrides),
         sharing_freedom=sharing_freedom,
@@ -255,11 +275,12 @@ def fit_on(
             *_assumptions(basis, first, line, overrides),
             *basis.notes,
             *spread_of([*basis.runs, *coded]),
-            *_beside_others([*basis.runs, *coded], "runs"),
+            *_beside_others([*basis.runs, *coded], "runs", NO_QUIET_ONE),
             *_beside_others(phases.over_links, "runs over links"),
         ),
         of_model=tuple(model_of(first)),
         train_samples=overrides.train_size or train_samples_of(first),
+        shared=() if overrides.sharing is not None else tuple(shared),
         blocks=overrides.blocks or blocks_of(first),
         fills_last=bool(first.imported) or first.identity["tail"] == "pad",
         phases=phases,
@@ -296,11 +317,11 @@ def _assumptions(basis: Basis, first: Run, line: StepTime, overrides: Overrides)
             yield f"{what} of {own} samples: those of the runs have {theirs}{flag}"
 
 
-def _beside_others(runs: Sequence[Run], what: str) -> Iterator[str]:
+def _beside_others(runs: Sequence[Run], what: str, why: str = "") -> Iterator[str]:
     if busy := sum(run.is_beside_others for run in runs):
         yield (
             f"{busy} of {len(runs)} {what} were disturbed (others used more than "
-            f"{DISTURBING_SHARE:.0%} of the cores), and count as if they had run alone"
+            f"{DISTURBING_SHARE:.0%} of the cores), and count as if they had run alone{why}"
         )
 
 
@@ -312,12 +333,12 @@ def own_cores_of(run: Run) -> int | None:
 
 def _sharing(
     basis: Iterable[Run], line: StepTime, own_cores: int | None, overrides: Overrides
-) -> tuple[float | None, float | None, float, list[int]]:
+) -> tuple[float | None, float | None, float, list[Run]]:
     """(share by which each further process slows all, its spread, exposed exchange of two
-    processes, the number of processes of each run that this is from).
+    processes, the runs that this is from).
     """
     slower: dict[int, list[float]] = {}
-    inside, by_run = list[float](), list[int]()
+    inside, shared = list[float](), list[Run]()
     for run in basis:
         count, took_s, batch = (
             shape_of(run).ranks,
@@ -331,12 +352,12 @@ def _sharing(
         exposed_s = took_s * min(1.0, max(0.0, share))
         cores, turns = crowd(count, own_cores)
         slower.setdefault(cores, []).append((took_s - exposed_s) / line.step_s(batch) / turns)
-        by_run.append(count)
+        shared.append(run)
         inside.append(exposed_s * count / (2 * (count - 1)))
     if not slower:
         return None, None, 0.0, []
     added = [(each - 1) / (count - 1) for count, many in slower.items() for each in many]
-    return fit_sharing(slower), spread(added).sd, statistics.mean(inside), by_run
+    return fit_sharing(slower), spread(added).sd, statistics.mean(inside), shared
 
 
 def _coded_on_one_machine(first: Run, same: Iterable[Run]) -> list[Run]:
