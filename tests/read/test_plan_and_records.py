@@ -111,19 +111,19 @@ def test_what_was_measured_over_the_link_stands_beside_the_plan(records: Path, p
     text = plan.in_one_line(records, *TO_ASK)
     ddp, diloco = (float(f"{named[each]['wall_s']:.3g}") for each in ("ddp", "diloco"))
     assert (
-        f"measured over this link: ddp, batch 16 on 2_1 31 s (mean of 2 runs, planned {ddp:g} s); "
-        f"diloco h10, batch 16 on 2_1 40 s (mean of 1 run, planned {diloco:g} s). As measured, "
+        f"measured over this link: ddp, batch 16 on 2_1: 31 s, mean of 2 runs (planned {ddp:g} s) "
+        f"diloco h10, batch 16 on 2_1: 40 s, mean of 1 run (planned {diloco:g} s) by these means "
         "ddp, batch 16 on 2_1 is faster than diloco h10, batch 16 on 2_1 "
     ) in text
     assert "measured over this link" not in plan(records, *TO_ASK, "--link", "30ms/200mbit")
     # Emulated nodes and real ones are not mixed.
     over(records / "emulated", 20.0, wall_s=90.0, emulated=True, seed=3)
     text = plan.in_one_line(records, *TO_ASK)
-    assert "ddp, batch 16 on 2_1 31 s (mean of 2 runs" in text
+    assert "ddp, batch 16 on 2_1: 31 s, mean of 2 runs" in text
     compare = "over this link on {} nodes: {} --emulated to compare with them"
     assert f"1 run of these {compare.format('emulated', 'give')}" in text
     text = plan.in_one_line(records, *TO_ASK, "--emulated")
-    assert "measured over this link: ddp, batch 16 on 2_1 1 min 30 s (mean of 1 run" in text
+    assert "measured over this link: ddp, batch 16 on 2_1: 1 min 30 s, mean of 1 run" in text
     assert f"3 runs of these {compare.format('real', 'leave out')}" in text
 
 

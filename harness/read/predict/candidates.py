@@ -367,10 +367,10 @@ def ratios_of(fitted: Fitted, runs: Iterable[Run]) -> OverLinks:
     for wire, there in by_link.items():
         quiet = with_times_that_count(there)
         measured, predicted = list[float](), list[float]()
-        for same in by_key(quiet, lambda run: run.identity["epochs"]).values():
-            timed = as_timed(scenario_of(same[:1], wire, fitted.blocks), same[0])
-            predicted += [predict(fitted.model, timed).step_s] * len(same)
-            measured += [step_s(run, Overrides()) or predicted[-1] for run in same]
+        for alike in by_key(quiet, lambda run: run.identity["epochs"]).values():
+            timed = as_timed(scenario_of(alike[:1], wire, fitted.blocks), alike[0])
+            predicted += [predict(fitted.model, timed).step_s] * len(alike)
+            measured += [step_s(run, Overrides()) or predicted[-1] for run in alike]
         logs[wire] = math.log(statistics.mean(measured) / statistics.mean(predicted))
     return OverLinks(logs)
 

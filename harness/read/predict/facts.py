@@ -139,9 +139,9 @@ def model_of(run: Run) -> list[Any]:
 
 def blocks_of(run: Run) -> int | None:
     """The layers that fsdp gathers one at a time; None for a model that is not ours."""
-    models = (each.architectures for each in TASKS.values())
-    own = (of[name] for of in models if (name := run.identity.get("model")) in of)
-    return next((model["num_hidden_layers"] for model in own if "num_hidden_layers" in model), None)
+    name = str(run.identity.get("model"))
+    models = (each.architectures.get(name, {}) for each in TASKS.values())
+    return next((n for model in models if (n := model.get("num_hidden_layers"))), None)
 
 
 def train_samples_of(run: Run) -> int | None:

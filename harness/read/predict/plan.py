@@ -287,15 +287,13 @@ def measured_lines(kept: list[Candidate]) -> Iterator[str]:
     known = [(each, s) for each in kept if (s := each.mean_measured_s) is not None]
     known.sort(key=lambda pair: pair[1])
     if known:
-        named = [
-            f"{each.name} {duration(s)} (mean of {counted(len(each.measured_s), 'run')}, planned "
-            f"{duration(each.wall_s)})"
-            for each, s in known[:SHOWN]
-        ]  # fmt: skip
+        yield "measured over this link:"
+        for each, s in known[:SHOWN]:
+            runs = counted(len(each.measured_s), "run")
+            yield f"  {each.name}: {duration(s)}, mean of {runs} (planned {duration(each.wall_s)})"
         best, first = kept[0], known[0][0]
-        other = first.wall_s > best.wall_s and best.measured_s
-        against = f". As measured, {first.name} is faster than {best.name}" if other else ""
-        yield f"measured over this link: {'; '.join(named)}{against}"
+        if first.wall_s > best.wall_s and best.measured_s:
+            yield f"by these means {first.name} is faster than {best.name}"
     if count := sum(each.other_nodes for each in kept):
         nodes, how = ("real", "leave out") if kept[0].plan.emulated else ("emulated", "give")
         yield (
