@@ -236,11 +236,13 @@ def small_text(
 
 def run_points(
     drawn: Drawn, axes: Axes, x: Sequence[float], y: Sequence[float], style: Style,
-    tips: Sequence[str],
+    tips: Sequence[str], hollow: bool = False,
 ) -> None:  # fmt: skip
-    """Draw single runs as faint points, each with its tooltip."""
-    artist = axes.scatter(x, y, s=14, color=style.colour, marker=style.marker or "o", alpha=0.45,
-                          linewidths=0, zorder=4)  # fmt: skip
+    """Draw single runs as faint points, or as outlines, each with its tooltip."""
+    look: dict[str, Any] = {"color": style.colour, "s": 14, "alpha": 0.45, "linewidths": 0}
+    if hollow:  # above the median's line, which would fill it
+        look = {"facecolors": WHITE, "edgecolors": style.colour, "s": 28, "linewidths": 1.2}
+    artist = axes.scatter(x, y, marker=style.marker or "o", zorder=6 if hollow else 4, **look)
     drawn.tip(artist, tips)
 
 
@@ -308,6 +310,11 @@ def line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, **mor
 def marks(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, **more: Any) -> None:
     """Draw points without a line."""
     axes.plot(x, y, **_look(style, more, marker=style.marker, linestyle="", markersize=5))
+
+
+def hollow_marks(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style) -> None:
+    """Draw outlines above the points of single runs, which would fill them."""
+    marks(axes, x, y, style, markerfacecolor=WHITE, markersize=7, markeredgewidth=1.5, zorder=5)
 
 
 def reference(

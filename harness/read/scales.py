@@ -47,6 +47,12 @@ def named_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
+def named_columns(axes: Axes, names: Sequence[str]) -> None:
+    """A column for each name; the parts of a link stand below each other."""
+    axes.set_xticks(range(len(names)), [name.replace("/", "\n") for name in names])
+    axes.set_xlim(-0.5, len(names) - 0.5)
+
+
 def log_axis(axes: Axes, which: Literal["x", "y"], few: bool = False) -> None:
     """Make an axis logarithmic, with ticks also between powers of ten; few: without these."""
     axes.set(**{f"{which}scale": "log"})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from harness.core.settings import UserError
-from harness.read.drawing import BASE, CUT, MOST_LINES, WHITE, cycle
+from harness.read.drawing import BASE, BLACK, CUT, MOST_LINES, WHITE, Drawn, cycle
 from harness.read.figures.catalogue import draw, figure_for, figures_for, show
 from harness.read.figures.panels import (
     FAMILIES,
@@ -20,7 +21,7 @@ from harness.read.figures.panels import (
     strategy_styles,
 )
 from harness.read.records.sweeps import read_results
-from tests.support.drawn import measured
+from tests.support.drawn import measured, names_of, points
 from tests.support.records import Plan, epochs
 
 BUSY = {"launch": {"cpu_busy_share": 0.9, "launcher": "netns"}}
@@ -157,3 +158,56 @@ def test_medians_with_disturbed_runs_have_hollow_markers(plan: Plan) -> None:
     assert len(hollow) == 2  # wall and training time of diloco
     (legend,) = figure.legends
     assert "hollow: all runs beside other programs" in [t.get_text() for t in legend.get_texts()]
+    for axes in figure.axes:  # points of single runs fill no outline
+        outlines = [line.zorder for line in axes.lines if line in hollow]
+        assert all(order > each.zorder for order in outlines for each in axes.collections)
+
+
+def test_points_of_disturbed_runs_are_outlines_in_times_to_a_target(plan: Plan) -> None:
+    for strategy, busy in (("ddp", False), ("diloco", True)):
+        for seed in (1, 2):
+            plan.run("2_1", 4, seed, label={"strategy": strategy},
+                     environment=BUSY if busy else None, epochs=epochs(0.6, 0.7))  # fmt: skip
+    target = {"metric": "accuracy", "value": 0.5}
+    figure = draw("time_to_accuracy", measured(plan, axes=["setup", "strategy"], target=target))
+    for axes in figure.figure.axes[:2]:
+        quiet, disturbed = axes.collections
+        assert to_hex(np.asarray(disturbed.get_facecolor())[0]) == WHITE
+        assert to_hex(np.asarray(quiet.get_facecolor())[0]) == BLACK
+        assert disturbed.zorder > max(line.zorder for line in axes.lines)
+    named = "hollow: all runs beside other programs"
+    assert names_of(figure) == [named]
+    del plan.content["runs"][2:]
+    quiet_alone = measured(plan, axes=["setup", "strategy"], target=target)
+    assert names_of(draw("time_to_accuracy", quiet_alone)) == []
+
+
+def over_links(plan: Plan, *links: str) -> Drawn:
+    for strategy in ("ddp", "diloco"):
+        for link in links:
+            label = {"strategy": strategy, "link": link}
+            plan.run("2_1", 4, label=label, epochs=epochs(0.6, 0.7))
+    target = {"metric": "accuracy", "value": 0.5}
+    return draw("strategies", measured(plan, axes=["setup", "strategy", "link"], target=target))
+
+
+def test_links_that_differ_in_delay_and_rate_share_a_panel(plan: Plan) -> None:
+    """A panel per rate would have points at one delay each."""
+    drawn = over_links(plan, "20ms/100mbit", "5ms/200mbit")
+    wall, training = drawn.figure.axes
+    assert wall.get_title() == "2_1, median wall time"
+    for axes in (wall, training):
+        named = [label.get_text() for label in axes.get_xticklabels()]
+        assert named == ["5ms\n200mbit", "20ms\n100mbit"]
+    assert training.get_xlabel() == "link between the nodes (delay one way, rate)"
+    assert [x for x, _ in points(drawn)] == pytest.approx([-0.125, 0.125, 0.875, 1.125])
+    assert not any(line.get_linestyle() == "-" for line in wall.lines)
+    assert "by link, medians: " in drawn.alt and "over the delay" not in drawn.alt
+
+
+def test_delays_of_one_rate_keep_its_panel(plan: Plan) -> None:
+    drawn = over_links(plan, "5ms/200mbit", "20ms/200mbit", "20ms/100mbit")
+    assert [axes.get_title() for axes in drawn.figure.axes] == [
+        "2_1, 200 Mbit/s, median wall time", "2_1, 200 Mbit/s, median training time",
+        "2_1, 100 Mbit/s, median wall time", "2_1, 100 Mbit/s, median training time",
+    ]  # fmt: skip

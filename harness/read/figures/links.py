@@ -21,6 +21,7 @@ from harness.read.figures.panels import (
     arrange,
     axis_text,
     draw_group,
+    hollow_mark,
     name_lines,
     run_name,
     same_scale,
@@ -35,11 +36,12 @@ from harness.read.records.comparable import (
 )
 from harness.read.records.groups import Group
 from harness.read.records.sweeps import SweepResults
-from harness.read.scales import delay_axis, log_axis, named_rows, row_names
+from harness.read.scales import delay_axis, log_axis, named_columns, named_rows, row_names
 from harness.read.statistics import Estimate, Repeats, difference, in_both
 
 NO_LINK = "no finished run has a link: run the sweep with --launcher netns"
 DELAY = "delay between the nodes, one way (ms)"
+LINKS = "link between the nodes (delay one way, rate)"
 COLUMN_WIDTH, NARROWEST = 4.6, 4.0  # inches
 MISS_ROW = 0.085  # of a panel's height: a line of small text
 PANEL_HEIGHT = 2.1  # inches
@@ -160,8 +162,9 @@ class Cell:
     group: Group
     base: Group | None
     column: tuple[str, str]  # script, set-up
-    row: Link  # without its delay
-    delay: float
+    row: Link | None  # without its delay; None where each link has a place of its own
+    x: float  # the delay, or the number of the link
+    where: str  # the same in words
 
     @property
     def strategy(self) -> str:
@@ -176,15 +179,11 @@ class Cell:
         return in_both(*sides) if all(sides) else None
 
 
-HOLLOW = kit.legend_mark(kit.HOLLOW, "hollow: all runs beside other programs",
-                         markerfacecolor=kit.WHITE, linestyle="")  # fmt: skip
-
-
 def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     """Columns of panels by set-up, rows by rate and kind of time; below, the cost in quality."""
     cells = _cells(sweep)
     columns = [*dict.fromkeys(cell.column for cell in cells)]
-    rates = sorted({cell.row for cell in cells}, key=_slowest_last)
+    rates = sorted({cell.row for cell in cells}, key=lambda row: _slowest_last(row or Link()))
     rows = [(rate, measure) for rate in rates for measure in TIMES_TO_TARGET]
     of_strategies = styles.of_axis(STRATEGY, [cell.strategy for cell in cells])
     heights = [PANEL_HEIGHT] * len(rows)
@@ -195,7 +194,7 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
     figure, axes = kit.grid(heights * (len(columns) // wide), wide, COLUMN_WIDTH * wide)
     assert sweep.target is not None  # else there are no cells
     drawn, span = Drawn(figure, notes=_not_compared(cells)), _span(cells)
-    delays, qualities = sorted({cell.delay for cell in cells}), list[Axes]()
+    qualities = list[Axes]()
     for n, place in enumerate(axes):
         # Columns without room beside each other stand below each other.
         x, y = (n % wide, n // wide) if wide > 1 else divmod(n, len(heights))
@@ -206,15 +205,16 @@ def strategies(sweep: SweepResults, styles: Styles) -> Drawn:
             continue
         rate, measure = rows[y]
         _times(drawn, place, [c for c in mine if c.row == rate], measure, of_strategies)
-        delay_axis(place, delays)
+        below = _link_axis(place, cells)
         _time_axis(place, span, labels=left)
-        title = [*columns[x], _line_text(rate), f"median {TIMES_TO_TARGET[measure]}"]
-        kit.describe(place, ", ".join(filter(None, title)), DELAY if y == len(rows) - 1 else "",
+        of_rate = "" if rate is None else _line_text(rate)
+        title = [*columns[x], of_rate, f"median {TIMES_TO_TARGET[measure]}"]
+        kit.describe(place, ", ".join(filter(None, title)), below if y == len(rows) - 1 else "",
                  f"time to {sweep.target.short} (s)" if left else "")  # fmt: skip
     same_scale(qualities, across=True)
     with_times = [c for c in cells if any(map(c.group.values, TIMES_TO_TARGET))]
     disturbed = any(all_beside_others(cell.group) for cell in with_times)
-    kit.legend(figure, of_strategies, [HOLLOW] if disturbed else [])
+    kit.legend(figure, of_strategies, [hollow_mark()] if disturbed else [])
     drawn.alt = " ".join(_in_words(sweep, cells, measure) for measure in TIMES_TO_TARGET)
     return drawn
 
@@ -235,7 +235,8 @@ def _in_words(sweep: SweepResults, cells: list[Cell], measure: str) -> str:
     of_cells = ((cell, cell.group.values(measure)) for cell in cells)
     texts = [f"{sweep.name_of(c.group)} {kit.median_text(times)}" for c, times in of_cells if times]
     title = f"{TIMES_TO_TARGET[measure].capitalize()} to {sweep.target}"
-    return f"{title} over the delay between nodes, medians: {kit.listed(texts)}."
+    over = "by link" if cells[0].row is None else "over the delay between nodes"
+    return f"{title} {over}, medians: {kit.listed(texts)}."
 
 
 def _cells(sweep: SweepResults) -> list[Cell]:
@@ -251,57 +252,79 @@ def _cells(sweep: SweepResults) -> list[Cell]:
         why = "no run has a time to the target that counts"
         unnamed = f"no epoch of any run has a number named {sweep.target.metric}"
         raise NothingToDraw(why if named else unnamed)
+    links = sorted({_link(group) for group in linked}, key=lambda link: (link.delay_ms, str(link)))
+    rates = {replace(link, delay_ms=0.0) for link in links}
+    # Panels of one delay each would be half empty.
+    apart = len(rates) == len(links) > 1
     return [
         Cell(
             group=group,
             base=baseline_of(sweep, group),
             column=(str(group.label.get("script") or ""), str(group.label.get("setup") or "")),
-            row=replace(_link(group), delay_ms=0.0),
-            delay=_link(group).delay_ms,
+            row=None if apart else replace(link, delay_ms=0.0),
+            x=float(links.index(link)) if apart else link.delay_ms,
+            where=str(link) if apart else f"{link.delay_ms:g} ms",
         )
         for group in linked
+        for link in [_link(group)]
     ]
+
+
+def _link_axis(axes: Axes, cells: Sequence[Cell]) -> str:
+    """Set the horizontal axis, of delays or of links by name; return its title."""
+    places = dict(sorted((cell.x, cell.where) for cell in cells))
+    if cells[0].row is None:
+        named_columns(axes, [*places.values()])
+        return LINKS
+    delay_axis(axes, [*places])
+    return DELAY
 
 
 def _times(
     drawn: Drawn, axes: Axes, cells: Sequence[Cell], measure: str, styles: dict[str, Style]
 ) -> None:
     misses: Counter[float] = Counter()
-    nearest = min((cell.delay for cell in cells), default=0.0)
+    nearest = min((cell.x for cell in cells), default=0.0)
     for number, (name, style) in enumerate(styles.items()):
-        of_name = sorted((c for c in cells if c.strategy == name), key=lambda c: c.delay)
+        of_name = sorted((c for c in cells if c.strategy == name), key=lambda c: c.x)
         mine = [cell for cell in of_name if cell.group.values(measure)]
-        aside = kit.aside(number, len(styles))
-        points = [(c.delay, run, t) for c in mine for run, t in c.group.by_run(measure)
-                  if math.isfinite(t)]  # fmt: skip
-        tips = [f"{name}, {delay:g} ms, {run_name(run)}: {t:,.4g} s" for delay, run, t in points]
-        x, y = [delay * aside for delay, _, _ in points], [t for *_, t in points]
-        kit.run_points(drawn, axes, x, y, style, tips)
+        at = [_beside(cell, number, len(styles)) for cell in mine]
+        points = [(x, c.where, run, t) for x, c in zip(at, mine, strict=True)
+                  for run, t in c.group.by_run(measure) if math.isfinite(t)]  # fmt: skip
+        tips = [f"{name}, {where}, {run_name(run)}: {t:,.4g} s" for _, where, run, t in points]
+        kit.run_points(drawn, axes, [x for x, *_ in points], [t for *_, t in points], style, tips)
         # The median: a miss is infinite, and so would be the mean.
         medians = [statistics.median(c.group.values(measure)) for c in mine]
         finite = [m if math.isfinite(m) else math.nan for m in medians]
-        kit.line(axes, [c.delay * aside for c in mine], finite, style, marker=style.marker,
-             markersize=5, label=name)  # fmt: skip
-        hollow = [(c.delay * aside, median) for c, median in zip(mine, medians, strict=True)
+        has_delays = any(cell.row is not None for cell in mine)  # no link lies between others
+        kit.line(axes, at, finite, style, linestyle=style.dash if has_delays else "",
+             marker=style.marker, markersize=5, label=name)  # fmt: skip
+        hollow = [(x, median) for x, c, median in zip(at, mine, medians, strict=True)
                   if all_beside_others(c.group)]  # fmt: skip
-        x, y = [x for x, _ in hollow], [y for _, y in hollow]
-        kit.marks(axes, x, y, style, markerfacecolor=kit.WHITE)
+        kit.hollow_marks(axes, [x for x, _ in hollow], [y for _, y in hollow], style)
         for cell in of_name:
             # Misses are shown even where too few other runs have a time that counts.
             if missed := len(cell.group.missed(measure)):
                 # On the left edge there is no room on the left.
-                side, total = 1 if cell.delay == nearest else -1, len(cell.group.finished)
+                side, total = 1 if cell.x == nearest else -1, len(cell.group.finished)
                 text = f"\u2191 {missed} of {total}"
                 text = text if kit.has_room(COLUMN_WIDTH) else f"{missed}/{total}"
-                _miss(axes, cell.delay, misses[cell.delay], text, style, side)
-                misses[cell.delay] += 1
+                _miss(axes, cell.x, misses[cell.x], text, style, side)
+                misses[cell.x] += 1
 
 
-def _miss(axes: Axes, delay: float, number: int, text: str, style: Style, side: int) -> None:
+def _beside(cell: Cell, number: int, count: int) -> float:
+    """Where a strategy, by its number, is drawn: beside the others over the same link."""
+    if cell.row is None:
+        return cell.x + 0.5 * ((number + 0.5) / count - 0.5)
+    return cell.x * kit.aside(number, count)
+
+
+def _miss(axes: Axes, x: float, number: int, text: str, style: Style, side: int) -> None:
     """Mark misses at the top edge, one below the other, as they exceed every time."""
     height, transform = 1 - MISS_ROW * (number + 0.5), axes.get_xaxis_transform()
-    kit.marks(axes, [delay], [height], style, markersize=4.5, transform=transform)
-    kit.small_text(axes, text, (delay, height), (6 * side, 0), fontsize=7.5, xycoords=transform,
+    kit.marks(axes, [x], [height], style, markersize=4.5, transform=transform)
+    kit.small_text(axes, text, (x, height), (6 * side, 0), fontsize=7.5, xycoords=transform,
                ha="left" if side > 0 else "right")  # fmt: skip
 
 
@@ -323,7 +346,7 @@ def _span(cells: Sequence[Cell]) -> Span:
     ]
     times = times or [1.0]
     missing = (cell for cell in cells if cell.group.missed("tta_train_s"))
-    missed = Counter((cell.column, cell.row, cell.delay) for cell in missing)
+    missed = Counter((cell.column, cell.row, cell.x) for cell in missing)
     share = min(MISS_ROW * max(missed.values(), default=0), 0.7)
     return Span(min(times) / 1.3, max(times) * 1.3, share)
 

@@ -320,6 +320,12 @@ class Point(NamedTuple):
     text: str
 
 
+def hollow_mark() -> Artist:
+    """For a legend: what an outline means."""
+    outline: dict[str, Any] = {"markerfacecolor": kit.WHITE, "markersize": 6, "linestyle": ""}
+    return kit.legend_mark(kit.HOLLOW, "hollow: all runs beside other programs", **outline)
+
+
 def draw_group(
     drawn: Drawn, axes: Axes, x: float, group: Group, measure: str, line: str, style: Style,
     drawn_at: float | None = None, unit: str = "",

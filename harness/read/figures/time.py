@@ -22,6 +22,7 @@ from harness.read.figures.panels import (
     Styles,
     axis_text,
     failures,
+    hollow_mark,
     left_out,
     run_name,
     set_title,
@@ -138,6 +139,8 @@ def time_to_accuracy(sweep: SweepResults, styles: Styles) -> Drawn:
         named_rows(place, [name if number % wide == 0 else "" for name in names])
         script = script_of(rows[0][0]) if len(blocks) > 1 else ""
         kit.describe(place, script, title)
+    timed = [g for _, rows in blocks for g, times in rows[:MOST_ROWS] if any(times.values())]
+    kit.legend(figure, {}, [hollow_mark()] if any(map(all_beside_others, timed)) else [])
     drawn.alt = " ".join(texts)
     return drawn
 
@@ -215,7 +218,8 @@ def _row(drawn: Drawn, axes: Axes, height: int, group: Group, times: Times, styl
     missed, failed = len(times) - len(reached), failures(group)
     if reached:
         tips = [f"{run_name(run)}: {t:,.4g} s" for run, t in reached]
-        kit.run_points(drawn, axes, [t for _, t in reached], [height] * len(reached), style, tips)
+        kit.run_points(drawn, axes, [t for _, t in reached], [height] * len(reached), style, tips,
+                       hollow=all_beside_others(group))  # fmt: skip
     median = statistics.median(repeats_of("tta_train_s", times).values()) if times else math.inf
     if math.isfinite(median):
         ends, solid = [height - 0.3, height + 0.3], style._replace(dash="-")
