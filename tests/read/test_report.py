@@ -210,17 +210,17 @@ def test_the_tables_are_those_of_a_readme(made: list[Path]) -> None:
     _, text, folder, _ = made
     body = text.read_text()
     assert (
-        "| setup 2\\_1, batch per GPU 4, a-cpux2 | 2/2 | 85.00 ± 7.07 | 95.00 ± 0.00 | "
-        "0.5000 ± 0.0000 | 1 h 22 min | 40 s | 8 | finished |"
+        "| setup 2\\_1, batch per GPU 4, a-cpux2 | 2/2 | 0.8500 ± 0.0707 | 0.9500 ± 0.0000 | "
+        "0.5000 ± 0.0000 | 100 ± 0 | +0.0% | 1 h 22 min | 40 s | 8 | finished |"
     ).replace("\\", "") in body
     # The node of seed 001: 1 h 43 min 25 s of user time, 36 min 31 s of the system's.
     assert (
-        "| setup 2_1, batch per GPU 4, a-cpux2 | 0 | 1 h 43 min | 36 min 31 s | 32.20 | 58.00 |"
+        "| setup 2_1, batch per GPU 4, a-cpux2 | 0 | 1 h 43 min | 36 min 31 s | 0.3220 | 0.5800 |"
         in body
     )
-    assert "| setup 1_1, batch per GPU 64, a-cpux2 | 0/1 | - | - | - | - | - | 64 | oom |" in body
+    assert "| setup 1_1, batch per GPU 64, a-cpux2 | 0/1 |" + " - |" * 7 + " 64 | oom |" in body
     # Machines are never averaged: the third seed has a row of its own.
-    assert "| setup 1_1, batch per GPU 4, b-cpux8 | 1/1 | 80.00 |" in body
+    assert "| setup 1_1, batch per GPU 4, b-cpux8 | 1/1 | 0.8000 |" in body
     with (folder / "runs.csv").open() as file:
         runs = list(csv.DictReader(file))
     assert [run["state"] for run in runs].count("finished") == 5 and len(runs) == 7

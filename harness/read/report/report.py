@@ -38,7 +38,7 @@ from harness.read.records.sweeps import SweepResults
 from harness.read.report.page import page
 from harness.read.report.sections import Section, Shown, definitions
 from harness.read.table import Item, Table, as_code, escaped, markdown_lines, markdown_list
-from harness.read.tables.columns import filters_of
+from harness.read.tables.columns import Row, filters_of
 from harness.read.tables.command import csv_text, markdown
 from harness.read.tables.results import by_node, fairness, results
 from harness.read.tables.sweep_table import SweepTable, table_of_begun
@@ -153,7 +153,7 @@ def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section 
         write_whole(out / name / "runs.csv", csv_text([run_row(sweep, run) for run in sweep.runs]))
         begun, table, rows = table_of_begun(sweep)
         write_whole(out / name / "table.csv", csv_text(rows))
-        return _section_of(begun, table, styles, name, out)
+        return _section_of(begun, table, rows, styles, name, out)
     except UserError:
         raise
     except Exception as error:  # one that cannot be drawn is reported and stops no other
@@ -161,7 +161,7 @@ def _made(sweep: SweepResults, styles: Styles, name: str, out: Path) -> Section 
 
 
 def _section_of(
-    sweep: SweepResults, table: SweepTable, styles: Styles, name: str, out: Path
+    sweep: SweepResults, table: SweepTable, rows: list[Row], styles: Styles, name: str, out: Path
 ) -> Section:
     drawn, not_drawn = draw_all(sweep, styles)
     first = figures_for(sweep)
@@ -185,7 +185,7 @@ def _section_of(
         answers=_answers(sweep, table),
         next_question=next_question(sweep),
         repeat=_repeat(sweep),
-        results=results(sweep),
+        results=results(sweep, rows),
         nodes=by_node(sweep),
         not_finished=_not_finished(sweep, table),
         figures=figures,

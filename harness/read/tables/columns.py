@@ -124,7 +124,7 @@ def columns_of(sweep: SweepResults, rows: list[Row], measures: list[str]) -> lis
         first.append(_axis("machine", rows))
     count = Column("planned", "n", partial(_count_text, count="finished", of="planned"), axis=True)
     reached = "reached" in shown
-    measured = (_measure(name, rows, reached, name in with_spread) for name in shown)
+    measured = (measure_column(name, rows, reached, name in with_spread) for name in shown)
     # Another training and another link are marked where they are seen, else at the number of runs.
     marked = {
         OTHER_TRAINING: "updates" if "updates" in shown else "planned",
@@ -182,7 +182,7 @@ def _axis(name: str, rows: list[Row]) -> Column:
     return Column(name, heading_of(name), cell, right, axis=True, setting=True)
 
 
-def _measure(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Column:
+def measure_column(name: str, rows: list[Row], reached: bool, with_spread: bool) -> Column:
     """The column of a measured number, written in the form that fits it."""
     heading = heading_of(name)
     if name == EFFICIENCY:

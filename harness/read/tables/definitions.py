@@ -53,7 +53,8 @@ OF_REPORT = {
     "evaluation, saving and the first steps are left out.",
     "training time": "the training part of all epochs, without evaluation and saving.",
     "wall time": "everything from the start of a run to its end, all attempts added up.",
-    "loss, top-1, top-5": "of the last epoch, over the whole evaluation set, each sample once.",
+    "accuracy, top-5, loss": "of the last epoch, over the whole evaluation set, each sample once; "
+    "by node, of the node's share of the set.",
     "effective batch": f"{EFFECTIVE_BATCH}.",
     "±": "sample standard deviation over the seeds; bands and bars in figures are 95 % intervals "
     "of the mean (Student's t), points are single runs.",

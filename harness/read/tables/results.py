@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from harness.core.records import DISTURBING_SHARE
-from harness.read.labels import UNKNOWN, duration, listed
-from harness.read.records.baseline import per_node
+from harness.read.labels import TIMES_TO_TARGET, UNKNOWN, duration, listed
+from harness.read.records.baseline import GAIN, RATE, per_node
 from harness.read.records.groups import Group, by_key
 from harness.read.records.runs import PER_NODE, Run
 from harness.read.records.sweeps import SweepResults
-from harness.read.statistics import spread
 from harness.read.table import Table
-from harness.read.tables.columns import filters_of
+from harness.read.tables.columns import Row, filters_of, measure_column
 
 MOST_VALUES = 6  # named in a sentence
 
@@ -125,33 +124,34 @@ def _some(texts: Iterable[str]) -> str:
     return listed(texts, ", ", MOST_VALUES)
 
 
-PERCENT, PLAIN = 100.0, 1.0
+# Measures of the table of results, in the form that the table of a sweep gives them.
+QUALITIES = ("accuracy", "top5_accuracy", "eval_loss", "test_accuracy", "test_loss")
+SPEEDS = (RATE, GAIN, *TIMES_TO_TARGET)
 
 
-def results(sweep: SweepResults) -> Table:
-    """A row per group; a column that no group has a value for is left out."""
-    columns: list[tuple[str, Callable[[Group], str]]] = [
-        ("run", sweep.name_of),
-        ("runs", lambda g: f"{len(g.finished)}/{len(g.runs)}"),
-        ("top-1 accuracy (%)", lambda g: _spread(g, "accuracy", PERCENT, 2)),
-        ("top-5 accuracy (%)", lambda g: _spread(g, "top5_accuracy", PERCENT, 2)),
-        ("loss", lambda g: _spread(g, "eval_loss", PLAIN, 4)),
-        ("test accuracy (%)", lambda g: _spread(g, "test_accuracy", PERCENT, 2)),
-        ("test loss", lambda g: _spread(g, "test_loss", PLAIN, 4)),
-        ("training time", lambda g: _time(g, "train_time_s")),
-        ("wall time", lambda g: _time(g, "wall_s")),
-        ("effective batch", lambda g: str(g.fact("effective_batch") or UNKNOWN)),
-        ("outcome", lambda g: g.outcome),
-    ]
-    cells = {heading: [text(group) for group in sweep.groups] for heading, text in columns}
-    kept = [heading for heading, texts in cells.items() if set(texts) != {UNKNOWN}]
-    rows = [*zip(*(cells[heading] for heading in kept), strict=True)]
-    return Table(kept, rows, attributes=[filters_of(group.recorded) for group in sweep.groups])
+def results(sweep: SweepResults, rows: list[Row]) -> Table:
+    """A row per group; a column that no group has a value for is left out. rows: its numbers."""
+    cells = {
+        "run": [*map(sweep.name_of, sweep.groups)],
+        "runs": [f"{len(group.finished)}/{len(group.runs)}" for group in sweep.groups],
+        **_measures(QUALITIES, rows),
+        **_measures(SPEEDS, rows),
+        "training time": [_time(group, "train_time_s") for group in sweep.groups],
+        "wall time": [_time(group, "wall_s") for group in sweep.groups],
+        "effective batch": [str(g.fact("effective_batch") or UNKNOWN) for g in sweep.groups],
+        "outcome": [group.outcome for group in sweep.groups],
+    }
+    shown = {heading: texts for heading, texts in cells.items() if set(texts) != {UNKNOWN}}
+    attributes = [filters_of(group.recorded) for group in sweep.groups]
+    return Table([*shown], [*zip(*shown.values(), strict=True)], attributes=attributes)
 
 
-def _spread(group: Group, measure: str, factor: float, places: int) -> str:
-    values = [factor * value for value in group.values(measure)]
-    return spread(values).text(f"{{:.{places}f}}")
+def _measures(names: Iterable[str], rows: list[Row]) -> dict[str, list[str]]:
+    columns = [measure_column(name, rows, reached=False, with_spread=True) for name in names]
+    return {
+        column.heading: [column.text(row) if row["finished"] else UNKNOWN for row in rows]
+        for column in columns
+    }
 
 
 def _time(group: Group, measure: str) -> str:
@@ -169,11 +169,12 @@ def by_node(sweep: SweepResults) -> Table:
                 texts = map(_of_node, PER_NODE, values)
                 rows.append([sweep.name_of(group), str(node), *texts])
                 attributes.append(filters_of(group.recorded))
-    headings = ["run", "node", "user time", "system time", "top-1 (%)", "top-5 (%)"]
+    of_share = ["accuracy of its share", "top-5 of its share"]  # of the test set
+    headings = ["run", "node", "user time", "system time", *of_share]
     return Table(headings, rows, attributes=attributes)
 
 
 def _of_node(name: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
-    return duration(value) if name.endswith("_s") else f"{100 * value:.2f}"
+    return duration(value) if name.endswith("_s") else f"{value:.4f}"
