@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
-from harness.read.drawing import INTERVAL, NothingToDraw
+from harness.read.drawing import FAINT, INTERVAL, NothingToDraw
 from harness.read.figures.catalogue import draw
 from harness.read.records.sweeps import read_results
 from tests.support.drawn import failed_at, measured, names_of, points, scaled, texts
@@ -244,3 +245,22 @@ def test_a_line_begins_with_the_single_process_of_its_own_batch(tmp_path: Path) 
     for batch, at in ((8, "700"), (16, "1,300")):
         assert alt.count(f"batch per GPU {batch} at 1 ") == 1
         assert f"batch per GPU {batch} at 1 {at} " in alt
+
+
+def test_the_single_process_at_the_begin_of_a_line_is_no_ddp(plan: Plan) -> None:
+    """It has a mark of its own; another one, of other epochs, begins no line and is not drawn."""
+    for strategy, setup, devices, count in (
+        ("single", "1_1", 1, 2), ("single", "1_1", 1, 12), ("ddp", "1_2", 2, 2),
+    ):  # fmt: skip
+        label = {"strategy": strategy, "epochs": count}
+        rate = 100.0 * devices + count
+        plan.run(setup, 4, 1, devices, label=label, train_samples_per_s=rate)
+    drawn = draw("throughput", measured(plan, axes=["setup", "strategy", "epochs"]))
+    ideal = "in proportion to the devices"
+    assert {*names_of(drawn)} == {"ddp, epochs 2", "single process", ideal}
+    assert [y for _, y in points(drawn)] == [102.0, 202.0]
+    begin, end = drawn.figure.axes[0].collections
+    assert to_hex(np.asarray(begin.get_facecolor())[0]) == FAINT
+    assert to_hex(np.asarray(end.get_facecolor())[0]) != FAINT
+    left_out = "not drawn, as no run of several devices does its work: 1_1 single epochs 12"
+    assert left_out in drawn.notes

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from harness.core.strategies import SINGLE
 from harness.read import drawing as kit
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
@@ -147,7 +148,8 @@ def _against(
     arranged, notes = arrange(sweep, groups, across, by_setup=False, most=most)
     of_lines = styles.of_lines(sweep, arranged)
     if ideal:
-        arranged, of_lines = _from_single(sweep, arranged, of_lines)
+        arranged, of_lines, alone = _from_single(sweep, arranged, of_lines)
+        notes += alone
     figure, placed = rows_of_panels(arranged, known, x, 3.0 if len(known) == 1 else 2.6)
     notes += [*_crosses(sweep, groups), *without_place(sweep, groups)]
     drawn = Drawn(figure, notes=[*notes, *sweep.shared_cores])
@@ -162,7 +164,9 @@ def _against(
     lines = [line for panel in arranged for line in panel.lines]
     shown = {line.name for line in lines if any(_has(Panel("", [line]), name) for name in known)}
     named = _of_shown(of_lines, shown)
-    name_lines(figure, [axes for axes, *_ in placed], named, [IDEAL] if ideal else [])
+    begins = any(_is_beginning(group, line) for line in lines for group in line.groups)
+    marks = [*[SINGLE_PROCESS] * begins, *[IDEAL] * ideal]
+    name_lines(figure, [axes for axes, *_ in placed], named, marks)
     drawn.alt = " ".join(
         f"{' '.join(known[name].split())} over {x}, means. {kit.listed(each, ' ')}"
         for name, each in texts.items()
@@ -191,12 +195,12 @@ def _lines(
     for (name, groups), drawn_at in zip(lines, _beside(lines, x_of, measure), strict=True):
         points: list[Point] = []
         for group in groups:
-            of_line = group.label.get(STRATEGY) == groups[-1].label.get(STRATEGY)
-            called = name if of_line else axis_text(group, STRATEGY)
+            begins = _is_beginning(group, Series(name, groups))
+            called = axis_text(group, STRATEGY) if begins else name
             whose = f" ({called})" if called else ""
             failed += [(x_of(group), what + whose) for what in failures(group)]
             texts += [f"{called or 'all'} at {x_of(group):g} {what}" for what in failures(group)]
-            at, style = x_of(group), styles[name]
+            at, style = x_of(group), BEGINNING if begins else styles[name]
             if missed := len(group.missed(measure)):
                 what = f"{missed} of {len(group.finished)} missed it"
                 failed.append((at, f"{missed}/{len(group.finished)} missed"))
@@ -242,6 +246,13 @@ def _beside(
 
 
 IDEAL = kit.legend_mark(kit.IDEAL, "in proportion to the devices")
+BEGINNING = Style(kit.FAINT, "o", "-")  # of a line of several processes
+SINGLE_PROCESS = kit.legend_mark(BEGINNING, "single process", linestyle="")
+
+
+def _is_beginning(group: Group, line: Series) -> bool:
+    """Whether a line of another strategy begins with this single process."""
+    return group.label.get(STRATEGY) != line.groups[-1].label.get(STRATEGY)
 
 
 def _ideal(
@@ -257,9 +268,10 @@ def _ideal(
 
 def _from_single(
     sweep: SweepResults, panels: Sequence[Panel], styles: dict[str, Style]
-) -> tuple[list[Panel], dict[str, Style]]:
+) -> tuple[list[Panel], dict[str, Style], list[str]]:
     """Lines of several processes begin with the single process that does the same work, which then
     has no line of its own: at an equal batch per device, or if there is none, an equal one in all.
+    Other single processes are not drawn beside such lines; a note names them.
     """
     groups = [group for panel in panels for _, of_line in panel.lines for group in of_line]
     singles = {}
@@ -268,16 +280,25 @@ def _from_single(
         weak = [one for one in alike if one.setting(BATCH) == group.setting(BATCH)]
         singles[group] = weak or alike
     begun = {one for of_group in singles.values() for one in of_group}
+    alone = [one for one in groups if begun and one not in begun and _is_single(one)]
     joined = list[Panel]()
     for panel in panels:
         lines = list[Series]()
         for name, of_line in panel.lines:
-            if not begun.issuperset(of_line):
+            if not begun.union(alone).issuperset(of_line):
                 first = (one for group in of_line for one in singles[group])
                 lines.append(Series(name, [*dict.fromkeys((*first, *of_line))]))
         if lines:
             joined.append(Panel(panel.title, lines))
-    return joined, _of_shown(styles, {name for panel in joined for name, _ in panel.lines})
+    names = kit.listed(map(sweep.short_name_of, alone), ", ")
+    notes = [f"not drawn, as no run of several devices does its work: {names}"] * bool(alone)
+    shown = {name for panel in joined for name, _ in panel.lines}
+    return joined, _of_shown(styles, shown), notes
+
+
+def _is_single(group: Group) -> bool:
+    """Whether it is of one process, and has no failed run, which has a cross."""
+    return group.setting(STRATEGY) == SINGLE and not failures(group)
 
 
 def _of_shown(styles: dict[str, Style], shown: Collection[str]) -> dict[str, Style]:
@@ -321,7 +342,8 @@ def scaling_efficiency(sweep: SweepResults, styles: Styles) -> Drawn:
     if all(_devices(group) > 1 for group in groups):
         raise NothingToDraw("no run on one device finished, against which efficiency is measured")
     arranged, notes = arrange(sweep, groups, _along(sweep), by_setup=False)
-    arranged, of_lines = _from_single(sweep, arranged, styles.of_lines(sweep, arranged))
+    arranged, of_lines, alone = _from_single(sweep, arranged, styles.of_lines(sweep, arranged))
+    notes += alone
     figure, axes = kit.panels(len(arranged), 3.0)
     notes += without_place(sweep, groups)
     drawn, texts, kinds, shown = Drawn(figure, notes=notes), [], set[str](), set[str]()
