@@ -18,7 +18,7 @@ from harness.core.strategies import DDP, OF_EXCHANGE, SINGLE, strategy_of, with_
 from harness.launch.outcome import State, settled
 from harness.launch.places import Machines, Place
 from harness.launch.plan import Job, as_text
-from harness.launch.screen import short, usual_s
+from harness.launch.screen import has_strategy_of, short, usual_s
 from harness.launch.sweepfile import Sweep
 
 CHECKED = ("script", "dataset", "dataset_config", "model", "text_column", "image_column",
@@ -122,28 +122,36 @@ def ahead(
     """How many runs are done and left, and how long the latter take, by earlier runs or else by the
     file: as a text, and in seconds (0 if unknown).
     """
-    to_go, took = [], []
+    took, left = [], runs_to_go(states, rerun)
     for state in (s for s in states if s.state != SKIPPED):
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
-        outcome, wall_s = state.job.folder.outcome(), summary.get("wall_s")
-        if outcome == FINISHED and isinstance(wall_s, (int, float)):
+        wall_s = summary.get("wall_s")
+        if state.job.folder.outcome() == FINISHED and isinstance(wall_s, (int, float)):
             took.append((state.job.label, float(wall_s)))
-        if settled(outcome, rerun) is None:
-            to_go.append(state)
     skips = sum(state.state == SKIPPED for state in states)
-    known = len(states) - len(to_go) - skips
-    line, left_s = f"{known} done before, {len(to_go)} to go", 0.0
-    if took and to_go:
-        left_s = sum(usual_s(state.job.label, took) for state in to_go)
-        line += f", about {short(left_s)} plus loading libraries"
+    known = len(states) - len(left) - skips
+    line, left_s = f"{known} done before, {len(left)} to go", 0.0
+    alike = [state for state in left if has_strategy_of(state.job.label, took)]
+    if alike:
+        left_s = sum(usual_s(state.job.label, took) for state in alike)
+        of_strategy = len(left) - len(alike)  # runs whose strategy no finished run had
+        line += f", {'at least' if of_strategy else 'about'} {short(left_s)} plus loading libraries"
+        if of_strategy:
+            line += f"; no finished run had the strategy of {runs(of_strategy)}"
         known_links = {None, *(label.get("link") for label, _ in took)}
-        if unknown := sum(state.job.label.get("link") not in known_links for state in to_go):
+        if unknown := sum(state.job.label.get("link") not in known_links for state in left):
             line += f"; no finished run had the link of {runs(unknown)}"
-    elif expected_s and to_go:
-        left_s = expected_s * len(to_go) / max(known + len(to_go), 1)
+    elif expected_s and left:
+        left_s = expected_s * len(left) / max(known + len(left), 1)
         # The header may count runs that are skipped here.
         line += f", {'at most' if skips else 'about'} {short(left_s)} by the header of the file"
     return line, left_s
+
+
+def runs_to_go(states: list[State], rerun: str | None) -> list[State]:
+    """The runs that can start here and have no outcome that lasts."""
+    can_start = [state for state in states if state.state != SKIPPED]
+    return [state for state in can_start if settled(state.job.folder.outcome(), rerun) is None]
 
 
 def links_apart(sweep: Sweep, states: list[State]) -> list[str]:
@@ -222,6 +230,14 @@ def planned(
         ],
         "lines": lines,
     }  # fmt: skip
+
+
+def counts(sweep: Sweep, chosen: list[State], line: str, left_s: float) -> str:
+    """How many runs a dry run has shown, how many are skipped, and how long the others take."""
+    skips = sum(state.state == SKIPPED for state in chosen)
+    texts = [line, *[f"{skips} skipped"] * bool(skips)]
+    texts += ["how long they take is known after the first"] * (not left_s)
+    return f"{sweep.name}: {runs(len(chosen))}: {', '.join(texts)}"
 
 
 def runs(number: int) -> str:

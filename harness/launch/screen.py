@@ -63,8 +63,8 @@ class Screen:
     def note(self, line: str, ended: bool = False) -> None:
         if self.live is not None:
             return
-        left_s = self._left_s() if ended else None
-        self.print(line + (f"; about {short(left_s)} left" if left_s else ""))
+        left = self._left() if ended else ""
+        self.print(f"{line}; {left}" if left else line)
 
     def show(self) -> None:
         if self.live is None or time.monotonic() - self.drawn_s < EVERY_S:
@@ -97,11 +97,11 @@ class Screen:
         counts += [f"{failed} failed"] if failed else []
         counts += [f"{count[SKIPPED]} skipped"] if count[SKIPPED] else []
         counts += [f"{count[WAITING]} to go"]
-        left_s = self._left_s()
-        return ", ".join(counts) + (f", about {short(left_s)} left" if left_s is not None else "")
+        left = self._left()
+        return ", ".join([*counts, left] if left else counts)
 
-    def _left_s(self) -> float | None:
-        return time_left_s(self.states) if self.in_turn else None
+    def _left(self) -> str:
+        return left_text(self.states) if self.in_turn else ""
 
 
 def standing(state: State) -> str:
@@ -151,20 +151,44 @@ def progress_of(state: State) -> tuple[str, ...]:
     )
 
 
+Took = Sequence[tuple[Mapping[str, Any], float]]  # labels of ended runs, with their times
+
+
+def left_text(states: list[State]) -> str:
+    """The time left, a lower bound where no ended run had the strategy of some run; "" if unknown
+    or nothing is left.
+    """
+    took, left_s = _took(states), time_left_s(states)
+    to_go = [state for state in states if state.state in (WAITING, RUNNING)]
+    at_least = not all(has_strategy_of(state.job.label, took) for state in to_go)
+    return f"{'at least' if at_least else 'about'} {short(left_s)} left" if left_s else ""
+
+
 def time_left_s(states: list[State]) -> float | None:
-    """Estimated from the times of the runs most like each; None until the first run has ended."""
-    took = [(state.job.label, state.took_s) for state in states if state.took_s is not None]
+    """Estimated from the times of the runs most like each, without those whose strategy no ended
+    run had; None until the first run has ended.
+    """
+    took = _took(states)
     if not took:
         return None
     left = 0.0
     for state in states:
-        if state.state in (WAITING, RUNNING):
+        if state.state in (WAITING, RUNNING) and has_strategy_of(state.job.label, took):
             elapsed_s = time.monotonic() - state.began_s if state.began_s is not None else 0.0
             left += max(0.0, usual_s(state.job.label, took) - state.before_s - elapsed_s)
     return left
 
 
-def usual_s(label: Mapping[str, Any], took: Sequence[tuple[Mapping[str, Any], float]]) -> float:
+def _took(states: list[State]) -> Took:
+    return [(state.job.label, state.took_s) for state in states if state.took_s is not None]
+
+
+def has_strategy_of(label: Mapping[str, Any], took: Took) -> bool:
+    """Whether an ended run had its strategy: another may take ten times as long."""
+    return any(other.get("strategy") == label.get("strategy") for other, _ in took)
+
+
+def usual_s(label: Mapping[str, Any], took: Took) -> float:
     """The median time of the finished runs most like this one; an equal link counts most."""
 
     def alike(other: Mapping[str, Any]) -> tuple[bool, int]:

@@ -52,6 +52,7 @@ from harness.launch.agents import environment_with
 from harness.launch.ahead import (
     check_data,
     check_start,
+    counts,
     links_apart,
     outlook,
     planned,
@@ -59,6 +60,7 @@ from harness.launch.ahead import (
     refuse_if_nothing_starts,
     repeating,
     runs,
+    runs_to_go,
 )
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
@@ -129,9 +131,12 @@ def run(flags: argparse.Namespace) -> int:
             lines += [f"# {line}" for line in repeating(chosen)]
             lines = [*([f"# {line}"] if left_s else []), *lines]
             print_json(planned(sweep, chosen, lines, place)) if flags.json else print(
-                *lines, sep="\n"
+                *lines, sep="\n", flush=True
             )
             refuse_if_nothing_starts(chosen)
+            if not flags.json and runs_to_go(chosen, place.options.rerun):
+                # A shell may read the commands from stdout.
+                print(counts(sweep, chosen, line, left_s), file=sys.stderr)
             return 0
         words = [word for word in flags.argv if word != "--json"]
         command = redacted_command(["python", "-m", "harness", "sweep", *words])
