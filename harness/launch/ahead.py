@@ -122,12 +122,14 @@ def ahead(
     """How many runs are done and left, and how long the latter take, by earlier runs or else by the
     file: as a text, and in seconds (0 if unknown).
     """
-    took, left = [], runs_to_go(states, rerun)
+    left, took = [], []
     for state in (s for s in states if s.state != SKIPPED):
         summary: Mapping[str, Any] = state.job.folder.read_summary() or {}
-        wall_s = summary.get("wall_s")
-        if state.job.folder.outcome() == FINISHED and isinstance(wall_s, (int, float)):
+        outcome, wall_s = state.job.folder.outcome(), summary.get("wall_s")
+        if outcome == FINISHED and isinstance(wall_s, (int, float)):
             took.append((state.job.label, float(wall_s)))
+        if settled(outcome, rerun) is None:
+            left.append(state)
     skips = sum(state.state == SKIPPED for state in states)
     known = len(states) - len(left) - skips
     line, left_s = f"{known} done before, {len(left)} to go", 0.0
@@ -146,12 +148,6 @@ def ahead(
         # The header may count runs that are skipped here.
         line += f", {'at most' if skips else 'about'} {short(left_s)} by the header of the file"
     return line, left_s
-
-
-def runs_to_go(states: list[State], rerun: str | None) -> list[State]:
-    """The runs that can start here and have no outcome that lasts."""
-    can_start = [state for state in states if state.state != SKIPPED]
-    return [state for state in can_start if settled(state.job.folder.outcome(), rerun) is None]
 
 
 def links_apart(sweep: Sweep, states: list[State]) -> list[str]:
@@ -232,12 +228,14 @@ def planned(
     }  # fmt: skip
 
 
-def counts(sweep: Sweep, chosen: list[State], line: str, left_s: float) -> str:
-    """How many runs a dry run has shown, how many are skipped, and how long the others take."""
+def counts(sweep: Sweep, chosen: list[State], line: str) -> str:
+    """How many runs a dry run has shown, and how many are skipped. line: ahead() without a time, or
+    "" where it stands above the commands.
+    """
     skips = sum(state.state == SKIPPED for state in chosen)
-    texts = [line, *[f"{skips} skipped"] * bool(skips)]
-    texts += ["how long they take is known after the first"] * (not left_s)
-    return f"{sweep.name}: {runs(len(chosen))}: {', '.join(texts)}"
+    texts = [runs(len(chosen)), *[line] * bool(line), *[f"{skips} skipped"] * bool(skips)]
+    texts += ["how long they take is known after the first"] * bool(line)
+    return f"{sweep.name}: {', '.join(texts)}"
 
 
 def runs(number: int) -> str:

@@ -60,7 +60,6 @@ from harness.launch.ahead import (
     refuse_if_nothing_starts,
     repeating,
     runs,
-    runs_to_go,
 )
 from harness.launch.flags import LAUNCHERS
 from harness.launch.netns.nodes import Netns
@@ -134,9 +133,8 @@ def run(flags: argparse.Namespace) -> int:
                 *lines, sep="\n", flush=True
             )
             refuse_if_nothing_starts(chosen)
-            if not flags.json and runs_to_go(chosen, place.options.rerun):
-                # A shell may read the commands from stdout.
-                print(counts(sweep, chosen, line, left_s), file=sys.stderr)
+            if sys.stderr.isatty() and not flags.json:  # for people: stdout may be pasted or read
+                print(counts(sweep, chosen, "" if left_s else line), file=sys.stderr)
             return 0
         words = [word for word in flags.argv if word != "--json"]
         command = redacted_command(["python", "-m", "harness", "sweep", *words])

@@ -54,15 +54,20 @@ def test_the_time_ahead_is_a_bound_where_no_run_had_the_strategy(tmp_path: Path)
     assert line == "1 done before, 2 to go, about 3:20 by the header of the file"
 
 
-def test_a_dry_run_counts_behind_its_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dry_run_counts_behind_its_commands_for_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [str(sweep_file(tmp_path, GRID)), "--tiny", "--dry_run", "-o", str(tmp_path / "out")]
-    assert main(argv) == 0
-    shown = capsys.readouterr()
-    assert shown.err == (
-        "mine-tiny: 12 runs: 0 done before, 8 to go, 4 skipped, how long they take is known after "
-        "the first\n"
+    argv = ["--tiny", "--dry_run", "-o", str(tmp_path / "out")]
+    file = sweep_file(tmp_path, GRID)
+    assert main([str(file), *argv]) == 0 and capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main([str(file), *argv]) == 0
+    assert capsys.readouterr().err == (
+        "mine-tiny: 12 runs, 0 done before, 8 to go, 4 skipped, how long they take is known "
+        "after the first\n"
     )
-    assert "done before" not in shown.out  # commands, to paste
-    assert main([*argv, "--json"]) == 0 and capsys.readouterr().err == ""
+    file = sweep_file(tmp_path, f"# Time: 3 h; --tiny 10 min\n{GRID}")
+    assert main([str(file), *argv]) == 0
+    shown = capsys.readouterr()
+    assert "8 to go, at most" in shown.out and shown.err == "mine-tiny: 12 runs, 4 skipped\n"
+    assert main([str(file), *argv, "--json"]) == 0 and capsys.readouterr().err == ""
