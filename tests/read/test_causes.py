@@ -138,6 +138,7 @@ def test_a_small_batch_is_not_told_from_processes_that_share_a_machine() -> None
         assert cause.key == causes.BATCH and cause.remedy.startswith(remedy)
         assert "2 processes share cores" in cause.text
         assert ("Other programs used about 0.75 cores" in cause.text) == (busy > 0)
+        assert cause.remedy.endswith(causes.LARGER_BATCH)  # what the cause names is mended, too
 
 
 def test_what_processes_cost_each_other_is_no_matter_of_the_batch() -> None:
@@ -165,6 +166,10 @@ def test_over_a_long_link_evaluating_is_waiting_for_round_trips() -> None:
     for near in ({"nodes": 1, "rtt_ms": None}, {"nodes": 2, "rtt_ms": 0.1}):
         text, remedy = told(**near)
         assert "round trips" not in text and "faster disk" in remedy
+    for far in ({"rtt_ms": 80.0}, {"rtt_ms": 0.1}, {"rtt_ms": None}):
+        _, remedy = told(nodes=2, strategy="fsdp", **far)
+        assert remedy == "--save none, or fewer epochs: each save gathers the shards over the link"
+    assert "faster disk" in told(nodes=1, strategy="fsdp")[1]
 
 
 def test_evaluation_beyond_the_share_of_the_baseline() -> None:

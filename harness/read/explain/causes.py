@@ -180,7 +180,7 @@ def bound(run: TimeBreakdown, cause: Cause) -> tuple[float, float]:
     if not cause.in_step:
         return (run.running_s - cause.lost_s) * run.updates, -cause.share
     spared_s = cause.lost_s
-    if cause.remedy == LARGER_BATCH:  # fewer steps, and so fewer exchanges
+    if cause.key == BATCH:  # a larger one makes fewer steps, and so fewer exchanges
         spared_s += math.fsum(run.parts[name] or 0.0 for name in (COMMUNICATION, STRAGGLERS))
     left_s = run.step_s - spared_s
     return run.samples / left_s, run.step_s / left_s - 1
@@ -337,7 +337,7 @@ def _smaller_batch(run: TimeBreakdown, base: TimeBreakdown, context: RunContext)
         f"{context.micro_batch} a process, and {_per_sample(base)} in the baseline with "
         f"{context.baseline_micro_batch}{shared}"
     )
-    return text, others or LARGER_BATCH
+    return text, f"{others}, or {LARGER_BATCH}" if others else LARGER_BATCH
 
 
 def _slower(run: TimeBreakdown, base: TimeBreakdown, context: RunContext) -> tuple[str, str]:
@@ -392,6 +392,8 @@ def _outside(run: TimeBreakdown, cost_s: float | None, context: RunContext) -> t
     if cost_s is not None and is_beyond_a_share(run, cost_s):
         share_s = eval_s + save_s - cost_s * run.updates
         text += f". The baseline's share of that is {seconds(share_s)}"
+    if context.nodes > 1 and recorded_strategy(vars(context)).shards and save_s > eval_s:
+        return text, "--save none, or fewer epochs: each save gathers the shards over the link"
     if context.nodes > 1 and context.rtt_ms and context.epochs:
         trips = (eval_s + save_s) / context.epochs / (context.rtt_ms / 1e3)
         if trips < MANY_TRIPS:  # few enough to be what took the time
