@@ -45,11 +45,11 @@ def test_a_planted_difference(tmp_path: Path, compared: Verb) -> None:
 
 
 def test_differences_within_the_noise_are_named(tmp_path: Path, compared: Verb) -> None:
-    one = pairs(tmp_path / "a", [0.4, 0.5, 0.6])
-    other = pairs(tmp_path / "b", [0.7, 0.5, 0.4], "--lr", "0.01", first=7)
+    one = pairs(tmp_path / "a", [0.49, 0.5, 0.51])
+    other = pairs(tmp_path / "b", [0.52, 0.5, 0.49], "--lr", "0.01", first=7)
     text = compared.in_one_line(one, other)
     assert "3 and 3 values, not paired: within the noise of seeds" in text
-    assert "accuracy: B has 3.33 points more than A," in text
+    assert "accuracy: B has 0.33 points more than A," in text
 
 
 def test_identical_runs_are_equal(tmp_path: Path, compared: Verb) -> None:
@@ -83,8 +83,13 @@ def test_a_row_does_not_contradict_itself(tmp_path: Path, compared: Verb) -> Non
     said = compared.in_one_line(tmp_path / "a", tmp_path / "b")
     # The ratio of harmonic means is 1.206. Logarithms of ratios 0.4055 and -0.3930: sd 0.5646, half
     # of the interval 12.706 * 0.5646 / 2 ** 0.5 = 5.073.
-    assert "samples/s 160.0 ± 212.1 192.9 ± 84.9 1.006 times 0.006 to 160." in said
-    assert "samples/s: B has 1.006 times that of A" in said
+    needed = "too uncertain to tell (more quiet runs are needed)"
+    assert "samples/s 160.0 ± 212.1 192.9 ± 84.9 1.006 times too wide too uncertain" in said
+    text = "B has 1.006 times that of A, no usable interval from 2 runs, 2 runs paired by seed"
+    assert f"samples/s: {text}: {needed}" in said
+    rows = json.loads(compared(tmp_path / "a", tmp_path / "b", "--json"))["measures"]
+    (rate,) = [row for row in rows if row["name"] == "train_samples_per_s"]
+    assert (round(rate["ratio"]["low"], 3), rate["judgement"]) == (0.006, needed)
 
 
 def test_one_seed_says_nothing_of_noise_and_how_to_measure_it(

@@ -9,13 +9,31 @@ expected.py; its text is printed before the answers, for the reader to judge.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.core.records import FAILURES, INTERRUPTED
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.compare import MEASURES, ComparedMeasure, differing_work, title_of
+from harness.read.compare.compare import (
+    MEASURES,
+    TOO_UNCERTAIN,
+    WIDEST,
+    ComparedMeasure,
+    differing_work,
+    title_of,
+)
+from harness.read.compare.disturbed import all_disturbed, disturbed_sides
+from harness.read.compare.wording import (
+    MEMORY,
+    counted_once,
+    from_to,
+    interval_of,
+    is_too_wide,
+    number_of,
+    unit_of,
+)
 from harness.read.labels import (
     STRATEGY,
     TIMES_TO_TARGET,
@@ -36,8 +54,8 @@ from harness.read.statistics import Estimate, Noise
 from harness.read.table import Item
 
 BY_NAME = {measure.name: measure for measure in MEASURES}
-MEMORY = "peak_memory_gib"
 MOST_AXES, MOST_TEXTS = 4, 3  # named in a sentence
+MOST_TITLED = 3  # variants that a title names if none differs by more than the noise
 FEW_CASES = 2  # each with its number in a sentence; of more cases, the least and the most
 
 # Measure -> what more and less of it is called.
@@ -48,14 +66,10 @@ MORE_LESS = {
     MEMORY: (MORE, LESS),
 }
 LONGER_SHORTER = ("longer", "shorter")
-# Measure -> the words after "times"; the title of a figure lacks them, as an axis says it.
-AS = {RATE: "as many", MEMORY: "as much",
-      **dict.fromkeys((*TIMES_TO_TARGET, "epoch_time_s"), "as long")}  # fmt: skip
+LEARNING = ("lr", "epochs", "outer_lr", "outer_momentum", "lr_scheduler_type", "weight_decay",
+            "warmup_ratio", "warmup_steps")  # fmt: skip
 LESS_IS_BETTER = (*TIMES_TO_TARGET, MEMORY)
 
-TOO_FEW = "too uncertain to tell (more quiet runs are needed)"
-# Widest interval (a ratio, points) that counts as "within the noise": a wider one says nothing.
-WIDEST, WIDEST_POINTS = 10.0, 20.0
 ALONE = "one run each, so all of it may be chance"
 MISSED, NOT_COMPARED = "missed by some run", "not compared"
 NOT_RECORDED = "not recorded on a side"
@@ -85,6 +99,10 @@ class Pair:
         if reasons or not is_known:
             return f"{NOT_COMPARED} ({', '.join(reasons) or NOT_RECORDED})"
         return measured_against(*sides, name, question).scaled(measure.factor)
+
+
+def sides_of(pairs: Iterable[Pair]) -> list[Group]:
+    return [side for pair in pairs for side in (pair.group, pair.base)]
 
 
 @dataclass(frozen=True)
@@ -158,8 +176,8 @@ def finding(sweep: SweepResults, *names: str) -> str:
        not, then one that loses no quality beyond the noise, then one that misses a target in fewer
        cases.
     2. Where no variant gains, it is the one that loses most.
-    3. Where none differs by more than the noise, it is the first that is compared at all, and the
-       text says so; "" where there is none.
+    3. Where none differs by more than the noise, the text says so of each that is compared, in
+       the first measure; of a single one, in all of them. "" where none is compared.
     """
     measures = [BY_NAME[name] for name in names]
     by_variant, ranks = pairs_by_variant(sweep, None), dict[str, tuple[bool, bool, float, float]]()
@@ -173,16 +191,45 @@ def finding(sweep: SweepResults, *names: str) -> str:
             ranks[variant] = compared, keeps, -_missed(results) / len(results), gain
     if not ranks:
         return ""
+    if len(ranks) > 1 and not any(gain for *_, gain in ranks.values()):
+        return _nothing_found(sweep, {name: by_variant[name] for name in ranks}, measures[0])
     better = [variant for variant, (*_, gain) in ranks.items() if gain > 0]
     variant = (
         max(better, key=ranks.__getitem__) if better else min(ranks, key=lambda v: ranks[v][3])
     )
-    pairs = by_variant[variant]
+    return _title_text(sweep, variant, by_variant[variant], measures)
+
+
+def _title_text(
+    sweep: SweepResults, variant: str, pairs: Sequence[Pair], measures: Sequence[ComparedMeasure]
+) -> str:
+    """What a title says of one variant."""
     parts = [_part(sweep, measure, pairs, brief=True) for measure in measures]
     if sweep.target is not None and (named := f" to {sweep.target.short}:") in parts[0]:
         parts[1:] = [part.replace(named, ":", 1) for part in parts[1:]]
     parts += [ALONE] if counted_runs(pairs) == ALONE else []
-    return f"{_title(sweep, variant, pairs, True)}: {'; '.join([*parts, *other_links(pairs)])}"
+    parts = [*_said_once(parts), *other_links(pairs)]
+    return f"{_title(sweep, variant, pairs, True)}: {'; '.join(parts)}"
+
+
+def _nothing_found(
+    sweep: SweepResults, by_variant: Mapping[str, Sequence[Pair]], measure: ComparedMeasure
+) -> str:
+    """A title of several variants of which none differs by more than the noise."""
+    named = [*by_variant.items()][:MOST_TITLED]
+    texts = [_title_text(sweep, variant, pairs, [measure]) for variant, pairs in named]
+    if text := all_disturbed(group for _, pairs in named for group in sides_of(pairs)):
+        first, *others = (each.replace(f": {text}", "", 1) for each in texts)
+        texts = [f"{text}: {first}", *others]
+    more = len(by_variant) - len(named)
+    return "; ".join([*_said_once(texts), *([f"and {more} more"] if more else [])])
+
+
+def _said_once(texts: Sequence[str]) -> list[str]:
+    """The texts, of which only the first that is too uncertain says what it needs."""
+    needs = re.compile(rf"({TOO_UNCERTAIN}) \([^)]*\)")
+    first = next((n for n, text in enumerate(texts) if needs.search(text)), len(texts))
+    return [*texts[: first + 1], *(needs.sub(r"\1", text) for text in texts[first + 1 :])]
 
 
 def _is_compared(measure: ComparedMeasure, pairs: Sequence[Pair]) -> bool:
@@ -229,13 +276,19 @@ def _variant(sweep: SweepResults, group: Group, pair: Pair) -> str:
 def _answer(sweep: SweepResults, variant: str, pairs: Sequence[Pair]) -> Answer:
     names = [] if sweep.target is None else [*TIMES_TO_TARGET]
     missed = _missed(pair.estimate(BY_NAME[name]) for pair in pairs for name in names)
-    if sweep.target is None or "setup" in (sweep.baseline or {}) or missed:
+    if sweep.target is None or missed or not all(_are_as_fast(pair) for pair in pairs):
         names = [RATE, *names]
     if MEMORY in (sweep.columns or ()):
         names.append(MEMORY)
     texts = (_part(sweep, BY_NAME[name], pairs) for name in (*names, ACCURACY))
     runs = counted_runs(pairs), *other_links(pairs)
     return Answer(_title(sweep, variant, pairs), tuple(texts), runs)
+
+
+def _are_as_fast(pair: Pair) -> bool:
+    """Whether the sides differ only in how they learn, which no step takes longer for."""
+    label, base = pair.group.label, pair.base.label
+    return {axis for axis in label if label[axis] != base.get(axis)} <= {*LEARNING}
 
 
 def _missed(estimates: Iterable[Estimate | str]) -> int:
@@ -262,37 +315,6 @@ def _title(sweep: SweepResults, variant: str, pairs: Sequence[Pair], brief: bool
     else:
         disturbed = disturbed_sides(sides)
     return ": ".join([f"{variant} against {base}{scope}", *disturbed])
-
-
-def disturbed_sides(sides: Mapping[str, Sequence[Group]]) -> list[str]:
-    """A text that names the sides without any quiet run, and in how many cases; else no text."""
-    groups = [group for side in sides.values() for group in side]
-    if text := all_disturbed(groups):
-        return [text]
-    texts, causes = [], dict[str, None]()
-    for name, side in sides.items():
-        if disturbed := [group for group in side if all_disturbed([group])]:
-            cases = f" in {len(disturbed)} of {len(side)} cases" if len(side) > 1 else ""
-            texts.append(f"all runs of {name}{cases}")
-            causes |= dict.fromkeys(_causes(disturbed))
-    return [f"{' and '.join(texts)} disturbed ({', '.join(causes)})"] if texts else []
-
-
-def all_disturbed(groups: Iterable[Group]) -> str:
-    """A text with the causes, where no finished run is quiet and in the batch asked for; or ""."""
-    finished = [group for group in groups if group.finished]
-    if not finished or any(group.disturbed < len(group.finished) for group in finished):
-        return ""
-    return f"all runs disturbed ({', '.join(_causes(finished))})"
-
-
-def _causes(groups: Iterable[Group]) -> list[str]:
-    runs = [run for group in groups for run in group.finished]
-    causes = {
-        "other programs": any(run.is_beside_others for run in runs),
-        "another batch than asked for": any(run.other_batches for run in runs),
-    }
-    return [cause for cause, holds in causes.items() if holds]
 
 
 def _part(
@@ -367,22 +389,13 @@ def cases_of(measure: ComparedMeasure, pairs: Sequence[Pair]) -> list[Case]:
     return [*cases.values()]
 
 
-def counted_once(different: int, cases: int) -> str:
-    """A text where several cases have identical values; else an empty one."""
-    if different == cases:
-        return ""
-    if different == 1:
-        return f" (the same values in each of {cases} cases)"
-    return f" ({different} different results in {cases} cases)"
-
-
 def pairs_counted(results: Sequence[Estimate | str]) -> str:
     """A text where cases leave out seeds that only one side has; else an empty one."""
     counts = [result.n for result in results if isinstance(result, Estimate) and result.unpaired]
     if not counts:
         return ""
     cases = f" in {len(counts)} of {len(results)} cases" if len(results) > 1 else ""
-    return f" (of {_from_to(counts)} pair{'s' * (max(counts) > 1)} with the same seed{cases})"
+    return f" (of {from_to(counts)} pair{'s' * (max(counts) > 1)} with the same seed{cases})"
 
 
 def _one(
@@ -441,57 +454,27 @@ def _judged(measure: ComparedMeasure, estimate: Estimate, more: str, less: str) 
     judged = estimate.judged(measure.equal)
     if judged not in (Noise.BEYOND, Noise.WITHIN):
         return judged
-    low, high = estimate.ends
     if judged == Noise.BEYOND:
-        return more if low > measure.equal else less
-    too_wide = high - low > WIDEST_POINTS if measure.question == QUALITY else high > WIDEST * low
-    return TOO_FEW if too_wide else Noise.WITHIN
-
-
-def unit_of(measure: ComparedMeasure, brief: bool) -> str:
-    if measure.question == QUALITY:
-        return "points"
-    return "times" if brief else f"times {AS[measure.name]}"
-
-
-def number_of(measure: ComparedMeasure, value: float | None) -> str:
-    """The number as text, with at least two significant digits for a small factor."""
-    assert value is not None
-    if measure.question == QUALITY:
-        return f"{value:+.1f}"
-    if value < 0.01 or value >= 100:
-        return f"{value:.2g}" if value < 1 else f"{value:,.0f}"
-    return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
-
-
-def interval_of(measure: ComparedMeasure, estimate: Estimate) -> str:
-    """In brackets, to follow its number; nothing where it is not known."""
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f" ({number_of(measure, estimate.low)} to {number_of(measure, estimate.high)})"
+        return more if estimate.ends[0] > measure.equal else less
+    return measure.too_uncertain if is_too_wide(measure, estimate, WIDEST) else Noise.WITHIN
 
 
 def counted_runs(pairs: Sequence[Pair]) -> str:
     """How many runs each group has, and how many of these have times that count."""
-    groups = [group for pair in pairs for group in (pair.group, pair.base)]
+    groups = sides_of(pairs)
     counts = {len(group.finished) for group in groups}
     if counts == {1}:
         return ALONE
-    text = f"{_from_to(counts)} runs each"
+    text = f"{from_to(counts)} runs each"
     if any(0 < group.disturbed < len(group.finished) for group in groups):
         timed = {len(group.measured(RATE)) for group in groups}
-        text += f"; where some were undisturbed, only those are timed ({_from_to(timed)})"
+        text += f"; where some were undisturbed, only those are timed ({from_to(timed)})"
     return text
-
-
-def _from_to(counts: Collection[int]) -> str:
-    few, most = min(counts), max(counts)
-    return f"{few}" if few == most else f"{few} to {most}"
 
 
 def other_links(pairs: Sequence[Pair]) -> list[str]:
     """How many of the runs had a link that carried less or took longer than planned."""
-    groups = {group for pair in pairs for group in (pair.group, pair.base)}
+    groups = {*sides_of(pairs)}
     runs = [run for group in groups for run in group.finished]
     other = sum(run.link_warning is not None for run in runs)
     return [f"{other} of {len(runs)} runs over another link than asked for"] if other else []

@@ -10,7 +10,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.core.command_line import print_json
 from harness.core.records import SWEEP
@@ -40,6 +40,33 @@ from harness.read.records.selection import (
 )
 from harness.read.statistics import Estimate, Noise, Repeats, difference, is_rate, ratio, spread
 
+TOO_UNCERTAIN = "too uncertain to tell"
+
+
+class Width(NamedTuple):
+    """Of an interval: the ratio of its ends, or for a share the percentage points between them."""
+
+    times: float
+    points: float
+
+
+# An interval that includes no difference says nothing if it is wider; its ends not even a range.
+WIDEST, WIDEST_SHOWN = Width(10.0, 20.0), Width(100.0, 100.0)
+OF_UNCERTAIN = (
+    f"{TOO_UNCERTAIN}: an interval that includes no difference, of ends more than "
+    f"{WIDEST.times:.0f}-fold apart, or {WIDEST.points:.0f} points"
+)
+
+
+def is_wider(estimate: Estimate, width: Width, is_ratio: bool) -> bool:
+    """Whether the interval includes no difference and is wider than this. The estimate is a ratio,
+    or in percentage points.
+    """
+    if estimate.judged(1.0 if is_ratio else 0.0) != Noise.WITHIN:
+        return False
+    low, high = estimate.ends
+    return high > width.times * low if is_ratio else high - low > width.points
+
 
 @dataclass(frozen=True)
 class ComparedMeasure:
@@ -59,9 +86,25 @@ class ComparedMeasure:
         """The estimate where nothing differs: 0 for quality, a difference; else 1, a ratio."""
         return 0.0 if self.question == QUALITY else 1.0
 
+    @property
+    def too_uncertain(self) -> str:
+        """The judgement of an interval that is too wide, with what would make it narrower."""
+        return f"{TOO_UNCERTAIN} (more {self._repeats} are needed)"
+
+    def no_interval(self, repeats: int) -> str:
+        """Takes the place of an interval that is too wide to be worth its numbers."""
+        return f"no usable interval from {repeats} {self._repeats.removeprefix('quiet ')}"
+
+    @property
+    def _repeats(self) -> str:
+        return "quiet runs" if counts_each_run(self.name) else "seeds"
+
+
+POINTS = "points"  # the unit of differences of shares
+
 
 def _share(name: str, title: str) -> ComparedMeasure:
-    return ComparedMeasure(name, title, QUALITY, "{:.4f}", "points", 100.0, "{:+.2f}")
+    return ComparedMeasure(name, title, QUALITY, "{:.4f}", POINTS, 100.0, "{:+.2f}")
 
 
 def _quality(name: str, title: str) -> ComparedMeasure:
@@ -121,11 +164,25 @@ class Row:
     def unit(self) -> str:
         return "times" if self.is_ratio else self.measure.unit
 
+    def is_wider(self, width: Width) -> bool:
+        """Whether the interval includes no difference and is wider than this; differences of what
+        is no share have no width that is too much.
+        """
+        assert self.estimate is not None
+        if not self.is_ratio and self.measure.unit != POINTS:
+            return False
+        factor = 1.0 if self.is_ratio else self.measure.factor
+        return is_wider(self.estimate.scaled(factor), width, self.is_ratio)
+
     @property
     def interval(self) -> str:
         assert self.estimate is not None
         low, high = self.estimate.low, self.estimate.high
-        return UNKNOWN if low is None or high is None else f"{self.text(low)} to {self.text(high)}"
+        if low is None or high is None:
+            return UNKNOWN
+        if self.is_wider(WIDEST_SHOWN):
+            return "too wide"
+        return f"{self.text(low)} to {self.text(high)}"
 
 
 @dataclass(frozen=True)
@@ -225,7 +282,10 @@ def sentence(row: Row, groups: tuple[Group, Group]) -> str:
     if estimate.low is None:
         few = "one pair of the same seed" if _pairs(row) else "one value on a side"
         return f"{text}; with {few} its noise is unknown"
-    return f"{text}, 95 % interval {row.interval}{_repeats(row)}: {judgement(row)}"
+    interval = f"95 % interval {row.interval}"
+    if row.is_wider(WIDEST_SHOWN):
+        interval = measure.no_interval(estimate.n)
+    return f"{text}, {interval}{_repeats(row)}: {judgement(row)}"
 
 
 def _repeats(row: Row) -> str:
@@ -244,6 +304,8 @@ def _pairs(row: Row) -> int:
 
 
 def judgement(row: Row) -> str:
+    if row.is_wider(WIDEST):
+        return row.measure.too_uncertain
     noise = "the noise of runs" if counts_each_run(row.measure.name) else "the noise of seeds"
     words = {
         Noise.BEYOND: f"more than {noise}",
@@ -257,9 +319,11 @@ LEGEND = (
     "A and B: mean ± sample standard deviation (rates: harmonic mean); B against A: B - A for "
     "quality, the ratio of geometric means for all else; interval: 95 %, Student's t over pairs of "
     "the seeds that A and B share, else Welch's, for a ratio by its logarithm; each measure is "
-    "judged by itself: of twenty without any difference, one looks like more than noise"
+    "judged by itself: of twenty without any difference, one looks like more than noise; "
+    f"{OF_UNCERTAIN}"
 )
 HEADINGS = ("", "A", "B", "B against A", "95 % interval", "")
+NO_DECIMALS = 1000  # standard deviation from which on decimals of a mean say nothing
 SEEDS = 3  # fewer give no interval, or too wide a one
 
 
@@ -375,7 +439,9 @@ def _cells(row: Row, groups: tuple[Group, Group]) -> list[str]:
 def _mean(row: Row, values: tuple[float, ...], group: Group) -> str:
     if not all(map(math.isfinite, values)):
         return f"{group.reached} reach it"
-    return spread(values, is_rate(row.measure.name)).text(row.measure.form)
+    stats = spread(values, is_rate(row.measure.name))
+    is_coarse = (stats.sd or 0.0) >= NO_DECIMALS
+    return stats.text("{:,.0f}" if is_coarse else row.measure.form)
 
 
 def more_seeds(comparison: Comparison) -> list[str]:

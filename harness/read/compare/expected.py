@@ -20,18 +20,15 @@ from harness.read.compare.answers import (
     Case,
     Pair,
     cases_of,
-    counted_once,
     counted_runs,
-    disturbed_sides,
     failures_of,
-    interval_of,
     names_of_cases,
-    number_of,
     other_links,
     pairs_counted,
-    unit_of,
 )
-from harness.read.compare.compare import ComparedMeasure, title_of
+from harness.read.compare.compare import WIDEST_SHOWN, ComparedMeasure, title_of
+from harness.read.compare.disturbed import disturbed_sides
+from harness.read.compare.wording import counted_once, interval_of, is_too_wide, number_of, unit_of
 from harness.read.labels import STRATEGY, counted, has_texts, label_text, listed, plain_text
 from harness.read.records.baseline import baseline_of, is_plain
 from harness.read.records.comparable import QUALITY
@@ -161,7 +158,8 @@ def _number(expected: Expected, measure: ComparedMeasure, result: Estimate | str
         return "unknown"
     text = number_of(measure, result.value) + interval_of(measure, result)
     bounds = {number_of(measure, b): b for b in (expected.at_least, expected.at_most)}
-    if any(bounds.get(number_of(measure, end), end) != end for end in result.ends):
+    is_shown = not is_too_wide(measure, result, WIDEST_SHOWN)
+    if is_shown and any(bounds.get(number_of(measure, e), e) != e for e in result.ends):
         form = "{:+.2f}" if measure.question == QUALITY else "{:.4g}"
         low, high = map(form.format, result.ends)
         text = form.format(result.value) + (f" ({low} to {high})" if low != high else "")

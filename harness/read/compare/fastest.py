@@ -13,17 +13,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from harness.core.records.walking import as_typed
-from harness.read.compare.answers import (
-    AS,
-    BY_NAME,
-    LESS_IS_BETTER,
-    Missed,
-    Pair,
-    failures_of,
-    interval_of,
-    number_of,
-)
+from harness.read.compare.answers import BY_NAME, LESS_IS_BETTER, Missed, Pair, failures_of
 from harness.read.compare.critical_batch import has_enough_batches
+from harness.read.compare.wording import AS, interval_of, number_of
 from harness.read.labels import (
     BATCH,
     TIMES_TO_TARGET,

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 from harness.core import tasks
 from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
-from harness.core.records import DISTURBING_SHARE, EPOCHS
+from harness.core.records import (
+    DISTURBING_SHARE,
+    EPOCHS,
+    FINISHED,
+    RUNNING,
+    SKIPPED,
+    WAITING,
+)
 from harness.core.settings import UserError
 from harness.core.strategies import SINGLE
 from harness.read import table
@@ -413,8 +420,12 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
     for file, number in torn.items():
         whole = "; every epoch has a whole one" if file == EPOCHS else ""
         yield f"{number} torn line(s) of {file} are left out{whole}."
-    if left_out := len(group.runs) - len(group.finished):
+    states = Counter(run.current_state for run in group.runs if run.state != FINISHED)
+    open_runs = {state: number for state in OPEN if (number := states.pop(state, 0))}
+    if left_out := states.total():
         yield f"{left_out} run(s) did not finish and are not counted."
+    for state, number in open_runs.items():
+        yield f"{number} run(s) {OPEN[state]}."
 
 
 def _startup(group: Group, breakdown: TimeBreakdown) -> str | None:

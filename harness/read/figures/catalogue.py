@@ -14,8 +14,9 @@ from harness.core.command_line import print_json
 from harness.core.process import working
 from harness.core.settings import UserError
 from harness.core.strategies import OF_ONE_STRATEGY
-from harness.read.compare.answers import MEMORY, answers, finding
+from harness.read.compare.answers import answers, finding
 from harness.read.compare.fastest import best_learning_rate
+from harness.read.compare.wording import MEMORY
 from harness.read.drawing import WIDTH, Drawn, NothingToDraw, has_room, page_width
 from harness.read.figures.breakdown import where_time_went
 from harness.read.figures.curves import (

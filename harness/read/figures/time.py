@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from harness.core.strategies import OF_ONE_STRATEGY
 from harness.read import drawing as kit
-from harness.read.compare.answers import MEMORY
+from harness.read.compare.wording import MEMORY
 from harness.read.drawing import Drawn, NothingToDraw, Style
 from harness.read.figures.panels import (
     Panel,

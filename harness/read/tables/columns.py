@@ -12,6 +12,7 @@ from typing import Any
 from harness.core.records.summary import QUALITY_FIELDS
 from harness.core.schema.checks import fields
 from harness.core.settings import UserError
+from harness.read.compare.compare import WIDEST_SHOWN, is_wider
 from harness.read.labels import (
     STRATEGY,
     UNKNOWN,
@@ -34,6 +35,7 @@ from harness.read.measures import (
 from harness.read.records.baseline import EFFICIENCY, FACTS, GAIN, POINTS, RATIOS, TIMES
 from harness.read.records.runs import SUMMED, Run, own_metrics_of
 from harness.read.records.sweeps import SweepResults
+from harness.read.statistics import Estimate
 
 MFU, BUSY = "mfu", "gpu_utilisation_percent"
 TFLOPS, ENERGY, JOULES = "tflops_per_s", "energy_j", "joules_per_sample"
@@ -235,6 +237,8 @@ def _against_base(name: str, with_interval: bool, row: Row) -> str:
         return form.format(value)
     if low == high:
         return f"{form.format(value)} (no spread)"
+    if is_wider(Estimate(value, low, high), WIDEST_SHOWN, is_ratio=name in RATIOS):
+        return f"{form.format(value)} (too wide)"
     return f"{form.format(value)} ({form.format(low)} to {form.format(high)})"
 
 

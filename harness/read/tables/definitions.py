@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.core.records import SUMMARY
+from harness.read.compare.compare import OF_UNCERTAIN, TOO_UNCERTAIN
 from harness.read.measures import BANDWIDTH, RTT
 from harness.read.records.baseline import POINTS, RATE, STRONG, WEAK
 from harness.read.statistics import Noise
@@ -81,6 +82,7 @@ IF_USED = {
         Noise.UNKNOWN, "a side has too few runs that count for an interval: the difference may be "
         "chance."
     ),
+    TOO_UNCERTAIN: (TOO_UNCERTAIN, f"{OF_UNCERTAIN.partition(': ')[2]}."),
     Noise.NO_SPREAD: (
         Noise.NO_SPREAD, "all seeds differ from the baseline by the same amount: it may be chance, "
         "and more seeds tell."

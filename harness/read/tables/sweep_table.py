@@ -11,7 +11,9 @@ from harness.core.records import FINISHED, SKIPPED, WAITING
 from harness.core.records.submitted import JOBS, open_entries
 from harness.core.settings import UserError, nearest
 from harness.core.strategies import SINGLE
-from harness.read.compare.answers import Answer, all_disturbed, answers
+from harness.read.compare.answers import Answer, answers
+from harness.read.compare.compare import OF_UNCERTAIN, TOO_UNCERTAIN
+from harness.read.compare.disturbed import all_disturbed
 from harness.read.compare.expected import verdicts
 from harness.read.compare.fastest import best_learning_rate, fastest_batch
 from harness.read.labels import (
@@ -117,6 +119,7 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         right.insert(keys, True)
     finished = sweep.finished
     names = {column.name for column in left}
+    all_answers = answers(sweep)
     shown = SweepTable(
         title=sweep.question,
         hypothesis=sweep.hypothesis,
@@ -124,13 +127,18 @@ def sweep_table(sweep: SweepResults) -> tuple[SweepTable, list[Row]]:
         table=Table(headings, lines, keys + sweep.per_node, tuple(right), attributes),
         verdicts=verdicts(sweep),
         best=_best(sweep),
-        answers=answers(sweep),
+        answers=all_answers,
         legend=[
             *legend(sweep, rows, columns),
             *(f"{DISTURBED} {text}" for text in disturbed(finished)),
             *resumed(finished),
             *spread_of(finished),
             *_links(runs),
+            *(
+                [OF_UNCERTAIN]
+                if any(TOO_UNCERTAIN in str(answer) for answer in all_answers)
+                else []
+            ),
         ],
         notes=_notes(sweep, rows, names),
         not_finished=_not_finished(sweep, runs, names),
