@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from harness.core.collectives import (
     ring_share,
 )
 from harness.core.identity import EVAL_BATCH
+from harness.core.records import FINISHED, RUNNING, SKIPPED, WAITING
 from harness.core.strategies import (
     EACH_UPDATE,
     GRADIENT_CODES,
@@ -36,6 +38,8 @@ from harness.read.records.runs import Run, link_numbers
 from harness.read.statistics import spread
 
 BOTH = "rate and the delay"
+# Runs that have not failed, though they do not count.
+OPEN = {WAITING: "have not begun", RUNNING: "are still running", SKIPPED: "were skipped"}
 MUCH = 2  # times as long as the other: then it is the limit alone
 
 
@@ -111,6 +115,17 @@ def run_context(group: Group, baseline: Group | None) -> RunContext:
         requested_links=_requested_links(run.launch.get("link")),
         sync_first=settings.get("sync_first") or 0,
     )
+
+
+def not_counted(group: Group) -> Iterator[str]:
+    """A sentence on the runs that did not finish, and on those that may still do so."""
+    if len(group.runs) == len(group.finished):
+        return
+    states = Counter(run.current_state for run in group.runs if run.state != FINISHED)
+    still_open = {text: states.pop(state, 0) for state, text in OPEN.items()}
+    if left_out := states.total():
+        yield f"{left_out} run(s) did not finish and are not counted."
+    yield from (f"{number} run(s) {text}." for text, number in still_open.items() if number)
 
 
 def _requested_links(requested: object) -> list[Mapping[str, Any]]:

@@ -15,14 +15,7 @@ from typing import Any, NamedTuple
 from harness.core import tasks
 from harness.core.attempts import ends_of, starts_of
 from harness.core.command_line import print_json
-from harness.core.records import (
-    DISTURBING_SHARE,
-    EPOCHS,
-    FINISHED,
-    RUNNING,
-    SKIPPED,
-    WAITING,
-)
+from harness.core.records import DISTURBING_SHARE, EPOCHS
 from harness.core.settings import UserError
 from harness.core.strategies import SINGLE
 from harness.read import table
@@ -43,7 +36,7 @@ from harness.read.explain.causes import (
     three_digits,
     with_spread,
 )
-from harness.read.explain.context import run_context
+from harness.read.explain.context import not_counted, run_context
 from harness.read.explain.time_breakdown import (
     COMMUNICATION,
     PARTS,
@@ -420,12 +413,7 @@ def _notes(group: Group, breakdown: TimeBreakdown) -> Iterator[str]:
     for file, number in torn.items():
         whole = "; every epoch has a whole one" if file == EPOCHS else ""
         yield f"{number} torn line(s) of {file} are left out{whole}."
-    states = Counter(run.current_state for run in group.runs if run.state != FINISHED)
-    open_runs = {state: number for state in OPEN if (number := states.pop(state, 0))}
-    if left_out := states.total():
-        yield f"{left_out} run(s) did not finish and are not counted."
-    for state, number in open_runs.items():
-        yield f"{number} run(s) {OPEN[state]}."
+    yield from not_counted(group)
 
 
 def _startup(group: Group, breakdown: TimeBreakdown) -> str | None:

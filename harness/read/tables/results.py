@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from harness.core.records import DISTURBING_SHARE
+from harness.core.records import DISTURBING_SHARE, FINISHED
 from harness.read.labels import TIMES_TO_TARGET, UNKNOWN, duration, listed
 from harness.read.records.baseline import GAIN, RATE, per_node
 from harness.read.records.groups import Group, by_key
@@ -100,24 +100,30 @@ def _at(environment: Any, path: tuple[str, ...]) -> Any:
 
 
 def _disturbed(runs: list[Run]) -> Iterator[str]:
-    counted: dict[str, list[Any]] = {
+    """What happened to how many runs. What changes times is of finished runs, as below tables."""
+    of_all: dict[str, list[Any]] = {
         "ran from a checkout with changed files": [r.environment.get("dirty") for r in runs],
-        "had a link far from the one asked for": [r.link_warning for r in runs],
         "had more processes than cores": [
             (r.launch.get("processes_per_core") or 0) > 1 for r in runs
         ],
         "had more processes than GPUs": [
             (r.launch.get("processes_per_gpu") or 0) > 1 for r in runs
         ],
-        "ran in another batch per process than asked for": [bool(r.other_batches) for r in runs],
-        "ran beside others of the sweep (--pack)": [r.launch.get("packed") for r in runs],
+    }
+    finished = [run for run in runs if run.state == FINISHED]
+    of_finished: dict[str, list[Any]] = {
+        "had a link far from the one asked for": [r.link_warning for r in finished],
+        "ran in another batch per process than asked for": [r.other_batches for r in finished],
+        "ran beside others of the sweep (--pack)": [r.launch.get("packed") for r in finished],
         f"began or trained while others used more than {DISTURBING_SHARE:.0%} of the cores": [
-            r.is_beside_others and not r.launch.get("packed") for r in runs
+            r.is_beside_others and not r.launch.get("packed") for r in finished
         ],
     }
-    for what, states in counted.items():
-        if number := sum(map(bool, states)):
-            yield f"{number} of {len(runs)} runs {what}."
+    kind = "runs" if len(finished) == len(runs) else "finished runs"
+    for counted, of_kind in ((of_all, "runs"), (of_finished, kind)):
+        for what, states in counted.items():
+            if number := sum(map(bool, states)):
+                yield f"{number} of {len(states)} {of_kind} {what}."
 
 
 def _some(texts: Iterable[str]) -> str:
