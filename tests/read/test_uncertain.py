@@ -11,7 +11,7 @@ from harness.read.compare.answers import answers, finding
 from harness.read.compare.compare import OF_UNCERTAIN
 from harness.read.records.sweeps import read_sweep
 from tests.support.paired import Verb, pair, pairs
-from tests.support.records import TARGET, Plan, epochs, row_of
+from tests.support.records import TARGET, Plan, epochs, row_of, with_rates
 
 RATE = "train_samples_per_s"
 BUSY = {"launch": {"cpu_busy_share": 0.6}}
@@ -34,7 +34,7 @@ def test_an_interval_that_is_too_wide_is_judged_as_in_a_sweep(
     needed = "too uncertain to tell (more seeds are needed)"
     assert f"3 and 3 values, not paired: {needed}" in text
     assert "accuracy: B has 3.33 points more than A," in text
-    assert "too uncertain to tell: an interval that includes no difference, of ends" in text
+    assert "too uncertain to tell: the interval reaches to both sides of no difference, and" in text
 
 
 def test_a_spread_of_thousands_has_no_decimals(tmp_path: Path, compared: Verb) -> None:
@@ -90,6 +90,15 @@ def test_a_title_in_which_nothing_is_found_names_each_variant(plan: Plan) -> Non
     assert first.startswith(start) and first.endswith(SEEDS_NEEDED)
     assert second.startswith("setup 2_1 against setup 1_1: wall time to accuracy 0.9: 1.0")
     assert second.endswith("), within the noise")
+
+
+def test_a_title_of_single_runs_says_so_once(plan: Plan) -> None:
+    for setup, rate in (("1_1", 100.0), ("1_2", 150.0), ("2_1", 50.0)):
+        with_rates(plan, setup, rate)
+    assert finding(read_sweep(plan.write()), RATE) == (
+        "setup 1_2 against setup 1_1: samples/s: 1.50 times; setup 2_1 against setup 1_1: "
+        "samples/s: 0.50 times; one run each, so all of it may be chance"
+    )
 
 
 def test_a_title_says_once_what_is_needed(plan: Plan) -> None:

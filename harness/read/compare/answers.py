@@ -222,7 +222,10 @@ def _nothing_found(
         first, *others = (each.replace(f": {text}", "", 1) for each in texts)
         texts = [f"{text}: {first}", *others]
     more = len(by_variant) - len(named)
-    return "; ".join([*_said_once(texts), *([f"and {more} more"] if more else [])])
+    ends = [f"and {more} more"] if more else []
+    if all(f"; {ALONE}" in text for text in texts):
+        texts, ends = [text.replace(f"; {ALONE}", "") for text in texts], [*ends, ALONE]
+    return "; ".join([*_said_once(texts), *ends])
 
 
 def _said_once(texts: Sequence[str]) -> list[str]:
@@ -276,8 +279,10 @@ def _variant(sweep: SweepResults, group: Group, pair: Pair) -> str:
 def _answer(sweep: SweepResults, variant: str, pairs: Sequence[Pair]) -> Answer:
     names = [] if sweep.target is None else [*TIMES_TO_TARGET]
     missed = _missed(pair.estimate(BY_NAME[name]) for pair in pairs for name in names)
-    if sweep.target is None or missed or not all(_are_as_fast(pair) for pair in pairs):
+    if sweep.target is None or "setup" in (sweep.baseline or {}) or missed:
         names = [RATE, *names]
+    elif not all(map(_are_as_fast, pairs)):
+        names = [*names, RATE]
     if MEMORY in (sweep.columns or ()):
         names.append(MEMORY)
     texts = (_part(sweep, BY_NAME[name], pairs) for name in (*names, ACCURACY))

@@ -50,17 +50,18 @@ class Width(NamedTuple):
     points: float
 
 
-# An interval that includes no difference says nothing if it is wider; its ends not even a range.
+# Of intervals that reach to both sides of no difference: wider ones say nothing, and of the widest
+# the ends are not worth their digits.
 WIDEST, WIDEST_SHOWN = Width(10.0, 20.0), Width(100.0, 100.0)
 OF_UNCERTAIN = (
-    f"{TOO_UNCERTAIN}: an interval that includes no difference, of ends more than "
-    f"{WIDEST.times:.0f}-fold apart, or {WIDEST.points:.0f} points"
+    f"{TOO_UNCERTAIN}: the interval reaches to both sides of no difference, and is more than "
+    f"{WIDEST.times:.0f}-fold or {WIDEST.points:.0f} points wide"
 )
 
 
 def is_wider(estimate: Estimate, width: Width, is_ratio: bool) -> bool:
-    """Whether the interval includes no difference and is wider than this. The estimate is a ratio,
-    or in percentage points.
+    """Whether the interval reaches to both sides of no difference and is wider than this. The
+    estimate is a ratio, or in percentage points.
     """
     if estimate.judged(1.0 if is_ratio else 0.0) != Noise.WITHIN:
         return False
@@ -165,9 +166,7 @@ class Row:
         return "times" if self.is_ratio else self.measure.unit
 
     def is_wider(self, width: Width) -> bool:
-        """Whether the interval includes no difference and is wider than this; differences of what
-        is no share have no width that is too much.
-        """
+        """As for an estimate; differences of what is no share have no width that is too much."""
         assert self.estimate is not None
         if not self.is_ratio and self.measure.unit != POINTS:
             return False
