@@ -208,7 +208,7 @@ def _title_text(
     if sweep.target is not None and (named := f" to {sweep.target.short}:") in parts[0]:
         parts[1:] = [part.replace(named, ":", 1) for part in parts[1:]]
     parts += [ALONE] if counted_runs(pairs) == ALONE else []
-    parts = [*_said_once(parts), *other_links(pairs)]
+    parts = [*_need_once(parts), *other_links(pairs)]
     return f"{_title(sweep, variant, pairs, True)}: {'; '.join(parts)}"
 
 
@@ -225,10 +225,10 @@ def _nothing_found(
     ends = [f"and {more} more"] if more else []
     if all(f"; {ALONE}" in text for text in texts):
         texts, ends = [text.replace(f"; {ALONE}", "") for text in texts], [*ends, ALONE]
-    return "; ".join([*_said_once(texts), *ends])
+    return "; ".join([*_need_once(texts), *ends])
 
 
-def _said_once(texts: Sequence[str]) -> list[str]:
+def _need_once(texts: Sequence[str]) -> list[str]:
     """The texts, of which only the first that is too uncertain says what it needs."""
     needs = re.compile(rf"({TOO_UNCERTAIN}) \([^)]*\)")
     first = next((n for n, text in enumerate(texts) if needs.search(text)), len(texts))
