@@ -29,7 +29,7 @@ from harness.core.schema import environment as schema
 from harness.core.schema.checks import NotAsDeclaredError, believable
 from harness.core.schema.rows import ReportedProgress
 from harness.core.settings import UserError
-from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer, world_of
+from harness.core.topology import per_gpu_batch_of_trainer, world_of
 from harness.train.context import Context
 from harness.train.measure import rows
 from harness.train.measure.clock import MEASURING, StepClock
@@ -122,13 +122,17 @@ class LogCallback(Recorder):
             self.began_s, self.measured_s = time.perf_counter(), MEASURING.total_s
             self.cpu.restart()
         cuda, devices = args.device.type == "cuda", args.n_gpu  # of this process; 0 on a CPU
-        self.batch = self.context.effective_batch if self.context else batch_of_trainer(args)
         self.passes = args.gradient_accumulation_steps
         loader, ours = kwargs.get("train_dataloader"), self.context is not None
+        if self.context is not None:
+            self.batch = self.context.effective_batch
+            self.per_gpu_batch = per_gpu_batch_of_trainer(args)
+        else:
+            self.batch, self.per_gpu_batch = rows.batches_of_trainer(args, state, loader)
         model, data = kwargs.get("model"), getattr(loader, "dataset", None)
         own = self.context.settings if self.context else None
-        settings = recorded_settings(own, args, self.world, model, data)
-        self.train_samples = rows.size_of(loader, of_dataset=ours)
+        settings = recorded_settings(own, args, self.world, model, data, self.per_gpu_batch)
+        self.train_samples = rows.size_of(loader, ours, args.world_size)
         self.batches_vary = rows.batches_vary(loader)
         # The Trainer's eval loss is a mean over the samples only with one process and device; its
         # training loss only if also each update has one pass and each batch is full. With label
@@ -157,13 +161,13 @@ class LogCallback(Recorder):
         if not state.is_world_process_zero:
             return
         self.row.begin()
-        self._begin_attempt(args, settings)
+        self._begin_attempt(settings)
         self.earlier_wall_s = attempts.wall_s_before(self.folder)
         self.earlier_measuring_s = measured_before(self.folder)
         if self.context is None:
             self.at_exit = weakref.finalize(
                 self, _broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
-                self.began_s, self.measured_s, self.cpu, per_gpu_batch_of_trainer(args),
+                self.began_s, self.measured_s, self.cpu, self.per_gpu_batch,
             )  # fmt: skip
         self.machine = environment(cuda)
         if self.first_update:
@@ -192,13 +196,12 @@ class LogCallback(Recorder):
         if (problem := broadcast(problem)) is not None:
             raise UserError(problem)
 
-    def _begin_attempt(self, args: TrainingArguments, settings: dict[str, Any]) -> None:
+    def _begin_attempt(self, settings: dict[str, Any]) -> None:
         """Record the start of an attempt, new or resumed, and write its settings."""
         opened = self.context.opened if self.context else None
         self.attempt = attempts.begin(
-            self.folder, self.first_update, self.world.size, self.batch, opened,
-            per_gpu_batch_of_trainer(args),
-        )  # fmt: skip
+            self.folder, self.first_update, self.world.size, self.batch, opened, self.per_gpu_batch
+        )
         self.folder.summary.unlink(missing_ok=True)  # of an earlier attempt
         self.folder.write_settings(settings)
 
@@ -396,7 +399,7 @@ class LogCallback(Recorder):
         if not self.eval_loss_is_exact:
             values = rows.with_losses_of_trainer(values)
         counted = values.get("samples") if self.context else None  # else a metric of its user
-        samples = counted or rows.size_of(kwargs.get("eval_dataloader"))
+        samples = counted or rows.size_of(kwargs.get("eval_dataloader"), processes=args.world_size)
         if self.quality_update != state.global_step:
             self._drop_quality()  # several test sets share the weights
         self.quality_update = state.global_step
@@ -471,8 +474,9 @@ class LogCallback(Recorder):
             outcome, reason = "diverged", f"weights are not finite at update {update}"
         if self.at_exit is not None:
             self.at_exit.detach()
-        batch = per_gpu_batch_of_trainer(args)
-        attempts.end(self.folder, outcome, reason, wall_s, times, update, per_gpu_batch=batch)
+        attempts.end(
+            self.folder, outcome, reason, wall_s, times, update, per_gpu_batch=self.per_gpu_batch
+        )
         attempts.write_summary(self.folder, outcome, reason, best, facts)
         if self.folder.outcome() is None:  # the folder was removed; only the new summary is in it
             raise DiskError(errno.ENOENT, attempts.removed(self.folder))

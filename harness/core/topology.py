@@ -76,17 +76,20 @@ def batch_of_device(effective_batch: int, grad_acc: int, devices: int) -> int | 
     return None if rest or not batch else batch
 
 
-def batch_of_trainer(args: Any) -> int:
+def batch_of_trainer(args: Any, fitting: int | None = None) -> int:
     """The effective batch by TrainingArguments; train_batch_size covers all GPUs of a process, and
-    all processes if they split batches.
+    all processes if they split batches. fitting: the one that auto_find_batch_size trains with.
     """
     sharing = 1 if _splits_batches(args) else args.world_size
-    return effective_batch(args.train_batch_size, args.gradient_accumulation_steps, sharing)
+    batch = fitting or args.train_batch_size
+    return effective_batch(batch, args.gradient_accumulation_steps, sharing)
 
 
-def per_gpu_batch_of_trainer(args: Any) -> int:
+def per_gpu_batch_of_trainer(args: Any, fitting: int | None = None) -> int:
     """Samples of one device in a forward pass, by TrainingArguments."""
     batch: int = args.per_device_train_batch_size
+    if fitting:
+        batch = fitting // max(args.n_gpu, 1)
     return batch // args.world_size if _splits_batches(args) else batch
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import Trainer
 
 from harness.core.records import RunFolder, read_json, read_rows
+from harness.train.measure.rows import EpochMeasure
 from logcallback import LogCallback
 from tests.support.ranks import ranks
 from tests.support.toys import CPU, Net, Points, stock
@@ -56,3 +57,18 @@ def summary_of(folder: str | Path) -> dict[str, Any]:
 
 def environment_of(folder: str | Path) -> dict[str, Any]:
     return read_json(RunFolder(Path(folder)).environment) or {}
+
+
+def settings_of(folder: str | Path) -> dict[str, Any]:
+    return read_json(RunFolder(Path(folder)).settings) or {}
+
+
+class NoTelemetry(EpochMeasure):
+    def open(self, folder: RunFolder) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def without_telemetry(*args: Any) -> NoTelemetry:
+    """In place of the callback's Telemetry: no process is started."""
+    return NoTelemetry()

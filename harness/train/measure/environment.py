@@ -142,9 +142,10 @@ def resolved_arguments(args: Any) -> dict[str, Any]:
 
 
 def recorded_settings(
-    settings: Settings | None, args: Any, world: World, model: Any, data: Any
-) -> dict[str, Any]:
-    """All settings, and every resolved argument of the Trainer."""
+    settings: Settings | None, args: Any, world: World, model: Any, data: Any,
+    per_gpu_batch: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """All settings, and every resolved argument of the Trainer; its batch may be another."""
     arguments = resolved_arguments(args)
     if settings is not None:
         return {**settings_of(settings), "training_arguments": arguments}
@@ -154,7 +155,7 @@ def recorded_settings(
         named["strategy"] = DP
     formats = {"bf16": args.bf16, "fp16": args.fp16, "fp32": True}
     named |= {
-        "per_gpu_batch": per_gpu_batch_of_trainer(args),
+        "per_gpu_batch": per_gpu_batch or per_gpu_batch_of_trainer(args),
         "model": redacted(model_name(model)),
         "dataset": redacted(_dataset_name(data)),
         "setup": f"{world.nodes}_{world.per_node * gpus}",

@@ -15,6 +15,7 @@ from harness.core.records.checksums import vouched
 from harness.core.records.summary import TIMING
 from harness.core.schema.environment import MeasuredRecord
 from harness.core.schema.rows import EpochRow, RankRow
+from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer
 from harness.train.measure.sampler import quantile
 
 ELSEWHERE = ("epoch", "samples")  # metrics of an evaluation that are fields of the row
@@ -271,9 +272,34 @@ class LoggedLoss:
         return total / (last - first)
 
 
-def size_of(loader: Any, of_dataset: bool = False) -> int | None:
-    """The number of samples that a prepared loader gives; None for a stream, and where a script's
-    own batch sampler makes batches of any size. of_dataset: each of the dataset, once.
+def batches_of_trainer(args: Any, state: Any, loader: Any) -> tuple[int, int]:
+    """The effective batch of the stock Trainer, and the samples of one device in a forward pass: of
+    the training's loader, which may be the script's own; by the arguments if that has no batch.
+    """
+    if (taken := batch_of(loader, args.world_size)) is None:
+        fitting = state.train_batch_size if args.auto_find_batch_size else None
+        return batch_of_trainer(args, fitting), per_gpu_batch_of_trainer(args, fitting)
+    together, own = taken
+    return together * args.gradient_accumulation_steps, max(own // max(args.n_gpu, 1), 1)
+
+
+def batch_of(loader: Any, processes: int) -> tuple[int, int] | None:
+    """The samples that all processes, and that one, take from a loader at a time; None where a
+    script's own batch sampler makes batches of any size.
+    """
+    batches = getattr(loader, "batch_sampler", None)
+    size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
+    if not isinstance(size, int):
+        return None
+    sharing: int = getattr(batches, "num_processes", processes)
+    if getattr(batches, "split_batches", False) or getattr(loader, "split_batches", False):
+        return size, size // sharing
+    return size * sharing, size
+
+
+def size_of(loader: Any, of_dataset: bool = False, processes: int = 1) -> int | None:
+    """The number of samples that a loader gives to all processes; None for a stream, and where a
+    script's own batch sampler makes batches of any size. of_dataset: each of the dataset, once.
     """
     try:
         samples: int = len(loader.dataset)
@@ -285,7 +311,8 @@ def size_of(loader: Any, of_dataset: bool = False) -> int | None:
         with suppress(TypeError, NotImplementedError):  # of a dataset that is read in order
             samples = len(sampler)
     if getattr(loader.batch_sampler, "drop_last", False):
-        samples = min(samples, len(loader) * loader.total_batch_size)
+        taken = batch_of(loader, processes)
+        return min(samples, len(loader) * taken[0]) if taken else None
     return samples
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from harness.core import attempts
 from harness.core.records import RunFolder, append_row, write_json
@@ -19,6 +20,7 @@ from harness.train.measure.clock import StepClock
 from harness.train.measure.rows import (
     LoggedLoss,
     are_unknown,
+    batch_of,
     batches_vary,
     rank_row,
     rates,
@@ -190,3 +192,22 @@ def test_a_step_never_has_fewer_samples_than_one() -> None:
     assert steps(timed, None, 5000 - 4990)[-1] == (40, 0.1)
     assert rates(steps(timed, None, 5000 - 1000), 1)["train_samples_per_s"] is None
     assert are_unknown(5000, 1000, 50) and not are_unknown(5000, 4951, 50)
+
+
+@pytest.mark.parametrize(("split", "batch"), [(False, (16, 8)), (True, (8, 4))])
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_batch_of_a_loader_is_that_of_all_processes(
+    split: bool, batch: tuple[int, int], dispatched: bool, streamed: bool
+) -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(105))
+
+    data: Any = Stream() if streamed else [*range(105)]
+    kinds: Any = {"split_batches": split, "dispatch_batches": dispatched}
+    loader = prepare_data_loader(
+        DataLoader(data, batch_size=8), num_processes=2, process_index=0, put_on_device=True,
+        **kinds,
+    )  # fmt: skip
+    assert batch_of(loader, 2) == batch
