@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from harness.core.records import SCHEMA, RunFolder, read_json
-from harness.core.records.summary import epochs_before, epochs_of
+from harness.core.records.summary import epochs_lacking, epochs_of
 from harness.core.schema.checks import check_fields
 from harness.read.explain.time_breakdown import time_breakdown
 from harness.read.records.frames import load_runs
@@ -264,7 +264,9 @@ def test_whole_epochs_are_counted_by_their_rows() -> None:
     assert [epochs_of(rows(*e)) for e in ([1, 2, 3], [3], [1, 3], [3, 3.5], [0.25])] == [
         3, 1, 2, 1.5, 0.25,
     ]  # fmt: skip
-    assert [epochs_before({}, rows(*e)) for e in ([1, 2], [3], [2.5], [0.5, 1.5], [])] == [
+    assert [epochs_lacking({}, rows(*e)) for e in ([1, 2], [3], [2.5], [0.5, 1.5], [])] == [
         0, 2, 2, 0, 0,
     ]  # fmt: skip
-    assert epochs_before({"script": "bert"}, rows(2, 4)) == 0  # evaluations of an import
+    gaps: list[list[float]] = [[1, 2, 4], [2, 2.5, 3], [1, 1.5, 2], [1, 5.5]]
+    assert [epochs_lacking({}, rows(*e)) for e in gaps] == [1, 1, 0, 4]
+    assert epochs_lacking({"script": "bert"}, rows(2, 4)) == 0  # evaluations of an import

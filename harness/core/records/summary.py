@@ -108,12 +108,16 @@ def _passes_of(rows: Rows) -> float | None:
     return len(rows) - 1 + min(last / before, 1.0) if before > 0 else None
 
 
-def epochs_before(settings: Mapping[str, Any], rows: Rows) -> int:
-    """How many epochs a record of LogCallback alone lacks, as the training went on in a new folder;
-    rows of other records begin with the first epoch, or are evaluations of an import.
+def epochs_lacking(settings: Mapping[str, Any], rows: Rows) -> int:
+    """How many epochs a record of LogCallback alone lacks before its last row: the training went on
+    in a new folder, or was killed between a checkpoint and the row of its epoch. Rows of other
+    records begin with the first epoch, or are evaluations of an import.
     """
-    first = rows[0].get("epoch") if rows and "script" not in settings else None
-    return 0 if first is None else _whole_before(first)
+    ends = [row["epoch"] for row in rows if row.get("epoch") is not None]
+    if not ends or "script" in settings:
+        return 0
+    whole = {_whole_before(end) for end in ends}
+    return max(whole) + 1 - len(whole)
 
 
 def _whole_before(epoch: float) -> int:

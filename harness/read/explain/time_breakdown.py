@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.records.summary import epochs_before, mean_of, sum_of, total_of
+from harness.core.records.summary import epochs_lacking, mean_of, sum_of, total_of
 from harness.core.settings import UserError
 from harness.core.strategies import SENT_DIRECTLY, recorded_strategy
 from harness.read.records.runs import Run
@@ -113,11 +113,11 @@ def time_breakdown(run: Run) -> TimeBreakdown:
 
 def _updates(run: Run) -> float | None:
     """The updates that its rows are about."""
-    updates, before = run.measures.get("updates"), epochs_before(run.settings, run.epochs)
-    if updates is None or not before:
+    updates, lacking = run.measures.get("updates"), epochs_lacking(run.settings, run.epochs)
+    if updates is None or not lacking:
         return updates
     first = run.epochs[0]  # as many updates in each epoch
-    return updates - round((first.get("updates") or 0) * before / first["epoch"])
+    return updates - round((first.get("updates") or 0) * lacking / first["epoch"])
 
 
 def _longest_step(measures: Mapping[str, float], train_s: float | None, updates: float) -> float:

@@ -27,7 +27,7 @@ from harness.core.records.summary import (
     QUALITY_FIELDS,
     beyond_a_share,
     disturbance,
-    epochs_before,
+    epochs_lacking,
     epochs_of,
     epochs_until,
     larger_is_better,
@@ -250,8 +250,8 @@ class Run:
 
     @property
     def lacks_epochs(self) -> bool:
-        """Whether LogCallback alone went on in this folder with a training begun elsewhere."""
-        return epochs_before(self.settings, self.epochs) > 0
+        """Whether LogCallback alone wrote no row for an epoch, or wrote it in another folder."""
+        return epochs_lacking(self.settings, self.epochs) > 0
 
     @property
     def was_resumed(self) -> bool:
@@ -393,7 +393,7 @@ def read_run(folder: RunFolder, label: Mapping[str, Any], path: str, target: Tar
 def run_of(record: Recorded, label: Mapping[str, Any], path: str, target: Target | None) -> Run:
     summary, environment = record.summary, record.environment
     measures: dict[str, float] = {}
-    unknown = OF_ALL_EPOCHS if epochs_before(record.settings, record.epochs) else ()
+    unknown = OF_ALL_EPOCHS if epochs_lacking(record.settings, record.epochs) else ()
     if summary is not None:
         measures = {
             name: float(value)
