@@ -100,6 +100,7 @@ class LogCallback(Recorder):
         self.rank_quality: dict[str, Any] = {}
         self.quality_update: int | None = None  # the update of that evaluation
         self.sets: dict[str, tuple[int | None, float]] = {}  # its sets: samples, seconds by prefix
+        self.at_ends = rows.AtEpochEnds()
         self.inside_s = 0.0  # of evaluations inside the epoch, whose metrics are in no row
         self.no_numbers = rows.NoNumbers()  # metrics that are not numbers
         self.losses = rows.LoggedLoss()
@@ -148,6 +149,7 @@ class LogCallback(Recorder):
         self.quality, self.sets, self.inside_s = {}, {}, 0.0  # of evaluations before this training
         self.first_update = self.update = state.global_step
         self.losses.begin(state.global_step)
+        self.at_ends.begin()
         self.epoch_so_far = self.context.epoch_so_far if self.context else {}
         self.rank_row.begin(resumes=self.context is not None or self.first_update > 0)
         if self.context is None:
@@ -317,6 +319,7 @@ class LogCallback(Recorder):
             self._drop_quality()
             self.rank_quality = {}
         self._report_progress(state)  # if the run is killed now, it was not in a step
+        self.at_ends.epoch_ends()
         self.ended_s = time.perf_counter()
         if state.is_world_process_zero:
             row = self.row.row = self._row(state, train_s, timed, everyone)
@@ -411,9 +414,11 @@ class LogCallback(Recorder):
         self.rank_quality = self.observations.rank_metrics(args)
         if self.clock.running:
             self.clock.resume()
-        elif "runtime" in values:
-            self._write_row(state)  # a single set; with several, none is known to be last
         self.ended_s = time.perf_counter()
+        ours = self.context is not None and "runtime" in values
+        if not self.clock.running and (self.at_ends.is_last(of_set) or ours):
+            self._write_row(state)  # else once a checkpoint is saved, or the next epoch begins
+            self.ended_s = time.perf_counter()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         began_s = self.clock.last_s if self.clock.running else self.ended_s
@@ -429,7 +434,9 @@ class LogCallback(Recorder):
         self.rank_row.write(self.rank_quality, {})
         if self.row.row is not None:
             self._report_progress(state)  # keeps a killed attempt's time at least that of its rows
-        earlier_s, own_s = self.earlier_wall_s, time.perf_counter() - self.began_s
+        # Alone the row may be written after a checkpoint, whose time is none of it.
+        until_s = self.ended_s if self.context is None else time.perf_counter()
+        earlier_s, own_s = self.earlier_wall_s, until_s - self.began_s
         wall_s = None if earlier_s is None else earlier_s + own_s
         measuring_s = self.earlier_measuring_s + self.measuring_s()
         more = {"attempt": self.attempt, "wall_s": wall_s, "measuring_s": measuring_s,

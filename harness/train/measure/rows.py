@@ -231,6 +231,25 @@ class NoNumbers:
             warn(f"metrics that are no numbers are not recorded: {', '.join(new)}")
 
 
+class AtEpochEnds:
+    """The evaluations after an epoch: as many, of the same sets, are expected after the next."""
+
+    def __init__(self) -> None:
+        self.before: list[str] | None = None
+        self.after: list[str] = []
+
+    def begin(self) -> None:
+        self.before, self.after = None, []
+
+    def epoch_ends(self) -> None:
+        self.before, self.after = self.after, []
+
+    def is_last(self, of_set: str) -> bool:
+        """Whether this evaluation is the last one; False if that is not known."""
+        self.after.append(of_set)
+        return self.after == self.before
+
+
 def over_sets(sets: Collection[tuple[int | None, float]]) -> tuple[int | None, float]:
     """Samples and seconds of several test sets together."""
     return total([samples for samples, _ in sets]), math.fsum(seconds for _, seconds in sets)

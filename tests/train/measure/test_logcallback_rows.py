@@ -1,0 +1,93 @@
+"""LogCallback alone: what the rows of epochs say when scripts do more than train."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+import logcallback
+from harness.core.records import RunFolder
+from harness.read.records.runs import read_run
+from tests.support.recorded import rows_of, summary_of, trainer_for, without_telemetry
+from tests.support.toys import BrokenOffError, Points
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logcallback, "Telemetry", without_telemetry)
+
+
+class EndsInSave(TrainerCallback):
+    """Between the checkpoint of an epoch's end and the row of the epoch."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 8:
+            raise BrokenOffError
+
+
+def ended_in_save(folder: Path, test: Any) -> list[float]:
+    more: dict[str, Any] = {"num_train_epochs": 4, "save_strategy": "epoch", "test": test}
+    more["eval_strategy"] = "no" if test is None else "epoch"
+    with pytest.raises(BrokenOffError):
+        trainer_for(folder, callbacks=[EndsInSave()], **more).train()
+    trainer_for(folder, **more).train(resume_from_checkpoint=True)
+    return [row["epoch"] for row in rows_of(folder)]
+
+
+def test_totals_of_a_record_that_lacks_a_row_are_unknown(tmp_path: Path) -> None:
+    """They were those of the other epochs."""
+    assert ended_in_save(tmp_path / "record", None) == [1, 3, 4]
+    run = read_run(RunFolder(tmp_path / "record"), {}, "lacking", None)
+    assert run.state == "finished" and run.lacks_epochs
+    assert run.measures["updates"] == 16 and run.measures["wall_s"] > 0
+    assert not {"samples", "epochs_done", "train_time_s", "eval_time_s"} & {*run.measures}
+
+
+@pytest.mark.parametrize("test", [Points(8), {"one": Points(8), "two": Points(4)}])
+def test_a_row_is_written_after_as_many_evaluations_as_in_the_epoch_before(
+    test: Any, tmp_path: Path
+) -> None:
+    assert ended_in_save(tmp_path / "record", test) == [1, 2, 3, 4]
+
+
+class Evaluates(TrainerCallback):
+    """Another set, before the Trainer evaluates its own."""
+
+    trainer: Any
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self.trainer.evaluate(Points(4, draw=2))
+        control.should_evaluate = True
+        return control
+
+
+def test_the_last_evaluation_of_an_epoch_counts(tmp_path: Path) -> None:
+    """The first one did, which is of other data."""
+    other = Evaluates()
+    more: dict[str, Any] = {"eval_strategy": "epoch", "num_train_epochs": 3}
+    trainer = trainer_for(tmp_path / "record", test=Points(8, draw=1), **more)
+    trainer.add_callback(other)
+    other.trainer = trainer
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "eval_loss" in log]
+    rows = rows_of(tmp_path / "record")
+    assert len(rows) == 3 and len(logs) == 6
+    for row, log in zip(rows, logs[1::2], strict=True):
+        assert (row["eval_samples"], row["eval_loss"]) == (8, log["eval_loss"])
+        assert row["accuracy"] == log["eval_accuracy"]
+
+
+class SlowSave(TrainerCallback):
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        time.sleep(0.3)
+
+
+def test_the_time_of_a_row_is_without_the_save_after_it(tmp_path: Path) -> None:
+    folder, more = tmp_path / "record", {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    trainer_for(folder, test=Points(8), callbacks=[SlowSave()], num_train_epochs=1, **more).train()
+    (row,) = rows_of(folder)
+    assert row["wall_s"] + 0.3 <= summary_of(folder)["wall_s"]
