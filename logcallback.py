@@ -26,7 +26,7 @@ from harness.core.records import FINISHED, RunFolder
 from harness.core.records.disk import DiskError
 from harness.core.records.locks import Lock
 from harness.core.schema import environment as schema
-from harness.core.schema.checks import NotAsDeclaredError, believable
+from harness.core.schema.checks import NotAsDeclaredError
 from harness.core.schema.rows import ReportedProgress
 from harness.core.settings import UserError
 from harness.core.topology import per_gpu_batch_of_trainer, world_of
@@ -37,7 +37,7 @@ from harness.train.measure.environment import environment, gpus_of, recorded_set
 from harness.train.measure.resources import CpuTime, Memory, over_ranks, traffic_of
 from harness.train.measure.telemetry import Telemetry
 from harness.train.run.elastic import launch_of
-from harness.train.run.record_folder import measured_before, take
+from harness.train.run.record_folder import broke_off, measured_before, take
 from harness.train.run.recorder import Observations, Recorder
 from harness.train.session import broadcast
 
@@ -51,27 +51,6 @@ def best_of_trainer(args: TrainingArguments) -> str | None:
     """The metric by which the stock Trainer selects the best model, as --best_metric names it."""
     smaller = args.metric_for_best_model is not None and args.greater_is_better is False
     return f"{args.metric_for_best_model}:min" if smaller else args.metric_for_best_model
-
-
-def _broke_off(
-    pid: int, folder: RunFolder, attempt: int, state: TrainerState, clock: StepClock,
-    began_s: float, measured_s: float, cpu: CpuTime, batch: int,
-) -> None:  # fmt: skip
-    """Record how far a training came that an exception ended: no Trainer event reports that.
-
-    Called when the training's LogCallback is garbage-collected, or at the end of the process.
-    """
-    if os.getpid() != pid:  # in a forked worker
-        return
-    with suppress(OSError):
-        if (start := attempts.unended(folder)) is None or start.get("attempt") != attempt:
-            return
-        # At least what the attempt's rows say.
-        recorded_s = believable("progress", folder.read_progress() or {}).get("wall_s") or 0.0
-        wall_s, update = max(clock.last_s - began_s, recorded_s), state.global_step
-        times = {**cpu.per_rank(), "measuring_s": MEASURING.total_s - measured_s}
-        reason = "the training broke off"
-        attempts.end(folder, "interrupted", reason, wall_s, times, update, per_gpu_batch=batch)
 
 
 class LogCallback(Recorder):
@@ -147,6 +126,7 @@ class LogCallback(Recorder):
         traffic = traffic_of(self.context, self.observations.payload_bytes)
         self.clock = StepClock(cuda, traffic, left_out)
         self.quality, self.sets, self.inside_s = {}, {}, 0.0  # of evaluations before this training
+        self.save_time_s, self.first_learning_rate, self.observed_before = 0.0, None, {}
         self.first_update = self.update = state.global_step
         self.losses.begin(state.global_step)
         self.at_ends.begin()
@@ -168,7 +148,7 @@ class LogCallback(Recorder):
         self.earlier_measuring_s = measured_before(self.folder)
         if self.context is None:
             self.at_exit = weakref.finalize(
-                self, _broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
+                self, broke_off, os.getpid(), self.folder, self.attempt, state, self.clock,
                 self.began_s, self.measured_s, self.cpu, self.per_gpu_batch,
             )  # fmt: skip
         self.machine = environment(cuda)
@@ -231,6 +211,7 @@ class LogCallback(Recorder):
         ))  # fmt: skip
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        loader = kwargs.get("train_dataloader")
         self._write_row(state)
         self._drop_quality()
         self.rank_quality = {}
@@ -238,8 +219,8 @@ class LogCallback(Recorder):
         self.updates_before = state.global_step
         epoch, resumed = state.epoch or 0.0, state.global_step == self.first_update > 0
         self.rest_only = self.context is None and resumed and abs(epoch - round(epoch)) > 1e-6
-        if self.rest_only:  # count the epoch's first updates from its fraction
-            self.updates_before -= round(state.global_step * (epoch % 1) / epoch)
+        if self.rest_only and not args.ignore_data_skip:  # else the Trainer begins it anew
+            self.updates_before -= rows.updates_of(epoch, state.global_step, self.passes, loader)
         for measure in self.measures:
             measure.epoch_begins()
         self.clock.start()
@@ -269,7 +250,8 @@ class LogCallback(Recorder):
         self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
     ) -> None:
         logs = logs or {}
-        if "loss" in logs:
+        # A loss without learning rate is one that a script logs itself.
+        if "loss" in logs and ("learning_rate" in logs or self.context is not None):
             self.clock.logged()
             self.losses.add(state.global_step, float(logs["loss"]))
             if self.row.row is not None:  # logged once per epoch, after its end
@@ -419,6 +401,11 @@ class LogCallback(Recorder):
         if not self.clock.running and (self.at_ends.is_last(of_set) or ours):
             self._write_row(state)  # else once a checkpoint is saved, or the next epoch begins
             self.ended_s = time.perf_counter()
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        if self.clock.running:
+            self.clock.resume()
+        self.ended_s = time.perf_counter()
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         began_s = self.clock.last_s if self.clock.running else self.ended_s

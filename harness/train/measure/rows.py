@@ -335,6 +335,16 @@ def size_of(loader: Any, of_dataset: bool = False, processes: int = 1) -> int | 
     return samples
 
 
+def updates_of(epoch: float, updates: int, passes: int, loader: Any) -> int:
+    """The updates in the part of an epoch at which a training resumes: of its batches, as the last
+    update of an epoch may have fewer; of a stream by the epochs and updates until there.
+    """
+    part = epoch % 1
+    with suppress(TypeError, NotImplementedError):
+        return round(part * len(loader) / passes)
+    return round(updates * part / epoch)
+
+
 def batches_vary(loader: Any) -> bool:
     """Whether any batch may be short: each worker that reads a stream has a last batch."""
     return getattr(loader, "num_workers", 0) > 0 or _sampler_of(loader) is None

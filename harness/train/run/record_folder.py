@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from harness.core import attempts
@@ -12,6 +14,8 @@ from harness.core.records.locks import Lock
 from harness.core.records.summary import sum_of
 from harness.core.schema.checks import believable
 from harness.core.settings import UserError
+from harness.train.measure.clock import MEASURING, StepClock
+from harness.train.measure.resources import CpuTime
 from harness.train.run.checkpoints import require_unchanged
 
 # A training that is resumed may be longer or shorter, and find its place in the data otherwise.
@@ -63,6 +67,27 @@ def measured_before(folder: RunFolder) -> float:
     earlier, _ = folder.read_epochs()
     of_rows = (earlier[-1].get("measuring_s") or 0.0) if earlier else 0.0
     return max(of_rows, sum_of(ends, "measuring_s"))
+
+
+def broke_off(
+    pid: int, folder: RunFolder, attempt: int, state: Any, clock: StepClock,
+    began_s: float, measured_s: float, cpu: CpuTime, batch: int,
+) -> None:  # fmt: skip
+    """Record how far a training came that an exception ended: no Trainer event reports that.
+
+    Called when the training's LogCallback is garbage-collected, or at the end of the process.
+    """
+    if os.getpid() != pid:  # in a forked worker
+        return
+    with suppress(OSError):
+        if (start := attempts.unended(folder)) is None or start.get("attempt") != attempt:
+            return
+        # At least what the attempt's rows say.
+        recorded_s = believable("progress", folder.read_progress() or {}).get("wall_s") or 0.0
+        wall_s, update = max(clock.last_s - began_s, recorded_s), state.global_step
+        times = {**cpu.per_rank(), "measuring_s": MEASURING.total_s - measured_s}
+        reason = "the training broke off"
+        attempts.end(folder, "interrupted", reason, wall_s, times, update, per_gpu_batch=batch)
 
 
 def require_same_training(

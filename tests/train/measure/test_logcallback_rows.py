@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 import logcallback
 from harness.core.records import RunFolder
 from harness.read.records.runs import read_run
-from tests.support.recorded import rows_of, summary_of, trainer_for, without_telemetry
-from tests.support.toys import BrokenOffError, Points
+from logcallback import LogCallback
+from tests.support.recorded import (
+    environment_of,
+    rows_of,
+    summary_of,
+    trainer_for,
+    without_telemetry,
+)
+from tests.support.toys import BrokenOffError, Net, Points
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +98,67 @@ def test_the_time_of_a_row_is_without_the_save_after_it(tmp_path: Path) -> None:
     trainer_for(folder, test=Points(8), callbacks=[SlowSave()], num_train_epochs=1, **more).train()
     (row,) = rows_of(folder)
     assert row["wall_s"] + 0.3 <= summary_of(folder)["wall_s"]
+
+
+class OwnLog(Trainer):
+    """Logs a loss of its own at each step."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        self.log({"loss": 100.0})
+        return loss
+
+
+def test_the_loss_is_the_one_that_the_trainer_logs(tmp_path: Path) -> None:
+    """A script's own entries of the same name counted."""
+    trainer = trainer_for(tmp_path / "record", kind=OwnLog, logging_strategy="epoch")
+    trainer.train()
+    logged = [log["loss"] for log in trainer.state.log_history if "learning_rate" in log]
+    assert [row["train_loss"] for row in rows_of(tmp_path / "record")] == pytest.approx(logged)
+
+
+class Predicts(TrainerCallback):
+    """At the end of an epoch, or after its second step; 0.6 s."""
+
+    trainer: Any
+
+    def __init__(self, inside: bool) -> None:
+        self.inside = inside
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.inside and state.global_step % 4 == 2:
+            self.trainer.predict(Points(8))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.inside:
+            self.trainer.predict(Points(8))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_predictions_are_neither_training_nor_evaluation(
+    before: bool, inside: bool, tmp_path: Path
+) -> None:
+    """before: the script's callback is asked before LogCallback."""
+    predicts, net = Predicts(inside), Net(eval_s=0.3)
+    own: Any = {"callbacks": [predicts]} if before else {}
+    trainer = trainer_for(tmp_path / "record", net, test=Points(4), eval_strategy="epoch", **own)
+    if not before:
+        trainer.add_callback(predicts)
+    predicts.trainer = trainer
+    trainer.train()
+    for row in rows_of(tmp_path / "record"):
+        assert row["epoch_time_s"] < 0.6 > row["step_time_p95_s"]
+        assert 0.3 <= row["eval_time_s"] < 0.9
+
+
+def test_a_second_training_keeps_nothing_of_the_first(tmp_path: Path) -> None:
+    callback = LogCallback(tmp_path / "record")
+    for rate, save in ((0.01, "epoch"), (0.5, "no")):
+        trainer = trainer_for(tmp_path / "other", learning_rate=rate, save_strategy=save)
+        trainer.pop_callback(LogCallback)
+        trainer.add_callback(callback)
+        trainer.train()
+        environment = environment_of(tmp_path / "record")
+        assert environment["first_learning_rate"] == pytest.approx(rate)
+        assert (summary_of(tmp_path / "record")["save_time_s"] > 0) == (save == "epoch")
