@@ -20,7 +20,7 @@ from tests.support.recorded import (
     trainer_for,
     without_telemetry,
 )
-from tests.support.toys import BrokenOffError, Net, Points
+from tests.support.toys import BreakOff, BrokenOffError, Net, Points
 
 
 @pytest.fixture(autouse=True)
@@ -162,3 +162,19 @@ def test_a_second_training_keeps_nothing_of_the_first(tmp_path: Path) -> None:
         environment = environment_of(tmp_path / "record")
         assert environment["first_learning_rate"] == pytest.approx(rate)
         assert (summary_of(tmp_path / "record")["save_time_s"] > 0) == (save == "epoch")
+
+
+def test_an_epoch_that_is_begun_anew_has_the_updates_made_since(tmp_path: Path) -> None:
+    """With ignore_data_skip those before the checkpoint counted, and its rate was wrong."""
+    more: dict[str, Any] = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 6}
+    net = Net()
+    with pytest.raises(BrokenOffError):
+        trainer_for(tmp_path / "record", callbacks=[BreakOff(6)], **more).train()
+    again = trainer_for(tmp_path / "record", net, ignore_data_skip=True, **more)
+    again.train(resume_from_checkpoint=True)
+    assert len(net.fed) == 6
+    _, second, third = rows_of(tmp_path / "record")
+    assert [(row["updates"], row["samples"]) for row in (second, third)] == [(10, 16), (12, 8)]
+    assert (second["timed_steps"], second["timed_samples"]) == (3, 12)
+    assert second["train_samples_per_s"] == second["timed_samples"] / second["timed_s"]
+    assert second["epoch_time_s"] is None  # it was begun before

@@ -26,6 +26,7 @@ from harness.train.measure.rows import (
     rates,
     size_of,
     steps,
+    updates_of,
 )
 from harness.train.measure.sampler import quantile
 
@@ -211,3 +212,9 @@ def test_the_batch_of_a_loader_is_that_of_all_processes(
         **kinds,
     )  # fmt: skip
     assert batch_of(loader, 2) == batch
+
+
+def test_the_last_update_of_an_epoch_may_have_fewer_batches() -> None:
+    """501 batches, ten an update: one more was counted."""
+    assert updates_of(3 + 360 / 501, 3 * 51 + 36, 10, range(501)) == 36
+    assert updates_of(1.5, 6, 1, iter([])) == 2  # of a stream
