@@ -42,7 +42,8 @@ Outcome = Annotated[str, Value(choices=tuple(OUTCOMES))]
 Loss = Annotated[float, Value("nats")]
 WEIGHTED = Annotated[Share, "mean over the classes, weighted by their number of samples in the "
                             "evaluation set"]
-MACRO = Annotated[Share, "unweighted mean over the classes"]
+MACRO = Annotated[Share, "unweighted mean over the classes that occur in the evaluation set or "
+                          "the predictions"]
 
 
 class EpochRow(TypedDict):
