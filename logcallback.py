@@ -114,6 +114,7 @@ class LogCallback(Recorder):
         settings = recorded_settings(own, args, self.world, model, data, self.per_gpu_batch)
         self.train_samples = rows.size_of(loader, ours, args.world_size)
         self.batches_vary = rows.batches_vary(loader)
+        self.is_dispatched = rows.is_dispatched(loader)
         # The Trainer's eval loss is a mean over the samples only with one process and device; its
         # training loss only if also each update has one pass and each batch is full. With label
         # smoothing neither is a cross-entropy.
@@ -350,7 +351,8 @@ class LogCallback(Recorder):
             return None, None
         samples = min(fed, self.train_samples or fed)
         # One process feeds none twice; several fill up their last passes, but make no further ones.
-        per_pass = 1 if self.world.size == 1 else max(1, int(self.batch) // self.passes)
+        per_pass = self.world.size if self.is_dispatched else max(1, int(self.batch) // self.passes)
+        per_pass = 1 if self.world.size == 1 else per_pass
         return min(fed, -(-samples // per_pass) * per_pass), samples
 
     def _fed(self, state: TrainerState) -> int:

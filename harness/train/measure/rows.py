@@ -9,15 +9,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
+from accelerate.data_loader import DataLoaderDispatcher
+
 from harness.core.process import warn
 from harness.core.records import plain, read_rows, total
 from harness.core.records.checksums import vouched
-from harness.core.records.summary import TIMING
+from harness.core.records.summary import QUALITY_FIELDS, TIMING
+from harness.core.schema.checks import fields
 from harness.core.schema.environment import MeasuredRecord
 from harness.core.schema.rows import EpochRow, RankRow
 from harness.core.topology import batch_of_trainer, per_gpu_batch_of_trainer
 from harness.train.measure.sampler import quantile
 
+# What an evaluation gives: fields of a row that are named as its metrics.
+QUALITY = (*QUALITY_FIELDS, "eval_samples", "eval_time_s", "eval_samples_per_s")
 ELSEWHERE = ("epoch", "samples")  # metrics of an evaluation that are fields of the row
 
 Row = TypeVar("Row", EpochRow, RankRow)
@@ -118,7 +123,8 @@ class Pending(Generic[Row]):
             return None
         self.recorded.add(row["epoch"])
         # If a metric of the user has the name of a field of ours, both are kept.
-        row |= {f"eval_{k}" if k in row else k: v for k, v in quality.items()}
+        ours = {*row, *more, *fields("epochs")} - ({*QUALITY} - {*row})
+        row |= {f"eval_{k}" if k in ours else k: v for k, v in quality.items()}
         whole = cast(Row, vouched(plain(row | more)))
         self.append(whole)
         return whole
@@ -343,6 +349,11 @@ def updates_of(epoch: float, updates: int, passes: int, loader: Any) -> int:
     with suppress(TypeError, NotImplementedError):
         return round(part * len(loader) / passes)
     return round(updates * part / epoch)
+
+
+def is_dispatched(loader: Any) -> bool:
+    """Whether one process reads the batches of all, and fills up the last one to equal shares."""
+    return isinstance(loader, DataLoaderDispatcher)
 
 
 def batches_vary(loader: Any) -> bool:

@@ -360,6 +360,21 @@ def test_passes_that_several_processes_accumulate_are_fed_once(tmp_path: Path) -
     assert sum(fed) == sum(row["fed_samples"] for row in rows)
 
 
+def dispatching(folder: str) -> int:
+    net = Net()
+    trainer_for(folder, net, Points(21), accelerator_config={"dispatch_batches": True}).train()
+    return sum(map(len, net.fed))
+
+
+def test_batches_that_one_process_dispatches_are_filled_up_to_equal_shares(tmp_path: Path) -> None:
+    """The last five samples and one more; a whole batch of each process counted."""
+    folder = str(tmp_path / "record")
+    fed = ranks(2, dispatching, folder, env=CPU)
+    rows = rows_of(folder)
+    assert [(row["samples"], row["fed_samples"]) for row in rows] == [(21, 22)] * 2
+    assert sum(fed) == sum(row["fed_samples"] for row in rows)
+
+
 def with_a_metric_called_samples(folder: str) -> None:
     trainer = trainer_for(folder, None, Points(16), Points(13, draw=1), eval_strategy="epoch")
     trainer.compute_metrics = lambda _: {"samples": 3}

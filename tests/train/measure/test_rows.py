@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 from harness.core import attempts
 from harness.core.records import RunFolder, append_row, write_json
 from harness.core.records.summary import best_of
+from harness.core.schema.rows import EpochRow
 from harness.train.loop.epoch import EpochEvents, EpochSums
 from harness.train.measure import sampler
 from harness.train.measure.clock import StepClock
 from harness.train.measure.rows import (
     LoggedLoss,
+    Pending,
     are_unknown,
     batch_of,
     batches_vary,
@@ -218,3 +220,20 @@ def test_the_last_update_of_an_epoch_may_have_fewer_batches() -> None:
     """501 batches, ten an update: one more was counted."""
     assert updates_of(3 + 360 / 501, 3 * 51 + 36, 10, range(501)) == 36
     assert updates_of(1.5, 6, 1, iter([])) == 2  # of a stream
+
+
+def test_metrics_with_names_of_fields_stand_beside_them(tmp_path: Path) -> None:
+    """wall_s and unix of the user vanished, and comm_exposed_share was taken for ours."""
+    written: list[Any] = []
+    pending: Pending[EpochRow] = Pending(tmp_path / "epochs.jsonl", written.append)
+    pending.row = {"epoch": 1.0, "train_loss": 0.5, "updates": 4}
+    metrics = {"wall_s": 1.0, "unix": 2.0, "comm_exposed_share": 0.5, "checksum": 3.0,
+               "train_loss": 4.0, "accuracy": 0.75, "eval_loss": 0.25, "mcc": 0.1}  # fmt: skip
+    pending.write({**metrics, "eval_samples": 8, "eval_time_s": 0.5}, {"wall_s": 9.0, "unix": 7.0})
+    (row,) = written
+    assert {**row, "checksum": None} == {
+        "epoch": 1.0, "updates": 4, "train_loss": 0.5, "wall_s": 9.0, "unix": 7.0,
+        "eval_wall_s": 1.0, "eval_unix": 2.0, "eval_comm_exposed_share": 0.5, "eval_checksum": 3.0,
+        "eval_train_loss": 4.0, "accuracy": 0.75, "eval_loss": 0.25, "mcc": 0.1,
+        "eval_samples": 8, "eval_time_s": 0.5, "checksum": None,
+    }  # fmt: skip
