@@ -123,7 +123,7 @@ class Pending(Generic[Row]):
             return None
         self.recorded.add(row["epoch"])
         # If a metric of the user has the name of a field of ours, both are kept.
-        ours = {*row, *more, *fields("epochs")} - ({*QUALITY} - {*row})
+        ours = row.keys() | more.keys() | (fields("epochs").keys() - QUALITY)
         row |= {f"eval_{k}" if k in ours else k: v for k, v in quality.items()}
         whole = cast(Row, vouched(plain(row | more)))
         self.append(whole)
