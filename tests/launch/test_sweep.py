@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from harness.core.records import RunFolder, find_runs, read_json, read_rows, write_json
 from harness.core.settings import UserError
@@ -437,12 +439,12 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_mistake_of_every_run_is_not_tried_in_every_run(tmp_path: Path) -> None:
     """Two values of each axis are refused, and so their other combinations are not tried. Where it
-    is mended, the same command measures all. Of a csv file, a check before the sweep would find it.
+    is mended, the same command measures all. Of other files, a check before it finds that.
     """
-    data, out = tmp_path / "texts.jsonl", tmp_path / "out"
-    rows = [f'"{"red blue" if n % 2 else "cat dog"} {n}", "kind": "{"ab"[n % 2]}"}}\n'
-            for n in range(60)]  # fmt: skip
-    data.write_text("".join(f'{{"words": {row}' for row in rows))
+    data, out = tmp_path / "texts", tmp_path / "out"
+    texts = [f"{'red blue' if n % 2 else 'cat dog'} {n}" for n in range(60)]
+    kinds = ["ab"[n % 2] for n in range(60)]
+    Dataset.from_dict({"words": texts, "kind": kinds}).save_to_disk(data)
     grid = "grid: {per_gpu_batch: [4, 8], lr: [0.1, 0.01], seed: [1, 2]}"
     settings = f"settings: {{epochs: 1, text_column: said, dataset: {data}}}"
     file = sweep_file(tmp_path, f"script: bert\n{settings}\n{grid}\n")
@@ -458,7 +460,8 @@ def test_a_mistake_of_every_run_is_not_tried_in_every_run(tmp_path: Path) -> Non
     assert re.findall(r"\nskipped: as \[\d/8\] .*: bert.py: error: --text_column said: .*"
                       r" \((\d runs?)\)", reason) == ["1 run", "3 runs"]  # fmt: skip
     assert "not begun" not in reason
-    data.write_text("".join(f'{{"said": {row}' for row in rows))
+    shutil.rmtree(data)
+    Dataset.from_dict({"said": texts, "kind": kinds}).save_to_disk(data)
     again = warm_sweeps.sweep(file, out, "--tiny", "--rerun", "failed")
     assert again.returncode == 0, again.stdout
     assert sorted(outcomes(out).values()) == ["finished"] * 8

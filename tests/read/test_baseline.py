@@ -191,7 +191,7 @@ def test_a_planned_seed_without_a_record_hides_nothing(plan: Plan) -> None:
     alone = told(runs[0])
     assert text.startswith("bert-nano with ddp on 2 processes on 1 node, batch 32 each. It reaches")
     assert f"The baseline is one process with batch 32 ({runs[1]}, found beside it)" in text
-    assert text == f"{alone} 1 run(s) did not finish and are not counted."
+    assert text == f"{alone} 1 run(s) have not begun."
     # Rows are filtered by settings that no axis names.
     attributes = sweep_table(sweep)[0].table.attributes
     assert attributes is not None and [row["strategy"] for row in attributes] == ["ddp", "single"]

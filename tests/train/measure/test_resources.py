@@ -26,7 +26,7 @@ from harness.train.measure.resources import (
     peak_memory_gib,
     reset_peak_memory,
 )
-from harness.train.measure.rows import GIB
+from harness.train.measure.sampler import GIB
 from tests.support.ranks import ranks
 from tests.support.recorded import two_ranks
 from tests.support.toys import CPU
