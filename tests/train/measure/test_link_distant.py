@@ -155,8 +155,13 @@ def test_all_reduces_of_a_size_are_announced_at_once(
     announced: list[list[int]] = []
     made: list[int] = []
     monkeypatch.setattr(link_probe, "broadcast", lambda value: announced.append(value) or value)
-    monkeypatch.setattr(link_probe, "gather", lambda value: [value])
-    monkeypatch.setattr(link_probe, "barrier", lambda: made.append(0))
+
+    def gathered(value: Any) -> list[Any]:
+        if value is None:  # the ranks wait for one another
+            made.append(0)
+        return [value]
+
+    monkeypatch.setattr(link_probe, "gather", gathered)
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: made.append(len(tensor)))
     (row,) = link_probe.measure_allreduce(
         World(2), torch.device("cpu"), torch.float32, [400_000], time.perf_counter() + 60,
