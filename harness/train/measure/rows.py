@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
-from accelerate.data_loader import DataLoaderDispatcher
 
 from harness.core.process import warn
 from harness.core.records import plain, read_rows, total
@@ -353,6 +352,8 @@ def updates_of(epoch: float, updates: int, passes: int, loader: Any) -> int:
 
 def is_dispatched(loader: Any) -> bool:
     """Whether one process reads the batches of all, and fills up the last one to equal shares."""
+    from accelerate.data_loader import DataLoaderDispatcher  # `harness link` needs none
+
     return isinstance(loader, DataLoaderDispatcher)
 
 
