@@ -218,8 +218,8 @@ class MeasuredLinks(TypedDict):
         "process's TCP connections, without those to the launcher; null if these use none or "
         "several"]
     pairs: Annotated[list[LinkPair],
-        "for each pair of `nodes` its `rtt_min_ms` and `rtt_median_ms` of so many `round_trips`, "
-        "`bandwidth_mbit` and `transfer_bytes` of so many `transfers`; of more than 8 nodes, each with node 0 only"]
+        "for each pair of `nodes` its `rtt_min_ms`, `rtt_median_ms`, `bandwidth_mbit` and "
+        "`transfer_bytes`; of more than 8 nodes, each with node 0 only"]
     rtt_min_ms: Annotated[Milliseconds | None, "of the slowest pair"]
     rtt_median_ms: Annotated[Milliseconds | None, "of the slowest pair"]
     bandwidth_mbit: Annotated[Mbit | None,
