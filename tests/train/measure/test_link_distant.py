@@ -155,20 +155,13 @@ def test_all_reduces_of_a_size_are_announced_at_once(
     announced: list[list[int]] = []
     made: list[int] = []
     monkeypatch.setattr(link_probe, "broadcast", lambda value: announced.append(value) or value)
-
-    def gathered(value: Any) -> list[Any]:
-        if value is None:  # the ranks wait for one another
-            made.append(0)
-        return [value]
-
-    monkeypatch.setattr(link_probe, "gather", gathered)
+    monkeypatch.setattr(link_probe, "gather", lambda value: [value])
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: made.append(len(tensor)))
     (row,) = link_probe.measure_allreduce(
         World(2), torch.device("cpu"), torch.float32, [400_000], time.perf_counter() + 60,
         lambda size: takes_s,
     )  # fmt: skip
-    assert announced == [[100_000, times], [0, 1]]
-    assert made == [*[100_000, 0] * (times - 1), 100_000]  # ranks begin each at about the same time
+    assert announced == [[100_000, times], [0, 1]] and made == [100_000] * times
     assert (row["bytes"], row["allreduces"]) == (400_000, times - 1)
 
 
