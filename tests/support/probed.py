@@ -24,9 +24,3 @@ class Link:
 
     def climb(self, target: int, budget_s: float, **more: Any) -> tuple[int, float] | None:
         return climb(self.once, target, self.now_s + budget_s, clock=lambda: self.now_s, **more)
-
-    def transfers(
-        self, channel: Any, peer: int, size: int, times: int, least_s: float
-    ) -> tuple[float, list[float]]:
-        """As link_probe measures several, one after the other without a pause."""
-        return least_s, [self.once(size) for _ in range(times)]

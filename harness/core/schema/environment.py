@@ -192,18 +192,11 @@ class LinkPair(TypedDict):
     nodes: Annotated[list[Count], "the two nodes"]
     rtt_min_ms: Annotated[Milliseconds | None, "round trip of 32 bytes: minimum of up to 20"]
     rtt_median_ms: Annotated[Milliseconds | None, "round trip of 32 bytes: median of up to 20"]
-    round_trips: NotRequired[Annotated[Count,
-        "of how many round trips these are: distant ones that differ by at most 5 % are not "
-        "repeated; the minimum is also of those that announce transfers; older records lack this, "
-        "`transfers` and `allreduces`"]]
     bandwidth_mbit: Annotated[Mbit | None,
         "size of a transfer from the lower node to the other / (time until it is acknowledged - "
-        "minimum round trip; with gloo, of several without a pause, the time since the one before "
-        "was acknowledged); null where that transfer was too short to tell: less than a round "
+        "minimum round trip); null where that transfer was too short to tell: less than a round "
         "trip long, or than 6 with less than 2^20 bytes, which wait for TCP to open its window"]
     transfer_bytes: Annotated[Bytes | None, "size of that transfer"]
-    transfers: NotRequired[Annotated[Count,
-        "of how many transfers of that size the rate is the median"]]
 
 
 class MeasuredLinks(TypedDict):
@@ -239,8 +232,6 @@ class LinkRecord(MeasuredLinks):
     allreduce_algbw_mbit: Annotated[Mbit | None, "size / time"]
     allreduce_busbw_mbit: Annotated[Mbit | None,
         "that times 2(n-1)/n for n ranks: what each rank's link carried"]
-    allreduces: NotRequired[Annotated[Count,
-        "of how many all-reduces that is the median, after one that does not count"]]
 
 
 class DataRecord(TypedDict, total=False):

@@ -104,7 +104,6 @@ def link_of_run(model: nn.Module, world: World, device: torch.device) -> LinkRec
         "allreduce_s": allreduce["s"],
         "allreduce_algbw_mbit": allreduce["algbw_mbit"],
         "allreduce_busbw_mbit": allreduce["busbw_mbit"],
-        "allreduces": allreduce["allreduces"],
     }
 
 

@@ -1,12 +1,11 @@
 """Timed exchanges between ranks: all-reduces of all, round trips and transfers between two nodes.
 
 A slow link must not cost minutes: sizes grow as long as two exchanges of the next one fit into the
-time that is left, and what did not fit is unknown. Over a delay, each message costs: repeats are
-announced together, and distant round trips that agree are not repeated. The leaders of the nodes
-(the first rank of each) measure the round trips of all pairs in rounds, then rates in turns, which
-rank 0 directs by messages of four numbers. The lower leader of a pair measures and reports to rank
-0, the other one answers. If there is no time for rates pair by pair, pairs without a common node
-transfer at the same time.
+time that is left, and what did not fit is unknown. The leaders of the nodes (the first rank of
+each) measure the round trips of all pairs in rounds, then rates in turns, which rank 0 directs by
+messages of four numbers. The lower leader of a pair measures and reports to rank 0, the other one
+answers. If there is no time for rates pair by pair, pairs without a common node transfer at the
+same time.
 """
 
 from __future__ import annotations
@@ -16,44 +15,37 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import combinations
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
 
 from harness.core.collectives import NCCL
-from harness.core.links import FURTHER, OPENED_BYTES, tells_rate
+from harness.core.links import FURTHER, tells_rate
 from harness.core.schema.environment import LinkPair
 from harness.core.topology import World
-from harness.train.channel import TensorChannel
-from harness.train.session import broadcast, gather
 
 SMALLEST, GROWTH = 2**16, 4  # bytes of the first size, and the ratio of one size to the next
 SAMPLES, SAMPLES_S = 3, 0.5  # the median of so many counts; of slow exchanges fewer are made
 ALL_PAIRS = 8  # nodes; with more of them each is measured with node 0 alone
 LARGEST_TRANSFER = 2**26  # bytes
-LONG_ENOUGH_S = 0.1  # no larger transfer is made after one that takes this long and tells the rate
-TRANSFERS_S = 1.0  # transfers of the size that tells it are made so long, as SAMPLES allows
-# Ratios of a transfer's size to the one before; small ones skip the first.
-LEAPS = (2, 4, 8, 16)
+LONG_ENOUGH_S = 0.1  # no larger transfer is made after one that takes this long and 4 round trips
 ENOUGH = 4  # times that an all-reduce is expected to fit: the first may take longer
 # Times as long as the smallest size: an all-reduce that takes at most this costs what latency does.
 NEARLY = 1.5
 ROUND_TRIPS, FEW_ROUND_TRIPS = 20, 2
-ALIKE = 0.05  # distant round trips that differ by less are not repeated further
 ROUND_TRIPS_S = 0.3  # short ones are repeated so long: other programs may take the processors
 # Of the time for all pairs: after the first share no pair's round trips are begun; repeats beyond
 # FEW_ROUND_TRIPS take the other share at most.
 TRIPS_SHARE, MORE_TRIPS_SHARE = 1 / 4, 1 / 16
 # A distant pair needs so many of its round trips for a bandwidth, whatever its share of the time.
 NEEDED_ROUND_TRIPS = 20
-AGAIN_S = 2.0  # after the first turn, pairs that need longer are taken to have the rates of others
+OPENING_TRIPS = 2  # round trips that the first transfer waits for TCP's window
 # The kinds of messages.
 PING, BULK, MEASURE, ANSWER, END = range(5)
-# What is measured of a pair: two numbers, and how many measurements they are of.
-NOT_MEASURED = math.nan, math.nan, 0.0
-UNKNOWN_TRANSFER = *NOT_MEASURED, math.inf  # and the least round trip
+NOT_MEASURED = math.nan
 Pair = tuple[int, int]
 
 
@@ -65,7 +57,60 @@ class AllreduceRow(TypedDict):
     s: float | None
     algbw_mbit: float | None
     busbw_mbit: float | None
-    allreduces: int  # whose median s is
+
+
+@dataclass
+class TensorChannel:
+    """Sends tensors between ranks, of the kind and on the device that training uses."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    group: Any = None  # None: that of the training
+    buffer: torch.Tensor | None = None
+
+    def finish(self) -> None:
+        """Wait for the exchange: NCCL calls return before it is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        self._pass(dist.isend, {rank: tensor})
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        self._pass(dist.irecv, {rank: tensor})
+
+    def _pass(self, operation: Any, tensors: Mapping[int, torch.Tensor]) -> None:
+        """As a batch: outside of a batch NCCL makes another communicator."""
+        batch = [
+            dist.P2POp(operation, tensor, rank, self.group) for rank, tensor in tensors.items()
+        ]
+        for work in dist.batch_isend_irecv(batch) if batch else ():
+            work.wait()
+        self.finish()
+
+    def send_message(self, rank: int, *numbers: float) -> None:
+        """A kind with its arguments, or a result; filled up to four numbers."""
+        padded = [*numbers, 0.0, 0.0, 0.0][:4]
+        self.send(torch.tensor(padded, dtype=torch.float64, device=self.device), rank)
+
+    def receive_message(self, rank: int) -> list[float]:
+        return self.receive_messages([rank])[0]
+
+    def receive_messages(self, ranks: list[int], count: int = 4) -> list[list[float]]:
+        """One of each rank. All are waited for at once: one by one each takes a round trip."""
+        messages = [torch.zeros(count, dtype=torch.float64, device=self.device) for _ in ranks]
+        self._pass(dist.irecv, dict(zip(ranks, messages, strict=True)))
+        return [list(message.tolist()) for message in messages]
+
+    def elements(self, count: int) -> torch.Tensor:
+        """Zeros, which stay zeros when summed; the memory is reused."""
+        if self.buffer is None or len(self.buffer) < count:
+            self.buffer = None  # free it before allocating another
+            self.buffer = torch.zeros(count, dtype=self.dtype, device=self.device)
+        return self.buffer[:count]
+
+    def count_of(self, size: int) -> int:
+        return max(1, size // int(self.dtype.itemsize))
 
 
 def busbw(algbw: float, ranks: int) -> float:
@@ -121,26 +166,30 @@ def measure_allreduce(
         while reductions.make(0):
             pass
         return []
-    rows: list[AllreduceRow] = []
+    made: list[int] = []  # the size of each
+    taken: list[tuple[int | None, slice]] = []  # of each size asked for: what was made, its samples
+
+    def once(size: int) -> float:
+        reductions.make(size)
+        made.append(size)
+        return reductions.times[-1]
+
     for number, target in enumerate(sizes):
         now_s = time.perf_counter()
         share_s = (until_s - now_s) / (len(sizes) - number)
         expected_s, least_s = takes_s(target), takes_s(SMALLEST)
         longest_s = max(share_s / ENOUGH, NEARLY * (least_s or 0.0))
-        before = len(reductions.sizes)
-        if expected_s is not None and expected_s < longest_s and share_s >= 0:
-            size: int | None = target
-            counted = min(SAMPLES, math.ceil(SAMPLES_S / max(expected_s, SAMPLES_S / SAMPLES)))
-            reductions.make(target, 1 + counted)
-        else:
-            latency_s = takes_s(1) or 0.0
-            climbed = climb(reductions.once, target, now_s + share_s, latency_s=latency_s)
-            size = climbed[0] if climbed else None
-        made = reductions.sizes[before:].count(size or 0)  # the first of a size does not count
-        times_s = reductions.times[len(reductions.times) - max(0, made - 1) :]
-        rows.append(_allreduce_row(target, size, times_s, world.size))
+        first = target if expected_s is not None and expected_s < longest_s else SMALLEST
+        before = len(made)
+        climbed = climb(once, target, now_s + share_s, first=first, latency_s=takes_s(1) or 0.0)
+        size = climbed[0] if climbed else None
+        # The first of a size does not count.
+        taken.append((size, slice(len(made) + 1 - made[before:].count(size or 0), len(made))))
     reductions.make(0)
-    return rows
+    return [
+        _allreduce_row(asked, size, reductions.times[samples], world.size)
+        for asked, (size, samples) in zip(sizes, taken, strict=True)
+    ]
 
 
 def _allreduce_row(
@@ -154,41 +203,38 @@ def _allreduce_row(
         "s": seconds,
         "algbw_mbit": algbw,
         "busbw_mbit": None if algbw is None else busbw(algbw, ranks),
-        "allreduces": len(times_s),
     }
 
 
 class Reductions:
-    """All-reduces of as many bytes as rank 0 announces, and as often, timed on all ranks.
+    """All-reduces of as many bytes as rank 0 announces, timed on all ranks.
 
-    The ranks leave an announcement, and each all-reduce, up to a round trip apart. A rank that
-    begins before others waits for them, so the least time of all ranks counts.
+    The announcement is an all-reduce, which the ranks leave up to a round trip apart. A rank that
+    begins before others waits for them, so the least time of all ranks counts. Each announcement
+    carries the latest times.
     """
 
     def __init__(self, channel: TensorChannel) -> None:
         self.channel = channel
-        self.sizes: list[int] = []  # of each all-reduce, on rank 0
-        self.times: list[float] = []
+        self.times: list[float] = []  # of each all-reduce; the last one is this rank's own yet
 
-    def make(self, size: int, times: int = 1) -> bool:
-        """Make and time some of this size, which rank 0 knows; False if it is 0: none follows."""
-        channel = self.channel
-        count, times = broadcast([channel.count_of(size) if size else 0, times])
+    def make(self, size: int) -> bool:
+        """Make and time one of this size, which rank 0 knows; False if it is 0: it was the last."""
+        channel, latest = self.channel, self.times[-SAMPLES:]
+        # Of the sizes and of the negative times, all ranks get the largest.
+        values = [float(channel.count_of(size) if size else 0), *(-each for each in latest)]
+        announced = torch.tensor(values, dtype=torch.float64, device=channel.device)
+        dist.all_reduce(announced, op=dist.ReduceOp.MAX)  # it also lets all ranks begin together
+        count, *negative = announced.tolist()
+        self.times[len(self.times) - len(latest) :] = [-each for each in negative]
         if not count:
             return False
-        tensor, own = channel.elements(count), []
-        for _ in range(times):
-            began_s = time.perf_counter()
-            dist.all_reduce(tensor)
-            channel.finish()
-            own.append(time.perf_counter() - began_s)
-        self.sizes += [size] * times
-        self.times += map(min, zip(*gather(own), strict=True))
+        tensor = channel.elements(int(count))
+        began_s = time.perf_counter()
+        dist.all_reduce(tensor)
+        channel.finish()
+        self.times.append(time.perf_counter() - began_s)
         return True
-
-    def once(self, size: int) -> float:
-        self.make(size)
-        return self.times[-1]
 
 
 def pairs_of(nodes: int) -> list[Pair]:
@@ -258,10 +304,11 @@ def measure_pairs(world: World, device: torch.device, until_s: float) -> list[Li
         if world.rank:
             _follow(channel)
             return []
-        least_s = {pair: least for pair, (least, *_) in trips.items()}
+        least_s = {pair: least for pair, (least, _) in trips.items()}
         transfers = _lead(world, channel, least_s, until_s)
+        unknown = [NOT_MEASURED] * 2
         return [
-            pair_row(pair, *trips[pair], *transfers.get(pair, UNKNOWN_TRANSFER))
+            pair_row(pair, *trips[pair], *transfers.get(pair, unknown))
             for pair in pairs_of(world.nodes)
         ]
 
@@ -269,22 +316,19 @@ def measure_pairs(world: World, device: torch.device, until_s: float) -> list[Li
 def _measure_own_trips(
     world: World, channel: TensorChannel, until_s: float
 ) -> dict[Pair, list[float]]:
-    """Least and median round trip and their number, by pair whose lower leader this is."""
+    """Least and median round trip by pair, of those pairs of which this leader is the lower one."""
     rounds, own, began_s = rounds_of(world.nodes), world.rank // world.per_node, time.perf_counter()
     left_s = until_s - began_s
     more_s = left_s / len(rounds) * MORE_TRIPS_SHARE
     trips = {}
     for pair in (pair for pairs in rounds for pair in pairs if own in pair):
         lower, upper = (_leader(world, node) for node in pair)
-        if world.nodes == 2 and own:
-            break  # the only other leader is rank 0, which _follow() answers, too
         if world.rank == upper:
             answer(channel, lower)
             continue
         in_time = time.perf_counter() < began_s + left_s * TRIPS_SHARE
-        trips[pair] = measure_trips(channel, upper, more_s) if in_time else [*NOT_MEASURED]
-        if world.nodes > 2:
-            channel.send_message(upper, END)
+        trips[pair] = measure_trips(channel, upper, more_s) if in_time else [NOT_MEASURED] * 2
+        channel.send_message(upper, END)
     return trips
 
 
@@ -292,8 +336,8 @@ def _gathered(
     world: World, channel: TensorChannel, own: Mapping[Pair, list[float]]
 ) -> dict[Pair, list[float]]:
     """What all leaders have measured, on rank 0; in the table of each the rest is unknown."""
-    pairs, each = pairs_of(world.nodes), len(NOT_MEASURED)
-    table = [number for pair in pairs for number in own.get(pair, NOT_MEASURED)]
+    pairs, unknown = pairs_of(world.nodes), [NOT_MEASURED] * 2
+    table = [seconds for pair in pairs for seconds in own.get(pair, unknown)]
     if world.rank:
         if own:
             channel.send(torch.tensor(table, dtype=torch.float64, device=channel.device), 0)
@@ -302,25 +346,25 @@ def _gathered(
     others = channel.receive_messages([_leader(world, node) for node in senders], len(table))
     tables = {0: table, **dict(zip(senders, others, strict=True))}
     rows = enumerate(pairs)
-    return {pair: tables[pair[0]][each * number : each * (number + 1)] for number, pair in rows}
+    return {pair: tables[pair[0]][2 * number : 2 * number + 2] for number, pair in rows}
 
 
 def _lead(
     world: World, channel: TensorChannel, trips_s: Mapping[Pair, float], until_s: float
 ) -> dict[Pair, list[float]]:
-    """Bytes of a transfer, its seconds and its count by pair, of those for which there was time."""
+    """Bytes of a transfer and its seconds by pair, of those for which there was time."""
     found: dict[Pair, list[float]] = {}
     turns = turns_of(trips_s, world.nodes, until_s - time.perf_counter())
     for number, turn in enumerate(turns):
         left_s = until_s - time.perf_counter()
         needed_s = NEEDED_ROUND_TRIPS * max(trips_s[pair] for pair in turn)
-        if left_s <= 0 or (number and needed_s > min(left_s, AGAIN_S)):
+        if left_s <= 0 or (number and left_s < needed_s):
             continue  # a nearer pair may still have time
         share_s = left_s / max(1, min(len(turns) - number, int(left_s / needed_s)))
         for lower, upper in turn:
+            channel.send_message(_leader(world, upper), ANSWER, _leader(world, lower))
             if lower:
                 to, seconds = _leader(world, upper), (share_s, trips_s[lower, upper])
-                channel.send_message(to, ANSWER, _leader(world, lower))
                 channel.send_message(_leader(world, lower), MEASURE, to, *seconds)
         for lower, upper in turn:
             if not lower:
@@ -328,7 +372,7 @@ def _lead(
                 found[lower, upper] = measure_transfer(channel, _leader(world, upper), *times)
         others = [pair for pair in turn if pair[0]]
         results = channel.receive_messages([_leader(world, lower) for lower, _ in others])
-        found |= dict(zip(others, results, strict=True))
+        found |= dict(zip(others, (result[:2] for result in results), strict=True))
     for node in range(1, world.nodes):
         channel.send_message(_leader(world, node), END)
     return found
@@ -336,86 +380,44 @@ def _lead(
 
 def _follow(channel: TensorChannel) -> None:
     while True:
-        kind, number, *seconds = channel.receive_message(0)
+        kind, rank, share_s, least_s = channel.receive_message(0)
         if kind == END:
             return
         if kind == ANSWER:
-            answer(channel, int(number))
-        elif kind == MEASURE:
-            transfer = measure_transfer(channel, int(number), *seconds)
-            channel.send_message(int(number), END)
-            channel.send_message(0, *transfer)
+            answer(channel, int(rank))
         else:
-            _answer_one(channel, 0, kind, int(number), int(seconds[0]))
+            channel.send_message(0, *measure_transfer(channel, int(rank), share_s, least_s))
 
 
 def measure_trips(channel: TensorChannel, peer: int, more_s: float) -> list[float]:
-    """Least and median round trip, and of how many; more than a few only for so many seconds, and
-    not if distant ones are alike. The first counts if it did not have to open the connection.
-    """
-    first, began_s = _round_trip(channel, peer), time.perf_counter()
-    trips = [_round_trip(channel, peer)]
-    if first <= (1 + ALIKE) * trips[0]:
-        trips.append(first)
+    """Least and median round trip; more than a few only for so many seconds."""
+    _round_trip(channel, peer)  # opens the connection if there is none yet
+    began_s = now_s = time.perf_counter()
+    trips: list[float] = []
     while len(trips) < FEW_ROUND_TRIPS or (
-        (now_s := time.perf_counter()) < began_s + more_s
-        and (len(trips) < ROUND_TRIPS or now_s < began_s + ROUND_TRIPS_S)
-        and (sum(trips) < ROUND_TRIPS_S or max(trips) > (1 + ALIKE) * min(trips))
+        now_s < began_s + more_s and (len(trips) < ROUND_TRIPS or now_s < began_s + ROUND_TRIPS_S)
     ):
         trips.append(_round_trip(channel, peer))
-    return [min(trips), statistics.median(trips), len(trips)]
+        now_s = time.perf_counter()
+    return [min(trips), statistics.median(trips)]
 
 
 def measure_transfer(
     channel: TensorChannel, peer: int, share_s: float, least_s: float
 ) -> list[float]:
-    """Bytes of a transfer, its median seconds beyond the round trip, seen from this side, of how
-    many, and the least round trip. The first of a size never counts: it opens TCP's window.
-    """
-    if share_s < 0:
-        return [*UNKNOWN_TRANSFER]
-    size, until_s = SMALLEST, time.perf_counter() + share_s
-    least_s, (_, seconds) = _transfers(channel, peer, size, 2, least_s)
-    samples = [seconds]
-    while larger := _larger(size, seconds, until_s - time.perf_counter(), least_s):
-        size = larger
-        least_s, (seconds,) = _transfers(channel, peer, size, 1, least_s)
-        samples = []
-        if _tells(size, seconds, least_s):
-            left_s = until_s - time.perf_counter() - 2 * least_s
-            times = min(SAMPLES, math.ceil(TRANSFERS_S / seconds), int(left_s / seconds))
-            least_s, samples = _transfers(channel, peer, size, max(1, times), least_s)
-            seconds = statistics.median(samples)
-    if not samples:
-        least_s, samples = _transfers(channel, peer, size, 1, least_s)
-    return [size, statistics.median(samples), len(samples), least_s]
+    """Bytes of a transfer and its seconds beyond the round trip, seen from this side."""
 
+    def once(size: int) -> float:
+        return _transfer(channel, peer, size) - least_s
 
-def _tells(size: int, seconds: float, least_s: float) -> bool:
-    return seconds >= LONG_ENOUGH_S and tells_rate(size, seconds, least_s)
+    def is_enough(size: int, seconds: float) -> bool:
+        return seconds >= max(LONG_ENOUGH_S, 4 * least_s) and tells_rate(size, seconds, least_s)
 
-
-def _larger(size: int, seconds: float, left_s: float, least_s: float) -> int:
-    """The next size; 0 if there is no time for two of it, or if this one tells the rate.
-
-    A small transfer may have waited a round trip for TCP's window: the size is the smallest one
-    that will tell the rate if it did, and fits into the time if it waited half as long.
-    """
-    if _tells(size, seconds, least_s):
-        return 0
-    waited_s = 0.0 if size >= OPENED_BYTES else least_s
-    least = max(0.0, seconds - waited_s)
-    likely = max(0.0, seconds - waited_s / 2, min(seconds, waited_s / 2))
-    larger = 0
-    for leap in LEAPS[size < OPENED_BYTES :]:
-        # Both are announced, and the first one waits for the window to double again and again.
-        needed_s = (4 + math.log2(leap)) * least_s + 2 * leap * likely
-        if leap * size > LARGEST_TRANSFER or needed_s > left_s:
-            break
-        larger = leap * size
-        if _tells(larger, leap * least, least_s):
-            break
-    return larger
+    clock, opening_s = time.perf_counter, OPENING_TRIPS * least_s
+    until_s = clock() + share_s
+    transfer = climb(once, LARGEST_TRANSFER, until_s, is_enough, clock, latency_s=opening_s)
+    channel.send_message(peer, END)
+    return list(transfer or (NOT_MEASURED, NOT_MEASURED))
 
 
 def _round_trip(channel: TensorChannel, peer: int) -> float:
@@ -425,52 +427,39 @@ def _round_trip(channel: TensorChannel, peer: int) -> float:
     return time.perf_counter() - began_s
 
 
-def _transfers(
-    channel: TensorChannel, peer: int, size: int, times: int, least_s: float
-) -> tuple[float, list[float]]:
-    """The least round trip, and seconds of each until it is acknowledged, without that round trip.
-    Where one follows the other without a pause, there is none but at the beginning.
-    """
-    count, announced_s = channel.count_of(size), time.perf_counter()
-    channel.send_message(peer, BULK, count, times)
+def _transfer(channel: TensorChannel, peer: int, size: int) -> float:
+    """Seconds from the first byte sent to the answer to the last: one round trip too many."""
+    count = channel.count_of(size)
+    tensor = channel.elements(count)
+    channel.send_message(peer, BULK, count)
     channel.receive_message(peer)
-    began_s, seconds = time.perf_counter(), list[float]()
-    trip_s = least_s = min(least_s, began_s - announced_s)
-    for end_s in channel.send_each(channel.elements(count), peer, times):
-        seconds.append(end_s - began_s - trip_s)
-        began_s, trip_s = end_s, 0.0 if channel.streams else least_s
-    return least_s, seconds
+    began_s = time.perf_counter()
+    channel.send(tensor, peer)
+    channel.receive_message(peer)
+    return time.perf_counter() - began_s
 
 
 def answer(channel: TensorChannel, peer: int) -> None:
     """The other side of measure_trips() and measure_transfer()."""
     while True:
-        kind, count, times, _ = channel.receive_message(peer)
+        kind, count, *_ = channel.receive_message(peer)
         if kind == END:
             return
-        _answer_one(channel, peer, kind, int(count), int(times))
-
-
-def _answer_one(channel: TensorChannel, peer: int, kind: float, count: int, times: int) -> None:
-    if kind == BULK:
-        channel.receive_each(channel.elements(count), peer, times, kind)
-    else:
+        tensor = channel.elements(int(count)) if kind == BULK else None
         channel.send_message(peer, kind)
+        if tensor is not None:
+            channel.receive(tensor, peer)
+            channel.send_message(peer, END)
 
 
 def pair_row(
-    nodes: tuple[int, int], least_s: float, median_s: float, round_trips: float, size: float,
-    seconds: float, transfers: float, also_s: float = math.inf,
-) -> LinkPair:  # fmt: skip
-    """also_s: the least round trip of messages that announced transfers."""
-    least_s = min(least_s, also_s)
+    nodes: tuple[int, int], least_s: float, median_s: float, size: float, seconds: float
+) -> LinkPair:
     known = tells_rate(size, seconds, least_s)
     return {
         "nodes": list(nodes),
         "rtt_min_ms": least_s * 1000 if math.isfinite(least_s) else None,
         "rtt_median_ms": median_s * 1000 if math.isfinite(median_s) else None,
-        "round_trips": int(round_trips),
         "bandwidth_mbit": size * 8 / seconds / 1e6 if known else None,
         "transfer_bytes": int(size) if math.isfinite(size) else None,
-        "transfers": int(transfers),
     }

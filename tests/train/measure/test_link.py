@@ -245,11 +245,11 @@ def measured(sizes: list[int], patch: str = "") -> Any:
 
         def far(channel: Any, peer: int, *more: float) -> list[float]:
             found = real_trips(channel, peer, *more)
-            return [0.16, 0.16, 2] if is_first(peer) else found
+            return [0.16, 0.16] if is_first(peer) else found
 
         def cut_off(channel: Any, peer: int, *times: float) -> list[float]:
             found = real_transfer(channel, peer, *times)
-            return [SMALLEST, 0.25, 1, 0.16] if is_first(peer) else found
+            return [SMALLEST, 0.25] if is_first(peer) else found
 
         link_probe.measure_trips, link_probe.measure_transfer = far, cut_off
     budget_s = -1.0 if patch == "late" else link.BUDGET_S
@@ -274,8 +274,6 @@ def test_three_nodes_of_one_process() -> None:
     for row in result["pairs"]:
         assert 0 < row["rtt_min_ms"] <= row["rtt_median_ms"] < 100
         assert row["bandwidth_mbit"] > 10 and row["transfer_bytes"] >= SMALLEST
-        assert row["round_trips"] >= 2 and row["transfers"] >= 1
-    assert all(1 <= row["allreduces"] <= SAMPLES for row in result["allreduce"])
     assert result["rtt_min_ms"] == max(row["rtt_min_ms"] for row in result["pairs"])
     assert result["bandwidth_mbit"] == min(row["bandwidth_mbit"] for row in result["pairs"])
     for row, size in zip(result["allreduce"], (400, MIB), strict=True):
@@ -299,17 +297,10 @@ def test_two_nodes_of_two_processes_and_a_group_of_their_leaders() -> None:
 def test_what_there_is_no_time_for_is_unknown() -> None:
     first, _ = ranks(2, measured, [MIB], "late", env={"LOCAL_WORLD_SIZE": "1"})
     result = first["found"]
-    assert result["pairs"] == [{**pair(None), "nodes": [0, 1], "round_trips": 0, "transfers": 0}]
+    assert result["pairs"] == [{**pair(None), "nodes": [0, 1]}]
     assert result["rtt_min_ms"] is result["bandwidth_mbit"] is None
     assert result["allreduce"] == [
-        {
-            "asked_bytes": MIB,
-            "bytes": None,
-            "s": None,
-            "algbw_mbit": None,
-            "busbw_mbit": None,
-            "allreduces": 0,
-        }
+        {"asked_bytes": MIB, "bytes": None, "s": None, "algbw_mbit": None, "busbw_mbit": None}
     ]
 
 
@@ -339,12 +330,12 @@ def test_nccl_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_transfer_shorter_than_a_round_trip_says_nothing_of_bandwidth() -> None:
-    row = link_probe.pair_row((0, 1), 0.001, 0.002, 20, SMALLEST, -0.0001, 1)
+    row = link_probe.pair_row((0, 1), 0.001, 0.002, SMALLEST, -0.0001)
     assert row["bandwidth_mbit"] is None and row["rtt_min_ms"] == 1.0
     # Over 80 ms and 50 Mbit/s: without time for more than the first transfer, and with it.
-    cut_off = link_probe.pair_row((0, 3), 0.16, 0.16, 2, SMALLEST, 0.25, 1)
+    cut_off = link_probe.pair_row((0, 3), 0.16, 0.16, SMALLEST, 0.25)
     assert cut_off["bandwidth_mbit"] is None and cut_off["transfer_bytes"] == SMALLEST
-    whole = link_probe.pair_row((0, 1), 0.16, 0.16, 2, MIB, 0.174, 2)
+    whole = link_probe.pair_row((0, 1), 0.16, 0.16, MIB, 0.174)
     assert whole["bandwidth_mbit"] == pytest.approx(48.2, abs=0.1)
 
 
@@ -361,8 +352,9 @@ def test_a_probe_grows_until_a_transfer_tells_the_rate(monkeypatch: pytest.Monke
     """0.7 Mbit/s over 160 ms: 64 KiB take 4.7 round trips, and the window may be one of them."""
     slow = Link(0.7)
     channel = link_probe.TensorChannel(torch.device("cpu"))
-    monkeypatch.setattr(link_probe, "_transfers", slow.transfers)
-    size, seconds, *_ = link_probe.measure_transfer(channel, 1, 60.0, 0.16)
+    monkeypatch.setattr(link_probe, "_transfer", lambda *args: 0.16 + slow.once(args[2]))
+    monkeypatch.setattr(channel, "send_message", lambda *_: None)
+    size, seconds = link_probe.measure_transfer(channel, 1, 60.0, 0.16)
     assert (size, seconds) == (4 * SMALLEST, pytest.approx(4 * SMALLEST * 8 / 0.7e6))
 
 
@@ -391,14 +383,7 @@ def test_pairs_of_unknown_rate_are_counted() -> None:
 def test_a_run_says_that_its_link_has_no_known_rate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {
-        "asked_bytes": 8,
-        "bytes": 8,
-        "s": 0.4,
-        "algbw_mbit": None,
-        "busbw_mbit": None,
-        "allreduces": 1,
-    }
+    row = {"asked_bytes": 8, "bytes": 8, "s": 0.4, "algbw_mbit": None, "busbw_mbit": None}
     found = {"asked": None, "interface": None, "pairs": [pair(160.0)], "rtt_min_ms": 160.0,
              "rtt_median_ms": 160.0, "bandwidth_mbit": None, "allreduce": [row], "took_s": 1.0,
              "warning": None}  # fmt: skip
