@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypedDict, TypeVar, cast
 
-
 from harness.core.process import warn
 from harness.core.records import plain, read_rows, total
 from harness.core.records.checksums import vouched
