@@ -474,8 +474,7 @@ def test_rows_in_what_a_shell_has_printed_into() -> None:
 
 @pytest.mark.parametrize("was_on", [True, False])
 def test_reading_leaves_the_garbage_collector_as_it_was(was_on: bool) -> None:
-    if not was_on:
-        gc.disable()
+    (gc.enable if was_on else gc.disable)()  # whatever the tests before have left
     try:
         with without_collecting():
             assert not gc.isenabled()
