@@ -1,1 +1,1 @@
-"""Local data files, as far as the standard library reads them: before any library is loaded."""
+"""Local data files, as far as the standard library reads them."""

@@ -39,7 +39,7 @@ def naming_broken_lines(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:
         _refuse_broken_line(path)
         raise UserError(f"--dataset {path} cannot be read: {error}: save it as UTF-8") from None
-    except Exception:  # of any library
+    except Exception:  # datasets, pyarrow and pandas each raise errors of their own
         _refuse_broken_line(path)
         raise
 

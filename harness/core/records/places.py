@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.core.files.columns import DATA_FILES
 from harness.core.records.archives import Files, parsed, unpacked
 from harness.core.records.checksums import OWN, is_changed, vouched
 from harness.core.records.redact import redacted
@@ -20,7 +21,7 @@ from harness.core.schema.checks import RECORDS
 # Settings that may name a file or a folder; on the Hub, a name has one slash at most.
 OF_PLACES = ("model", "dataset", "strategy")
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-LOCAL_FILE = re.compile(r".*\.(csv|tsv|jsonl?|parquet|py|txt|gz)(:\w+)?", re.IGNORECASE)
+OF_FILES = (*DATA_FILES, ".gz", ".py")  # ends of names that none on the Hub has
 
 
 def without_places(folders: Mapping[str, Files], named: Iterable[object] = ()) -> dict[str, Files]:
@@ -69,7 +70,7 @@ def _is_local(name: str) -> bool:
     return bool(
         HUB_NAME.fullmatch(name) is None
         or name.startswith(("./", "../"))
-        or LOCAL_FILE.fullmatch(name)
+        or name.partition(":")[0].lower().endswith(OF_FILES)
         or Path(name).expanduser().exists()
     )
 

@@ -25,7 +25,7 @@ from harness.read.figures.panels import (
 from harness.read.files import save
 from harness.read.labels import STRATEGY, counted
 from harness.read.predict.cases import PredictedGroup, Workload, workloads_of
-from harness.read.predict.command import answer
+from harness.read.predict.command import print_prediction
 from harness.read.predict.model import Prediction, below_half_efficiency
 from harness.read.records.sweeps import SweepResults
 from harness.read.scales import doubling_axis, log_axis
@@ -145,16 +145,16 @@ def _fitted_on(workload: Workload) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    curve, title = answer(options)
+    curve, title = print_prediction(options)
     if options.plot:
         kind = options.plot.suffix.removeprefix(".")
-        save(over_nodes(curve, title), options.plot.parent, options.plot.stem, [kind], dark=False)
+        save(curve_figure(curve, title), options.plot.parent, options.plot.stem, [kind], dark=False)
         if not options.json:
             print(f"written: {options.plot}")
     return 0
 
 
-def over_nodes(curve: list[Prediction], title: str) -> Drawn:
+def curve_figure(curve: list[Prediction], title: str) -> Drawn:
     """Samples/s over nodes, with a line of no waiting, and the 95 % interval where it is known."""
     figure, (axes,) = kit.grid([4.0])
     nodes = [each.plan.shape.nodes for each in curve]

@@ -413,7 +413,7 @@ def _duration(seconds: float | None) -> str:
     return NOT_KNOWN if seconds is None else duration(seconds)
 
 
-def answer(options: argparse.Namespace) -> tuple[list[Prediction], str]:
+def print_prediction(options: argparse.Namespace) -> tuple[list[Prediction], str]:
     """Print the prediction; return those over the numbers of nodes, with a title."""
     link = uniform(options.link)  # before the records, whose reading takes longer
     fitted = fit_records(options.records, Overrides.of(options))

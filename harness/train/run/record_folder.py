@@ -21,8 +21,9 @@ from harness.train.run.checkpoints import require_unchanged
 # A training that is resumed may be longer or shorter, and find its place in the data otherwise.
 RESUMED_WITH = ("max_steps", "ignore_data_skip", "restore_callback_states_from_checkpoint")
 FREE = ("epochs", *RESUMED_WITH, *SHOWN_ONLY, "training_arguments", "trainer")
-# Nor do these arguments decide what it learns.
-WITHOUT_EFFECT = ("save_", "logging_", "dataloader_num", "dataloader_p")
+# Nor do arguments whose names begin so decide what it learns (dataloader_pin_memory,
+# dataloader_prefetch_factor and dataloader_persistent_workers among them).
+WITHOUT_EFFECT = ("save_", "logging_", "dataloader_num_workers", "dataloader_p")
 # And if torchrun has restarted it, on another number of processes.
 OF_PROCESSES = ("setup", "per_gpu_batch", "grad_acc")
 SHOWN = 3  # differences that a message names
