@@ -17,14 +17,14 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from harness.core.files.columns import DATA_FILES, check_columns
+from harness.core.files.columns import check_columns
 from harness.core.records import CHECKPOINT, RunFolder, read_json, write_json
 from harness.core.schema.checks import believable
 from harness.core.schema.environment import InputRecord, InputsRecord
 from harness.core.settings import Settings, UserError, nearest
 from harness.core.strategies import own_strategy
+from harness.core.tasks import DATA_FILES, TASKS, parsed, script_file, task_of, task_with_model
 from harness.core.tasks import ROOT as ROOT
-from harness.core.tasks import TASKS, parsed, script_file, task_of, task_with_model
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "tokenizers", "numpy")
 

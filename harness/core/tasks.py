@@ -22,6 +22,15 @@ from harness.core.settings import NodeError, UserError, nearest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Extension of a data file -> the reader of that format.
+DATA_FILES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+}
+
 
 @dataclass(frozen=True)
 class Task:

@@ -14,17 +14,9 @@ from typing import Any, NamedTuple, NoReturn, TextIO, cast
 
 from harness.core.files.parquet import parquet_head
 from harness.core.settings import Settings, UserError, nearest
-from harness.core.tasks import task_of
+from harness.core.tasks import DATA_FILES, task_of
 
 BETWEEN = re.compile(r"[\s,]*")  # JSON values
-# Extension of a data file -> the reader of that format.
-DATA_FILES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-}
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}
 FIRST = 100  # lines of a csv file that tell its separator
 HEAD = 2**20  # bytes of a json file whose first samples tell its columns

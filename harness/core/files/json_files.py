@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.core.files.columns import DATA_FILES
 from harness.core.settings import UserError
+from harness.core.tasks import DATA_FILES
 
 NULL_FIRST = re.compile(rb"(\xef\xbb\xbf)?\s*\[?\s*null\b")
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.core.files.columns import DATA_FILES
 from harness.core.records.archives import Files, parsed, unpacked
 from harness.core.records.checksums import OWN, is_changed, vouched
 from harness.core.records.redact import redacted
 from harness.core.schema.checks import RECORDS
+from harness.core.tasks import DATA_FILES
 
 # Settings that may name a file or a folder; on the Hub, a name has one slash at most.
 OF_PLACES = ("model", "dataset", "strategy")

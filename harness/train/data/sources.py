@@ -19,13 +19,13 @@ import datasets
 import numpy as np
 import xxhash
 
-from harness.core.files.columns import DATA_FILES, not_one_of
+from harness.core.files.columns import not_one_of
 from harness.core.files.json_files import naming_broken_lines, refuse_null_first
 from harness.core.provenance import check_dataset
 from harness.core.records.redact import redacted
 from harness.core.schema.environment import DataRecord
 from harness.core.settings import Settings, UserError
-from harness.core.tasks import task_of
+from harness.core.tasks import DATA_FILES, task_of
 from harness.train.data import embedded
 from harness.train.data.cache import cached
 from harness.train.data.csv_files import csv_options, is_csv, options_of_folder
